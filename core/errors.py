@@ -1,0 +1,56 @@
+"""Quire's one exception tree. The HTTP layer maps it to status codes in a single place.
+
+QuireError
+├── ConfigError            a flag, keyword or file is wrong; the process cannot start
+│   └── ModelLoadError     the checkpoint cannot be read, or does not fit in memory
+├── RequestError           this request cannot be served as asked; nothing else is disturbed
+│   ├── ParameterError     a field is out of range, contradictory or unsupported (400)
+│   ├── NotFoundError      an unknown model or resource (404)
+│   └── OverloadedError    the waiting queue is full (429)
+└── EngineError            the engine failed while the request was in its hands (500)
+    └── EngineDeadError    the engine is gone and will not come back (503)
+"""
+
+
+class QuireError(Exception):
+    """Root of every error that Quire raises on purpose. The message says what was asked and what to change."""
+
+
+class ConfigError(QuireError):
+    """A flag, keyword argument, environment variable or configuration file is wrong."""
+
+
+class ModelLoadError(ConfigError):
+    """The checkpoint is missing, corrupt, of an unknown architecture, or does not fit in memory."""
+
+
+class RequestError(QuireError):
+    """The request cannot be served as asked."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ParameterError(RequestError, ValueError):
+    """A request field is out of range, contradictory or unsupported; `param` names the field."""
+
+
+class NotFoundError(RequestError):
+    """The request names a model or a resource that does not exist here."""
+
+
+class OverloadedError(RequestError):
+    """The waiting queue is full; try again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EngineError(QuireError):
+    """The engine failed while it held the request."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process is gone and could not be restarted."""

@@ -1,0 +1,33 @@
+"""Quiet logs on stderr: one line an event, with time, level and the process's part in the system."""
+
+import logging
+import os
+import sys
+
+from quire.core import envs
+
+_FORMAT = "%(asctime)s %(levelname)-7s %(part)s  %(message)s"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of one module; call with `__name__`."""
+    return logging.getLogger(name)
+
+
+def configure(part: str) -> None:
+    """Sets up logging for this process. `part` names its role: serve, engine, worker-0.
+
+    `QUIRE_LOGGING_LEVEL` sets the level, `QUIRE_LOGGING_PREFIX` goes before each line, and `QUIRE_CONFIGURE_LOGGING=0`
+    leaves logging to the host program.
+    """
+    if envs.read("CONFIGURE_LOGGING", "1") == "0":
+        return
+    root = logging.getLogger("quire")
+    root.handlers.clear()
+    handler = logging.StreamHandler(sys.stderr)
+    prefix = envs.read("LOGGING_PREFIX", "") or ""
+    handler.setFormatter(logging.Formatter(prefix + _FORMAT, datefmt="%H:%M:%S", defaults={"part": part}))
+    root.addHandler(handler)
+    root.setLevel((envs.read("LOGGING_LEVEL", "INFO") or "INFO").upper())
+    root.propagate = False
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -1,0 +1,123 @@
+"""What a request may ask of sampling. The same struct serves the Python API, the wire and the worker."""
+
+import math
+from enum import IntEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from quire.core.errors import ParameterError
+
+
+class RequestOutputKind(IntEnum):
+    """What each `RequestOutput` of a stream holds: all so far, only what is new, or only the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(Struct, kw_only=True, omit_defaults=True):
+    """Parameters of one generation request, with vLLM's names and defaults.
+
+    Raises:
+        ParameterError: a value is out of its range; `param` names the field.
+    """
+
+    n: Annotated[int, Meta(description="How many completions to generate for the prompt.")] = 1
+    presence_penalty: Annotated[
+        float, Meta(description="Subtracted once from every token already generated; -2 to 2.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(description="Subtracted per occurrence in the output so far; -2 to 2.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Meta(description="Divides positive and multiplies negative logits of tokens seen in prompt or output; > 0."),
+    ] = 1.0
+    temperature: Annotated[float, Meta(description="0 is greedy; larger is more random.")] = 1.0
+    top_p: Annotated[
+        float, Meta(description="Keep the smallest set of tokens whose probability reaches top_p; (0, 1].")
+    ] = 1.0
+    top_k: Annotated[int, Meta(description="Keep the k likeliest tokens; 0 or -1 keeps all.")] = 0
+    min_p: Annotated[float, Meta(description="Drop tokens less likely than min_p times the likeliest; [0, 1].")] = 0.0
+    seed: Annotated[int | None, Meta(description="Makes sampling repeatable; None draws a seed at admission.")] = None
+    stop: Annotated[str | list[str] | None, Meta(description="Strings that end the output.")] = None
+    stop_token_ids: Annotated[list[int] | None, Meta(description="Token ids that end the output.")] = None
+    ignore_eos: Annotated[bool, Meta(description="Go on past the end-of-sequence token.")] = False
+    max_tokens: Annotated[
+        int | None, Meta(description="Most tokens to generate; None means up to the context limit.")
+    ] = 16
+    min_tokens: Annotated[int, Meta(description="Tokens before which neither EOS nor a stop token is sampled.")] = 0
+    logprobs: Annotated[
+        int | None,
+        Meta(description="Log-probabilities per output token: the sampled one and this many of the likeliest."),
+    ] = None
+    detokenize: Annotated[bool, Meta(description="Turn output ids into text.")] = True
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Meta(description="Put spaces between special tokens in the text.")
+    ] = True
+    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string at the end of the text.")] = (
+        False
+    )
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ParameterError(f"{name} must be a finite number, got {value!r}.", param=name)
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ParameterError(f"{name} must be between {low} and {high}, got {value}.", param=name)
+        if self.repetition_penalty <= 0:
+            raise ParameterError(
+                f"repetition_penalty must be above 0, got {self.repetition_penalty}.", param="repetition_penalty"
+            )
+        if self.top_p <= 0:
+            raise ParameterError(f"top_p must be above 0, got {self.top_p}; use 1 to keep all tokens.", param="top_p")
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ParameterError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
+            )
+        if any(not stop for stop in self.stop_strings):
+            raise ParameterError("stop must not hold an empty string.", param="stop")
+        if self.stop_strings and not self.detokenize:
+            raise ParameterError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list, whichever way it was given."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    def replace(self, **changes: Any) -> "SamplingParams":
+        """A copy with some fields changed, validated again."""
+        return msgspec.structs.replace(self, **changes)
+
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing logits by them would overflow."""
+
+MAX_TOKEN_COUNT = 2**31 - 1
+_NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("n", 1, 16384),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("temperature", 0.0, math.inf),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("top_k", -1, MAX_TOKEN_COUNT),
+    ("seed", -(2**63), 2**64 - 1),
+    ("max_tokens", 1, MAX_TOKEN_COUNT),
+    ("min_tokens", 0, MAX_TOKEN_COUNT),
+    ("logprobs", -1, MAX_TOKEN_COUNT),
+)

@@ -1,0 +1,1 @@
+"""Getting one step done: executors, workers, model runner, layers and models."""

@@ -1,0 +1,1 @@
+"""Parallel-aware building blocks of models."""

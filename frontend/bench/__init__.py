@@ -1,0 +1,1 @@
+"""Benchmarks with vLLM's flags and figures."""

@@ -1,0 +1,1 @@
+"""OpenAI's wire format: schema, chat, completions, models."""

@@ -1,0 +1,1 @@
+"""Kernels behind plain functions; one backend is bound once."""

@@ -1,0 +1,32 @@
+"""Quire serves large language models. `from quire import LLM, AsyncLLM, SamplingParams`."""
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.core.sampling_params import SamplingParams
+    from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.llm import LLM
+    from quire.frontend.outputs import CompletionOutput, RequestOutput
+
+try:
+    __version__ = version("quire")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0.0.0"
+
+_LAZY = {
+    "LLM": "quire.frontend.llm",
+    "AsyncLLM": "quire.frontend.async_llm",
+    "SamplingParams": "quire.core.sampling_params",
+    "RequestOutput": "quire.frontend.outputs",
+    "CompletionOutput": "quire.frontend.outputs",
+}
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the public classes on first use, so that every process imports only what it runs."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
