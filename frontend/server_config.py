@@ -1,0 +1,132 @@
+"""Every option of the HTTP server, written once, in the manner of `core/config.py`.
+
+The engine never sees these; `frontend/server.py` and the handlers read them. Command-line flags derive from the fields.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from quire.core import envs
+from quire.core.errors import ConfigError
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True):
+    """The HTTP server: where it listens, whom it lets in, what it answers and what it logs."""
+
+    host: Annotated[str | None, Meta(description="Address to listen on; every interface when unset.")] = None
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose a free one.")
+    ] = 8000
+    uds: Annotated[str | None, Meta(description="Listen on this Unix socket instead of --host and --port.")] = None
+    api_key: Annotated[
+        list[str] | None,
+        Meta(description="Keys that clients may present for /v1; $QUIRE_API_KEY when unset, open when neither is set."),
+    ] = None
+    ssl_keyfile: Annotated[str | None, Meta(description="TLS private key, PEM.")] = None
+    ssl_certfile: Annotated[str | None, Meta(description="TLS certificate chain, PEM; turns HTTPS on.")] = None
+    ssl_ca_certs: Annotated[str | None, Meta(description="Certificates of authorities that may sign clients'.")] = None
+    ssl_cert_reqs: Annotated[
+        Literal[0, 1, 2], Meta(description="Client certificates: 0 not asked for, 1 optional, 2 required.")
+    ] = 0
+    ssl_ciphers: Annotated[str | None, Meta(description="TLS cipher list in OpenSSL's notation.")] = None
+    root_path: Annotated[str | None, Meta(description="Path prefix under which a proxy serves this server.")] = None
+    allow_credentials: Annotated[bool, Meta(description="CORS: let browsers send credentials.")] = False
+    allowed_origins: Annotated[
+        list[str],
+        Meta(description="CORS: origins whose pages may call the server, as a JSON list.", extra={"parse": "json"}),
+    ] = []
+    allowed_methods: Annotated[
+        list[str], Meta(description="CORS: methods that pages may use, as a JSON list.", extra={"parse": "json"})
+    ] = ["*"]
+    allowed_headers: Annotated[
+        list[str], Meta(description="CORS: headers that pages may send, as a JSON list.", extra={"parse": "json"})
+    ] = ["*"]
+    enable_request_id_headers: Annotated[
+        bool, Meta(description="Answer with X-Request-Id: the client's own, else a fresh one.")
+    ] = False
+    max_request_body_bytes: Annotated[
+        int,
+        Meta(ge=1, description="Largest request body; past it the answer is 413.", extra={"parse": "human_int"}),
+    ] = 8 * 1024**2
+    shutdown_timeout: Annotated[
+        int,
+        Meta(ge=0, description="Seconds that running requests get to finish at shutdown; 0 ends them at once."),
+    ] = 0
+
+    chat_template: Annotated[
+        str | None, Meta(description="Jinja chat template, as a file or as text; the tokenizer's own when unset.")
+    ] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Meta(
+            description="How the template gets message content: as a string, as OpenAI's list of parts, "
+            "or whichever it reads."
+        ),
+    ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Variables for the chat template that a request may override.", extra={"parse": "json"}),
+    ] = None
+    response_role: Annotated[str, Meta(description="Role of the answers of /v1/chat/completions.")] = "assistant"
+    enable_force_include_usage: Annotated[
+        bool, Meta(description="End every stream with token usage, asked for or not.")
+    ] = False
+    enable_prompt_tokens_details: Annotated[
+        bool, Meta(description="Report in usage how many prompt tokens came from the prefix cache.")
+    ] = False
+    sse_keep_alive_interval: Annotated[
+        int, Meta(ge=0, description="Seconds of silence after which a stream sends a comment line; 0 sends none.")
+    ] = 0
+    enable_server_load_tracking: Annotated[
+        bool, Meta(description="Count requests in flight and report them at /load.")
+    ] = False
+    disable_fastapi_docs: Annotated[bool, Meta(description="Turn off the OpenAPI schema and its pages.")] = False
+
+    uvicorn_log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug", "trace"],
+        Meta(description="What the HTTP server logs; debug and trace add one line for each HTTP request."),
+    ] = "info"
+    disable_uvicorn_access_log: Annotated[
+        bool, Meta(description="No line for each HTTP request, whatever --uvicorn-log-level says.")
+    ] = False
+    disable_access_log_for_endpoints: Annotated[
+        str | None, Meta(description="Paths, separated by commas, whose HTTP requests are never logged.")
+    ] = None
+    max_log_len: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Prompt characters, or token ids, that a log line shows at most; no limit when unset."),
+    ] = None
+    log_error_stack: Annotated[bool, Meta(description="Log the stack trace of every error answer.")] = False
+
+    def __post_init__(self) -> None:
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile as well.")
+        for flag, path in (
+            ("--ssl-keyfile", self.ssl_keyfile),
+            ("--ssl-certfile", self.ssl_certfile),
+            ("--ssl-ca-certs", self.ssl_ca_certs),
+        ):
+            if path and not Path(path).is_file():
+                raise ConfigError(f"{flag}: there is no file {path!r}.")
+
+    @property
+    def accepted_api_keys(self) -> list[str]:
+        """Keys that open /v1: `--api-key`, else the environment's; empty means that anyone may call."""
+        if self.api_key:
+            return self.api_key
+        from_environment = envs.read("API_KEY")
+        return [from_environment] if from_environment else []
+
+    def read_chat_template(self) -> str | None:
+        """The text of `--chat-template`, read from its file unless it is a template itself.
+
+        Raises:
+            ConfigError: neither a readable file nor Jinja text.
+        """
+        if self.chat_template is None or any(mark in self.chat_template for mark in ("{{", "{%", "\n")):
+            return self.chat_template
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template: cannot read {self.chat_template!r}: {error}.") from None
