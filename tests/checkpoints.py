@@ -1,0 +1,165 @@
+"""Tiny random checkpoints in the Hugging Face layout: weights, config, tokenizer, chat template.
+
+The weights are scaled so that greedy outputs wander over the vocabulary instead of repeating one token, and norms and
+biases are random too, so that a model which forgets one of them gives other tokens.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+
+_CONFIGS: dict[str, tuple[type[PretrainedConfig], str]] = {
+    "llama": (LlamaConfig, "LlamaForCausalLM"),
+    "mistral": (MistralConfig, "MistralForCausalLM"),
+    "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
+    "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
+}
+
+VOCAB_SIZE = 320
+"""Default vocabulary: 3 special tokens, the 256 bytes and a few merges."""
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+EOS_TOKEN, EOS_TOKEN_ID = "<|im_end|>", 2
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_CORPUS = [
+    "The quick brown fox jumps over the lazy dog and runs to the river in the evening.",
+    "A quire is a gathering of pages; the heart of the engine is a pool of pages that many requests share.",
+    "Hello, how are you today? I am fine, thank you. What is the capital of France? It is Paris.",
+    "system user assistant\nYou are a helpful assistant.\n",
+    "Naïve café, Grüße aus Köln, 你好，世界, привет, мир 🙂",
+]
+
+
+def make_checkpoint(
+    folder: Path,
+    family: Family = "llama",
+    *,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    tie: bool = False,
+    sliding_window: int | None = None,
+    head_dim: int | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    hidden_size: int = 64,
+    intermediate_size: int = 96,
+    num_hidden_layers: int = 2,
+    num_attention_heads: int = 4,
+    num_key_value_heads: int = 2,
+    max_position_embeddings: int = 2048,
+    rope: dict[str, Any] | None = None,
+    seed: int = 0,
+    safetensors_shards: int = 1,
+    **config: Any,
+) -> Path:
+    """Writes one checkpoint and returns its folder.
+
+    `rope` is transformers' `rope_parameters`; `config` goes to the family's config class (`attention_bias=True`).
+    `sliding_window` is applied as the family says: by every Mistral layer; by Qwen layers from `max_window_layers` on
+    (0 unless given).
+    """
+    kind, architecture = _CONFIGS[family]
+    if sliding_window is not None and family in ("qwen2", "qwen3"):
+        config = {"use_sliding_window": True, "max_window_layers": 0, **config}
+    if family == "mistral" or sliding_window is not None:
+        config["sliding_window"] = sliding_window
+    if head_dim is not None:
+        config["head_dim"] = head_dim
+    elif family == "qwen3":
+        config["head_dim"] = hidden_size // num_attention_heads
+    if rope is not None:
+        config["rope_parameters"] = rope
+    hf_config = kind(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads,
+        max_position_embeddings=max_position_embeddings,
+        tie_word_embeddings=tie,
+        bos_token_id=None,
+        eos_token_id=EOS_TOKEN_ID,
+        pad_token_id=0,
+        architectures=[architecture],
+        dtype=dtype,
+        **config,
+    )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_weights(folder, hf_config, getattr(torch, dtype), seed, safetensors_shards)
+    hf_config.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_TOKEN_ID, "pad_token_id": 0}))
+    make_tokenizer(min(vocab_size, VOCAB_SIZE), max_position_embeddings).save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer(vocab_size: int = VOCAB_SIZE, model_max_length: int = 2048) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with a ChatML template; at least 259 tokens, every text survives a round trip."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS_TOKEN,
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=model_max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _save_weights(folder: Path, hf_config: PretrainedConfig, dtype: torch.dtype, seed: int, num_shards: int) -> None:
+    """Random weights in `num_shards` safetensors files, with an index when there are several."""
+    model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():  # yields a tied parameter once, under the embedding's name
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            value = 1 + 0.2 * noise
+        elif parameter.dim() == 1:
+            value = 0.5 * noise
+        elif "embed_tokens" in name:
+            value = 0.3 * noise
+        else:
+            value = noise * (2.0 / parameter.shape[1] ** 0.5)
+        tensors[name] = value.to(dtype)
+    names = list(tensors)
+    if num_shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for shard in range(num_shards):
+        file_name = f"model-{shard + 1:05d}-of-{num_shards:05d}.safetensors"
+        part = {name: tensors[name] for name in names[shard::num_shards]}
+        save_file(part, folder / file_name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file_name)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
