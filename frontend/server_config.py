@@ -6,7 +6,7 @@ The engine never sees these; `frontend/server.py` and the handlers read them. Co
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from quire.core import envs
 from quire.core.errors import ConfigError
 
@@ -38,10 +38,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = []
     allowed_methods: Annotated[
         list[str], Meta(description="CORS: methods that pages may use, as a JSON list.", extra={"parse": "json"})
-    ] = ["*"]
+    ] = field(default_factory=lambda: ["*"])
     allowed_headers: Annotated[
         list[str], Meta(description="CORS: headers that pages may send, as a JSON list.", extra={"parse": "json"})
-    ] = ["*"]
+    ] = field(default_factory=lambda: ["*"])
     enable_request_id_headers: Annotated[
         bool, Meta(description="Answer with X-Request-Id: the client's own, else a fresh one.")
     ] = False
