@@ -1,0 +1,231 @@
+"""Where the parts meet: options are resolved here, once, and engine processes start here.
+
+The only frontend module that imports the executor, and only inside the engine process: `python -m
+quire.frontend.launch` is that process's main.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Literal
+
+import msgspec
+import uvloop
+from msgspec import Struct
+from quire.core import envs
+from quire.core.channel import CurveKeys
+from quire.core.config import EngineArgs, EngineConfig, ModelSpec, SchedulerLimits
+from quire.core.errors import ConfigError
+from quire.core.logging import configure, get_logger
+from quire.frontend import device
+
+logger = get_logger(__name__)
+
+Usage = Literal["llm", "server"]
+DEFAULT_BLOCK_SIZE = 16
+LARGE_GPU_BYTES = 70 * 2**30
+
+# ---------------------------------------------------------------------------------------------------- resolution
+
+
+def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
+    """Fills every default in.
+
+    Raises:
+        ConfigError: options that contradict each other or the checkpoint.
+    """
+    kind = device.choose(args.device.device)
+    world_size = args.parallel.tensor_parallel_size
+    executor = args.parallel.distributed_executor_backend or ("uni" if world_size == 1 else "mp")
+    if executor == "uni" and world_size > 1:
+        raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")
+    max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
+    return EngineConfig(
+        spec=spec,
+        limits=_limits(args, usage, kind, world_size, max_model_len),
+        load=args.load,
+        cache=args.cache,
+        device=kind,
+        tensor_parallel_size=world_size,
+        executor=executor,
+        max_model_len=max_model_len,
+        fit_max_model_len=fit,
+        seed=args.model.seed,
+        log_stats=not args.observability.disable_log_stats,
+    )
+
+
+def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:
+    """(limit in tokens, whether the memory plan may lower it)."""
+    if asked is None or asked == -1:
+        return spec.max_position_embeddings, asked == -1
+    if asked > spec.max_position_embeddings and envs.read("ALLOW_LONG_MAX_MODEL_LEN", "0") != "1":
+        raise ConfigError(
+            f"--max-model-len {asked} exceeds the checkpoint's own limit of {spec.max_position_embeddings} tokens. "
+            "Lower it, or set QUIRE_ALLOW_LONG_MAX_MODEL_LEN=1 if the model is known to extrapolate."
+        )
+    if asked < 1:
+        raise ConfigError(f"--max-model-len must be at least 1, or -1 for what fits in memory; got {asked}.")
+    return asked, False
+
+
+def _limits(args: EngineArgs, usage: Usage, kind: str, world_size: int, max_model_len: int) -> SchedulerLimits:
+    asked = args.scheduler
+    default_tokens, default_seqs = _batch_defaults(usage, kind, world_size)
+    chunked = asked.enable_chunked_prefill is not False
+    max_num_seqs = asked.max_num_seqs or default_seqs
+    tokens = asked.max_num_batched_tokens
+    if tokens is None:
+        tokens = default_tokens if chunked else max(default_tokens, max_model_len)
+        tokens = max(1, min(tokens, max_num_seqs * max_model_len))
+    if asked.max_num_seqs is None:
+        max_num_seqs = min(max_num_seqs, tokens)
+    if not chunked and tokens < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is below the model length {max_model_len}, so a long prompt could "
+            "never run whole: raise it, lower --max-model-len, or leave chunked prefill on."
+        )
+    return SchedulerLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens,
+        max_num_queued_reqs=asked.max_num_queued_reqs,
+        long_prefill_token_threshold=asked.long_prefill_token_threshold,
+        policy=asked.scheduling_policy,
+        enable_chunked_prefill=chunked,
+        async_scheduling=asked.async_scheduling is not False,
+        block_size=args.cache.block_size or DEFAULT_BLOCK_SIZE,
+        enable_prefix_caching=args.cache.enable_prefix_caching is not False,
+    )
+
+
+def _batch_defaults(usage: Usage, kind: str, world_size: int) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) that vLLM would choose for this device and entry point."""
+    if kind == "cpu":
+        tokens, seqs = (4096, 256) if usage == "llm" else (2048, 128)
+        return tokens * world_size, seqs * world_size
+    if device.gpu_memory_bytes() >= LARGE_GPU_BYTES:
+        return (16384 if usage == "llm" else 8192), 1024
+    return (8192 if usage == "llm" else 2048), 256
+
+
+# ------------------------------------------------------------------------------------------------ engine processes
+
+
+class EngineStart(Struct, array_like=True):
+    """What an engine process reads from its standard input, before anything else."""
+
+    config: EngineConfig
+    address: str
+    keys: CurveKeys | None
+
+
+class EngineSubprocess:
+    """A running engine process, seen from its parent."""
+
+    def __init__(self, process: subprocess.Popen, address: str, keys: CurveKeys | None) -> None:
+        self._process = process
+        self.address = address
+        self.keys = keys
+        self.pid = process.pid
+
+    async def wait(self) -> int:
+        """The exit code; negative is the signal that ended it."""
+        if (code := self._process.poll()) is not None:
+            return code
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Ends the engine and, through its process group, its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+class EngineLauncher:
+    """Starts engine processes, each at an address of its own inside a private folder (or on loopback TCP)."""
+
+    def __init__(self, config: EngineConfig, transport: Literal["ipc", "tcp"] = "ipc") -> None:
+        self._config = config
+        self._transport = transport
+        self._folder: str | None = None
+        self._launched = 0
+
+    def launch(self) -> EngineSubprocess:
+        """Starts an engine. It dies when this process does: its standard input closes."""
+        keys = CurveKeys.generate() if self._transport == "tcp" else None
+        address = self._next_address()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quire.frontend.launch"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
+        )
+        assert process.stdin is not None
+        start = msgspec.msgpack.encode(EngineStart(self._config, address, keys))
+        with contextlib.suppress(BrokenPipeError):  # it died at once: `wait` tells
+            process.stdin.write(len(start).to_bytes(8, "little") + start)
+            process.stdin.flush()
+        return EngineSubprocess(process, address, keys)
+
+    def close(self) -> None:
+        """Removes the private folder."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _next_address(self) -> str:
+        self._launched += 1
+        if self._transport == "tcp":
+            return f"tcp://127.0.0.1:{_free_port()}"
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="quire-", dir=envs.read("RPC_BASE_PATH"))  # mode 0700
+        return f"ipc://{self._folder}/engine-{self._launched}.sock"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def engine_main() -> None:
+    """Main of an engine process."""
+    configure("engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    size = int.from_bytes(sys.stdin.buffer.read(8), "little")
+    start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
+    sys.exit(uvloop.run(_run_engine(start)))
+
+
+async def _run_engine(start: EngineStart) -> int:
+    from quire.core.engine_process import EngineProcess
+
+    if start.config.executor == "uni":
+        from quire.executor.uniproc import UniProcExecutor as Executor
+    else:
+        from quire.executor.multiproc import MultiProcExecutor as Executor  # type: ignore[assignment]
+    process = EngineProcess(start.config, Executor(start.config), start.address, start.keys)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is ever written: readable means the parent died
+    loop.add_signal_handler(signal.SIGTERM, process.close)
+    return await process.run()
+
+
+if __name__ == "__main__":
+    engine_main()

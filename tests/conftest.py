@@ -1,0 +1,40 @@
+"""Fixtures that the whole suite shares: tiny checkpoints, and one server process on one of them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.servers import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint("llama", tie=True)`: the folder of a tiny random checkpoint, made once per set of arguments."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    made: dict[str, Path] = {}
+
+    def get(family: str = "llama", **options: object) -> Path:
+        key = repr((family, sorted(options.items())))
+        if key not in made:
+            made[key] = make_checkpoint(root / f"{family}-{len(made)}", family, **options)  # type: ignore[arg-type]
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A `quire serve` process on a tiny Llama, shared by all tests that leave it as they found it."""
+    process = ServerProcess(
+        tmp_path_factory.mktemp("server"), str(checkpoint("llama")), "--served-model-name", "tiny", "tiny-alias",
+        "--enable-server-load-tracking", "--enable-request-id-headers", "--num-gpu-blocks-override", "512",
+    )  # fmt: skip
+    yield process.wait_until_ready()
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def base_url(server: ServerProcess) -> str:
+    return server.base_url

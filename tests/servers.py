@@ -1,0 +1,64 @@
+"""Real server processes for tests: `quire serve` on a free port, waited for, and ended."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ServerProcess:
+    """`quire serve ARGUMENTS` on its own port; logs go to a file that `logs()` reads."""
+
+    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"server-{self.port}.log"
+        self.started_at = time.monotonic()
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "quire", "serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
+            )
+
+    def wait_until_ready(self) -> "ServerProcess":
+        """Returns once /health answers 200; fails with the log if the process ends or takes too long."""
+        while time.monotonic() - self.started_at < START_SECONDS:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.logs()}")
+            try:
+                if httpx.get(f"{self.base_url}/health", timeout=2).status_code == 200:
+                    return self
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.05)
+        self.stop()
+        raise AssertionError(f"the server was not ready in {START_SECONDS:.0f} s:\n{self.logs()}")
+
+    def logs(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def stop(self, with_signal: int = signal.SIGTERM) -> int:
+        """Ends the server and returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(with_signal)
+        try:
+            return self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the server did not end within 20 s:\n{self.logs()}") from None
