@@ -65,7 +65,8 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts as (upper bound, count), the way Prometheus wants them."""
-        total, out = 0, []
+        total = 0
+        out: list[tuple[str, float]] = []
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             total += count
             out.append(("+Inf" if bound == math.inf else str(float(bound)), total))
@@ -156,9 +157,8 @@ class EngineMetrics(Collector):
         self._request_preemptions.observe(request.num_preemptions)
         if request.scheduled_at:
             self._queue.observe(request.scheduled_at - request.queued_at)
-            self._inference.observe(
-                max(request.last_token_at or request.finished_at, request.scheduled_at) - request.scheduled_at
-            )
+            ended_at = request.last_token_at or request.finished_at
+            self._inference.observe(max(ended_at - request.scheduled_at, 0.0))
             self._computed_length.observe(request.num_prompt_tokens - request.num_cached_tokens)
         if request.first_token_at:
             decode = request.last_token_at - request.first_token_at
@@ -223,6 +223,7 @@ class EngineMetrics(Collector):
         computed = self.prompt_tokens - self.cached_tokens
         sources = {"local_compute": computed, "local_cache_hit": self.cached_tokens, "external_kv_transfer": 0}
         cached_sources = {"local_cache_hit": self.cached_tokens, "external_kv_transfer": 0}
+        rejections = {"max_num_queued_reqs": self.rejections}
         finished = {str(reason): count for reason, count in self._finished.items()}
         for name, text, value in (
             ("prefix_cache_queries", looked_up, self.prefix_cache_queries),
@@ -237,17 +238,18 @@ class EngineMetrics(Collector):
             ("prompt_tokens", "Prompt tokens of requests that began to answer.", self.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that came from a cache.", self.cached_tokens),
             ("generation_tokens", "Tokens generated.", self.generation_tokens),
-            ("admission_rejections", "Requests turned away with 429.", self.rejections),
             ("spec_decode_num_draft_tokens", "Draft tokens proposed.", 0),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", 0),
             ("spec_decode_num_emitted_tokens", "Tokens emitted under speculation.", 0),
         ):
             yield self._counter(name, text, value)
-        yield self._counter("prompt_tokens_by_source", "Prompt tokens, by where they came from.", sources, "source")
-        yield self._counter(
-            "prompt_tokens_cached_by_source", "Cached prompt tokens, by cache.", cached_sources, "source"
-        )
-        yield self._counter("request_success", "Finished sequences, by how they ended.", finished, "finished_reason")
+        for name, text, values, label in (
+            ("prompt_tokens_by_source", "Prompt tokens, by where they came from.", sources, "source"),
+            ("prompt_tokens_cached_by_source", "Cached prompt tokens, by cache.", cached_sources, "source"),
+            ("request_success", "Finished sequences, by how they ended.", finished, "finished_reason"),
+            ("admission_rejections", "Requests turned away with 429, by the limit they met.", rejections, "reason"),
+        ):
+            yield self._counter(name, text, values, label)
 
     def _histograms(self) -> tuple[tuple[str, str, Histogram], ...]:
         between = "Seconds between output tokens of a sequence."
