@@ -16,6 +16,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+
 from quire.core.protocol import FinishReason, SchedulerStats
 
 TTFT_SECONDS = (
