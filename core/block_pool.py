@@ -1,0 +1,159 @@
+"""The pages of the KV cache: which are free, in use or cached, and what the full ones hold.
+
+Owns page ids and content hashes. Knows nothing of requests, and of tokens only the bytes that it hashes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import sha256
+
+PageKey = tuple[bytes, int]
+"""What a full page holds: the chained hash of its tokens, and the KV group whose layers wrote it."""
+
+
+def root_hash(cache_salt: str | None) -> bytes:
+    """The parent of a sequence's first block. Requests share pages only if their salts are equal (or both absent)."""
+    return sha256(
+        b"unsalted" if cache_salt is None else b"salt:" + cache_salt.encode("utf-8", "surrogatepass")
+    ).digest()
+
+
+def block_hash(parent: bytes, token_bytes: bytes | memoryview, extra: bytes = b"") -> bytes:
+    """SHA-256 over everything that a full block's keys and values depend on.
+
+    `parent` (32 bytes) stands for all tokens before the block, and `token_bytes` has one fixed length for all blocks
+    of a pool, so no two different inputs run together. `extra` is what else changes the content (an adapter, an image).
+    """
+    digest = sha256(parent)
+    digest.update(token_bytes)
+    if extra:
+        digest.update(extra)
+    return digest.digest()
+
+
+class BlockPool:
+    """Pages 0 .. num_blocks - 1. Each is in exactly one of three states.
+
+    - free: nobody refers to it and its content is not worth keeping;
+    - in use: `num_refs[page]` block tables refer to it (it may have a key as well, and then be shared);
+    - cached: nobody refers to it, but its key is known: a later request may find it. The oldest is evicted first.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._num_refs = [0] * num_blocks
+        self._keys: list[PageKey | None] = [None] * num_blocks  # of each page, in use or cached
+        self._pages: dict[PageKey, int] = {}  # the inverse of _keys
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids leave first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can hand out: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_in_use(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """`num_pages` pages with one reference each: free ones first, then the oldest cached ones.
+
+        Raises:
+            ValueError: fewer are available; callers ask `num_available` before.
+        """
+        if num_pages > self.num_available:
+            raise ValueError(f"asked for {num_pages} pages, {self.num_available} are available")
+        free = self._free
+        num_free = min(num_pages, len(free))
+        pages = free[len(free) - num_free :]
+        pages.reverse()
+        del free[len(free) - num_free :]
+        while len(pages) < num_pages:
+            page, _ = self._cached.popitem(last=False)
+            self._forget(page)
+            pages.append(page)
+        num_refs = self._num_refs
+        for page in pages:
+            num_refs[page] = 1
+        return pages
+
+    def find(self, key: PageKey) -> int | None:
+        """The page that holds `key`'s content, in use or cached. It takes no reference: see `share`."""
+        return self._pages.get(key)
+
+    def num_cached_among(self, pages: Iterable[int]) -> int:
+        """How many of `pages` are cached: sharing those takes them out of `num_available`."""
+        num_refs = self._num_refs
+        return sum(1 for page in pages if not num_refs[page])
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more reference to each of `pages`, which are in use or cached."""
+        for page in pages:
+            if not self._num_refs[page]:
+                del self._cached[page]
+            self._num_refs[page] += 1
+
+    def name(self, page: int, key: PageKey) -> None:
+        """Says what the page in use holds. When another page holds the same, that one stays the one to be found."""
+        if key not in self._pages and self._keys[page] is None:
+            self._pages[key] = page
+            self._keys[page] = key
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Drops one reference to each of `pages`; the first ones that become unused are evicted first."""
+        num_refs, keys, free, cached = self._num_refs, self._keys, self._free, self._cached
+        for page in pages:
+            num_refs[page] -= 1
+            if not num_refs[page]:
+                if keys[page] is None:
+                    free.append(page)
+                else:
+                    cached[page] = None
+
+    def disown(self, keys: Iterable[PageKey]) -> None:
+        """Makes the pages that hold `keys` unfindable, because their content is not to be trusted."""
+        for key in keys:
+            page = self._pages.get(key)
+            if page is not None:
+                self._forget(page)
+                if not self._num_refs[page]:
+                    del self._cached[page]
+                    self._free.append(page)
+
+    def drop_cached(self) -> bool:
+        """Turns every cached page into a free one. True when no page in use is findable either."""
+        for page in self._cached:
+            self._forget(page)
+        self._free.extend(self._cached)
+        self._cached.clear()
+        return not self._pages
+
+    def _forget(self, page: int) -> None:
+        key = self._keys[page]
+        if key is not None:
+            del self._pages[key]
+            self._keys[page] = None
+
+    def check_invariants(self, expected_refs: Iterable[int] | None = None) -> None:
+        """Asserts that every page is counted exactly once.
+
+        `expected_refs` lists each page as often as block tables refer to it.
+        """
+        free, cached = set(self._free), set(self._cached)
+        in_use = {page for page, count in enumerate(self._num_refs) if count > 0}
+        assert min(self._num_refs, default=0) >= 0, "a page was released more often than it was taken"
+        assert len(free) == len(self._free), "a page is free twice"
+        total = len(free) + len(cached) + len(in_use)
+        assert total == self.num_blocks == len(free | cached | in_use), (
+            f"{len(free)} free + {len(cached)} cached + {len(in_use)} in use pages do not make {self.num_blocks}"
+        )
+        assert all(self._keys[page] is None for page in free), "a free page is findable"
+        assert all(self._keys[page] is not None for page in cached), "a cached page is not findable"
+        named = {key: page for page, key in enumerate(self._keys) if key is not None}
+        assert named == self._pages, "pages and keys do not agree"
+        if expected_refs is not None:
+            counts = [0] * self.num_blocks
+            for page in expected_refs:
+                counts[page] += 1
+            assert counts == self._num_refs, "block tables and reference counts do not agree"
