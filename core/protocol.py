@@ -153,7 +153,7 @@ class NewSlot(Struct, array_like=True):
     sampling: SamplingParams
 
 
-class StepPlan(Struct, array_like=True):
+class StepPlan(Struct, array_like=True, tag="step"):
     """One step for all workers: columns of equal length, one entry per scheduled row.
 
     A worker applies `released`, then `admitted`, then `appended_blocks`, then runs the rows. Row i computes positions
@@ -172,7 +172,7 @@ class StepPlan(Struct, array_like=True):
     appended_blocks: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
 
 
-class StepResult(Struct, array_like=True):
+class StepResult(Struct, array_like=True, tag="result"):
     """What the workers return for one plan: one id for every row with `sampled`, in row order.
 
     `logprobs` has an entry (index into token_ids, values) for each sampled row whose request asked; `failures` has
@@ -185,8 +185,18 @@ class StepResult(Struct, array_like=True):
     failures: list[tuple[int, str]] = []
 
 
+class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):
+    """Once all ranks have said what they can hold: the pages and the length that every one of them now sets up."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+WorkerInput = AllocateCache | StepPlan
+
+
 class WorkerReady(Struct, array_like=True, tag="ready"):
-    """One rank has loaded its weights and planned its memory."""
+    """One rank has loaded its weights and planned its memory; sent again when the cache is allocated."""
 
     rank: int
     num_blocks: int
@@ -202,6 +212,9 @@ class WorkerFailed(Struct, array_like=True, tag="failed"):
     rank: int
     message: str
     fatal: bool
+
+
+WorkerOutput = WorkerReady | WorkerFailed | StepResult
 
 
 def encoder() -> msgspec.msgpack.Encoder:
