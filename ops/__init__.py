@@ -1,1 +1,106 @@
-"""Kernels behind plain functions; one backend is bound once."""
+"""Kernels behind plain functions: the operations, and the choice of a backend.
+
+A backend is a module with the functions of `Backend`. It is bound once, where a model is built, and handed to the layers;
+nothing else asks which device it runs on. Tensors belong to the backend's device; `num_tokens` counts all new tokens of a
+step, of all its requests, one after the other.
+"""
+
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+PackedLinear = Any
+"""A weight as the backend likes it best; made by `pack_linear`, read by `linear` alone."""
+
+
+class AttentionBatch(Protocol):
+    """Where each token of one step reads and writes the KV cache; built once a step and shared by all layers."""
+
+    slot_mapping: Tensor
+    """[num_tokens] int64: the cache slot (page * block_size + offset) that each new token's key and value go to."""
+
+
+class Backend(Protocol):
+    """The operations, the same for every device."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm over the last dimension (arXiv:1910.07467).
+
+        `x` is [..., size]; `weight` is [size], or [heads, size] for an `x` of [..., heads, size].
+        """
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
+        ...
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates pairs (i, i + rotary_dim / 2) of the first `rotary_dim` of each head (arXiv:2104.09864, NeoX order).
+
+        `x` is [num_tokens, heads, head_dim]; `cos` and `sin` are [num_tokens, 1, rotary_dim] with `sin`'s first half
+        negated, of `x`'s dtype.
+        """
+        ...
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """[num_tokens, 2 * size] → [num_tokens, size]: silu of the first half times the second (arXiv:2002.05202)."""
+        ...
+
+    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """Rows of `weight` [vocab, hidden] at `token_ids` [num_tokens] int64."""
+        ...
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """`weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original."""
+        ...
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """`x` [num_tokens, in] → [num_tokens, out]."""
+        ...
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of one layer's KV cache: keys at index 0 of the first dimension, values at 1."""
+        ...
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim] in the slots of `slot_mapping` [num_tokens] int64.
+
+        Values are made finite: a page may later belong to another request, whose masked positions must not turn NaN.
+        """
+        ...
+
+    def attention_batch(
+        self, query_lens: np.ndarray, seq_lens: np.ndarray, block_tables: np.ndarray, *, block_size: int, device: Any
+    ) -> AttentionBatch:
+        """Prepares one step. Arrays live on the CPU (numpy, or a CPU tensor); row r is one request.
+
+        `query_lens` [num_rows]: new tokens of each row, at least 1; row r's tokens follow those of row r - 1.
+        `seq_lens` [num_rows]: tokens known after this step, the new ones included.
+        `block_tables` [num_rows, max_blocks]: page ids; entries past a row's last page are never read.
+        """
+        ...
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, batch: AttentionBatch, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages, new tokens included; like `q`.
+
+        Query head h reads KV head h // (num_heads / num_kv_heads). With `window`, a token sees itself and the
+        `window - 1` tokens before it.
+        """
+        ...
+
+
+def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
+    """The backend for a device type."""
+    # Imported on demand, so that a CPU process never loads what only an accelerator needs.
+    if device == "cpu":
+        from quire.ops import cpu
+
+        return cpu
+    if device == "cuda":
+        from quire.ops import eager
+
+        return eager
+    raise ValueError(f"No kernels for device {device!r}; choose cpu or cuda.")
