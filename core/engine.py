@@ -5,6 +5,7 @@ are back, and scheduling hides behind the running step. It must not know about s
 """
 
 import asyncio
+import faulthandler
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -86,6 +87,7 @@ class Engine:
             async with asyncio.timeout(self._step_timeout_seconds):
                 return await future
         except TimeoutError:
+            faulthandler.dump_traceback()  # where every thread of this process is stuck
             raise EngineError(
                 f"A step made no progress for {self._step_timeout_seconds:.0f} s; "
                 "QUIRE_ENGINE_ITERATION_TIMEOUT_S raises the limit."

@@ -5,7 +5,6 @@ requests. The process ends with exit code 0 when told to shut down or when its p
 """
 
 import asyncio
-import faulthandler
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from quire.core import envs, protocol
 from quire.core.channel import Channel, CurveKeys, bind_router
 from quire.core.config import EngineConfig
 from quire.core.engine import Engine, Executor
-from quire.core.errors import ConfigError, EngineError, QuireError
+from quire.core.errors import ConfigError, QuireError
 from quire.core.logging import get_logger
 from quire.core.scheduler import Scheduler
 
@@ -165,8 +164,6 @@ class EngineProcess:
     def _report(self, error: Exception) -> None:
         if isinstance(error, QuireError):
             logger.error("%s", error)
-            if isinstance(error, EngineError):
-                faulthandler.dump_traceback()
         else:
             logger.exception("the engine failed")
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 import uvloop
 from msgspec import Struct
+
 from quire.core import envs
 from quire.core.channel import CurveKeys
 from quire.core.config import EngineArgs, EngineConfig, ModelSpec, SchedulerLimits
@@ -123,6 +124,7 @@ class EngineStart(Struct, array_like=True):
     config: EngineConfig
     address: str
     keys: CurveKeys | None
+    worker_factory: str | None = None  # qualified name of another worker than the real one
 
 
 class EngineSubprocess:
@@ -159,12 +161,19 @@ class EngineSubprocess:
 
 
 class EngineLauncher:
-    """Starts engine processes, each at an address of its own inside a private folder (or on loopback TCP)."""
+    """Starts engine processes, each at an address of its own inside a private folder (or on loopback TCP).
 
-    def __init__(self, config: EngineConfig, transport: Literal["ipc", "tcp"] = "ipc") -> None:
+    Args:
+        worker_factory: qualified name of what builds the workers, for benchmarks of everything but the model.
+    """
+
+    def __init__(
+        self, config: EngineConfig, transport: Literal["ipc", "tcp"] = "ipc", *, worker_factory: str | None = None
+    ) -> None:
         self._config = config
         self._transport = transport
-        self._folder: str | None = None
+        self._worker_factory = worker_factory
+        self.folder: str | None = None  # holds the sockets; mode 0700
         self._launched = 0
 
     def launch(self) -> EngineSubprocess:
@@ -177,7 +186,7 @@ class EngineLauncher:
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )
         assert process.stdin is not None
-        start = msgspec.msgpack.encode(EngineStart(self._config, address, keys))
+        start = msgspec.msgpack.encode(EngineStart(self._config, address, keys, self._worker_factory))
         with contextlib.suppress(BrokenPipeError):  # it died at once: `wait` tells
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()
@@ -185,17 +194,17 @@ class EngineLauncher:
 
     def close(self) -> None:
         """Removes the private folder."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
 
     def _next_address(self) -> str:
         self._launched += 1
         if self._transport == "tcp":
             return f"tcp://127.0.0.1:{_free_port()}"
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="quire-", dir=envs.read("RPC_BASE_PATH"))  # mode 0700
-        return f"ipc://{self._folder}/engine-{self._launched}.sock"
+        if self.folder is None:
+            self.folder = tempfile.mkdtemp(prefix="quire-", dir=envs.read("RPC_BASE_PATH"))
+        return f"ipc://{self.folder}/engine-{self._launched}.sock"
 
 
 def _free_port() -> int:
@@ -220,7 +229,9 @@ async def _run_engine(start: EngineStart) -> int:
         from quire.executor.uniproc import UniProcExecutor as Executor
     else:
         from quire.executor.multiproc import MultiProcExecutor as Executor  # type: ignore[assignment]
-    process = EngineProcess(start.config, Executor(start.config), start.address, start.keys)
+    options = {"factory": start.worker_factory} if start.worker_factory else {}
+    executor = Executor(start.config, **options)
+    process = EngineProcess(start.config, executor, start.address, start.keys)
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is ever written: readable means the parent died
     loop.add_signal_handler(signal.SIGTERM, process.close)

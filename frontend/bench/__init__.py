@@ -1,1 +1,1 @@
-"""Benchmarks with vLLM's flags and figures."""
+"""Benchmarks with vLLM's flags and figures: throughput, latency, serve, startup."""

@@ -1,0 +1,131 @@
+"""Processes are killed, and clients notice as little as can be."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.servers import ServerProcess
+
+STREAM = {"prompt": [5, 6, 7, 8], "max_tokens": 400, "temperature": 0.9, "seed": 4, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture
+def own_server(checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that a test may hurt."""
+    process = ServerProcess(tmp_path, str(checkpoint("llama")), "--served-model-name", "tiny").wait_until_ready()
+    yield process
+    process.stop()
+
+
+def engines_of(server: ServerProcess) -> list[psutil.Process]:
+    """The server's living engine processes: one, or none while it is being restarted."""
+    children = psutil.Process(server.process.pid).children()
+    return [
+        child
+        for child in children
+        if child.status() != psutil.STATUS_ZOMBIE and "quire.frontend.launch" in " ".join(child.cmdline())
+    ]
+
+
+def engine_of(server: ServerProcess) -> psutil.Process:
+    [engine] = engines_of(server)
+    return engine
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.02)
+
+
+def test_stream_survives_kill_9_of_the_engine(own_server: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=own_server.base_url + "/v1", api_key="none", max_retries=0)
+    whole = client.completions.create(model="tiny", **STREAM).choices[0].text
+    victim = engine_of(own_server)
+    text, killed = "", False
+    for chunk in client.completions.create(model="tiny", stream=True, **STREAM):
+        text += chunk.choices[0].text
+        if not killed and len(text) > 20:
+            victim.send_signal(signal.SIGKILL)
+            killed = True
+    assert killed
+    assert text == whole
+    assert engine_of(own_server).pid != victim.pid
+
+
+def test_request_present_at_two_crashes_is_refused_and_others_are_served(own_server: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=own_server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
+    long = STREAM | {"max_tokens": 4000}
+    with ThreadPoolExecutor() as pool:
+        poisoned = pool.submit(lambda: client.completions.create(model="tiny", **long))
+        wait_for(lambda: running_requests(own_server) == 1)
+        first = engine_of(own_server)
+        first.send_signal(signal.SIGKILL)
+        wait_for(lambda: [engine.pid for engine in engines_of(own_server)] not in ([], [first.pid]))
+        engine_of(own_server).send_signal(signal.SIGKILL)
+        with pytest.raises(openai.InternalServerError, match="crashed twice"):
+            poisoned.result(timeout=30)
+    assert client.completions.create(model="tiny", prompt="Hello", max_tokens=3).choices[0].finish_reason == "length"
+
+
+def running_requests(server: ServerProcess) -> int:
+    for line in httpx.get(server.base_url + "/metrics").text.splitlines():
+        if line.startswith("vllm:num_requests_running{"):
+            return int(float(line.rsplit(" ", 1)[1]))
+    raise AssertionError("no such metric")
+
+
+def test_everything_ends_when_the_frontend_is_killed(own_server: ServerProcess) -> None:
+    engine = engine_of(own_server)
+    own_server.process.kill()
+    wait_for(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_server_cleanly(checkpoint: Callable[..., Path], tmp_path: Path, with_signal: int) -> None:
+    server = ServerProcess(tmp_path, str(checkpoint("llama"))).wait_until_ready()
+    engine = engine_of(server)
+    assert server.stop(with_signal) == 0
+    assert not engine.is_running()
+    assert "Traceback" not in server.logs()
+
+
+def test_second_server_on_the_port_is_told_so(server: ServerProcess, checkpoint: Callable[..., Path]) -> None:
+    command = [sys.executable, "-m", "quire", "serve", str(checkpoint("llama"))]
+    second = subprocess.run(
+        [*command, "--host", "127.0.0.1", "--port", str(server.port)], capture_output=True, text=True, timeout=60
+    )
+    assert second.returncode == 1
+    assert str(server.port) in second.stderr
+    assert "--port" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_script_that_dies_leaves_no_engine(checkpoint: Callable[..., Path]) -> None:
+    script = (
+        "import os, sys\nfrom quire import LLM\n"
+        f"llm = LLM({str(checkpoint('llama'))!r})\n"
+        "llm.generate('Hello')\n"
+        "import psutil\n"
+        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "os._exit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    pid = int(done.stdout.split()[-1])
+    wait_for(lambda: not psutil.pid_exists(pid))
+
+
+def test_no_shared_memory_is_left_behind() -> None:
+    assert [name for name in os.listdir("/dev/shm") if name.startswith("quire")] == []
