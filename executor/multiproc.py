@@ -31,15 +31,17 @@ from quire.core.protocol import (
     WorkerReady,
     encoder,
 )
+from quire.executor.cores import share_out_cores
 from quire.executor.pending import PendingSteps
-from quire.executor.ring import RingHandle, RingReader, RingWriter, create_ring
-from quire.executor.worker_process import WorkerAssignment, usable_cores
+from quire.executor.ring import RingReader, RingWriter
+from quire.executor.ring_memory import RingHandle, create_ring
+from quire.executor.worker_process import WorkerAssignment
 
 logger = get_logger(__name__)
 
 DEFAULT_FACTORY = "quire.executor.worker_factory:create_worker"
 TERMINATE_GRACE_SECONDS = 5.0
-_HUNG_SECONDS = 10.0  # a step older than this at `close` has its workers' stacks dumped
+HUNG_SECONDS = 10.0  # a step older than this at `close` has its workers' stacks dumped
 
 
 class _Link:
@@ -128,9 +130,8 @@ class MultiProcExecutor:
         if self._closed:
             return
         self._closed = True
-        if self._sent_at and time.monotonic() - self._sent_at[0] > _HUNG_SECONDS:
-            self._signal_all(signal.SIGUSR1)
-            await asyncio.sleep(0.2)  # time for the dumps to be written
+        if self._sent_at and time.monotonic() - self._sent_at[0] > HUNG_SECONDS:
+            await self._dump_stacks()
         self._pending.fail(EngineError("The executor was closed before this step was done."))
         try:
             if self._plans is not None:
@@ -151,8 +152,7 @@ class MultiProcExecutor:
         interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL", 60.0)
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
         environment = dict(os.environ)
-        # One thread per core in all: more would fight. Read by torch when the worker imports it.
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // size)))
+        share_out_cores(environment, size)
         for rank in range(size):
             self._links.append(self._spawn(rank, self._plans_handle, environment))
 
@@ -195,6 +195,12 @@ class MultiProcExecutor:
         for link in self._links:
             if not link.exited.is_set():
                 link.process.send_signal(number)
+
+    async def _dump_stacks(self) -> None:
+        for link in self._links:
+            if not link.exited.is_set():
+                link.process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(0.1)  # one after the other, or their lines mix
 
     async def _all_exited(self) -> None:
         """Returns when every worker has ended, or after the grace period."""

@@ -1,124 +1,33 @@
 """A single-writer, many-reader ring of messages in shared memory: bytes in, the same bytes out, in order.
 
-    segment:  | head, closed | tail, left (a reader) | ... | slot 0 | slot 1 | ... |
-    spill:    messages that do not fit a slot, one 4 GiB window of a sparse file for each slot
-
 Every reader sees every message. The writer waits for the slowest reader rather than overwrite what it has not read.
 Sequence numbers count messages modulo 2**32; message k lies in slot k % num_slots and exists once head has passed k.
 Each shared word has one process that writes it, so no atomic read-modify-write is needed: the payload is written
 first, the head last. On x86 stores are seen in that order anyway; elsewhere the fence between them sees to it.
 
-Segment and spill are memfds: files without a name, inherited by the processes that need them and freed by the kernel
-with the last of these, however it ends. Sleepers wait on eventfds, so a reader may block in `read` or let an event
-loop watch its `fileno`. This file must not know what the messages mean.
+Sleepers wait on eventfds, so a reader may block in `read` or let an event loop watch its `fileno`. This file must not
+know what the messages mean.
 """
 
 import contextlib
-import mmap
 import os
 import select
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 
-from msgspec import Struct
-
 from quire.core.errors import EngineError
 from quire.core.logging import get_logger
+from quire.executor.ring_memory import LINE_BYTES, LINE_WORDS, SEQUENCE_MASK, SPILL_STRIDE_BYTES, RingHandle, Segment
 
 logger = get_logger(__name__)
 
-_MASK = 0xFFFFFFFF
-_LINE_BYTES = 64  # one cache line for the words of each process, so that they do not contend
-_LINE_WORDS = _LINE_BYTES // 4
 _SLOT_HEADER = struct.Struct("=II")  # length in bytes, 1 when the payload is in the spill
-_SPILL_STRIDE_BYTES = 1 << 32
 _CHECK_SECONDS = 1.0  # how often a waiting side calls its `check`
 
 
 class RingClosed(EngineError):
     """The other side is gone: nothing more will be read, or everything has been."""
-
-
-class RingHandle(Struct, frozen=True, array_like=True):
-    """What a process needs to open its end of a ring: inherited file descriptors (same numbers) and the geometry."""
-
-    segment_fd: int
-    spill_fd: int
-    space_fd: int  # eventfd: a reader has freed a slot
-    message_fds: list[int]  # eventfd of each reader: the writer has published
-    num_slots: int  # a power of two
-    slot_bytes: int  # payload that fits a slot
-
-    @property
-    def fds(self) -> list[int]:
-        """Every descriptor, for `subprocess.Popen(pass_fds=...)`."""
-        return [self.segment_fd, self.spill_fd, self.space_fd, *self.message_fds]
-
-    def close(self) -> None:
-        """Closes the descriptors of this process. Call once, after closing its readers and writers."""
-        for fd in self.fds:
-            os.close(fd)
-
-
-def create_ring(
-    num_readers: int, *, num_slots: int = 32, slot_bytes: int = 32 * 1024, first_sequence: int = 0
-) -> RingHandle:
-    """Makes an empty ring for exactly `num_readers` readers. A reader that opens it late has missed nothing.
-
-    Memory is taken when a slot is first used. `num_slots` is rounded up to a power of two, which keeps the slot order
-    when sequence numbers (from `first_sequence` on) wrap.
-    """
-    num_slots = 1 << (num_slots - 1).bit_length()
-    slot_bytes = -(-slot_bytes // _LINE_BYTES) * _LINE_BYTES
-    flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
-    handle = RingHandle(
-        segment_fd=os.memfd_create("quire-ring"),
-        spill_fd=os.memfd_create("quire-ring-spill"),
-        space_fd=os.eventfd(0, flags),
-        message_fds=[os.eventfd(0, flags) for _ in range(num_readers)],
-        num_slots=num_slots,
-        slot_bytes=slot_bytes,
-    )
-    os.ftruncate(handle.segment_fd, (1 + num_readers) * _LINE_BYTES + num_slots * (_LINE_BYTES + slot_bytes))
-    segment = _Segment(handle)
-    for line in range(1 + num_readers):
-        segment.words[line * _LINE_WORDS] = first_sequence & _MASK
-    segment.close()
-    return handle
-
-
-class _Segment:
-    """The mapped segment: control words by line, slots by sequence number."""
-
-    def __init__(self, handle: RingHandle) -> None:
-        self._slot_mask = handle.num_slots - 1
-        self._stride = _LINE_BYTES + handle.slot_bytes
-        self._slots_offset = (1 + len(handle.message_fds)) * _LINE_BYTES
-        self._map = mmap.mmap(handle.segment_fd, self._slots_offset + handle.num_slots * self._stride)
-        self.memory = memoryview(self._map)
-        self.words = self.memory[: self._slots_offset].cast("I")
-        self._fence_lock = threading.Lock()
-
-    def slot_offset(self, sequence: int) -> int:
-        """Byte offset of the slot's header; the payload starts one line later."""
-        return self._slots_offset + (sequence & self._slot_mask) * self._stride
-
-    def spill_offset(self, sequence: int) -> int:
-        return (sequence & self._slot_mask) * _SPILL_STRIDE_BYTES
-
-    def fence(self) -> None:
-        """Orders memory accesses before it and after it: a release followed by an acquire, which no CPU swaps."""
-        with self._fence_lock:
-            pass
-        with self._fence_lock:
-            pass
-
-    def close(self) -> None:
-        self.words.release()
-        self.memory.release()
-        self._map.close()
 
 
 class _Sleeper:
@@ -161,7 +70,7 @@ class RingWriter:
         self._handle = handle
         self._name = name
         self._warning_interval_seconds = warning_interval_seconds
-        self._segment = _Segment(handle)
+        self._segment = Segment(handle)
         self._head: int = self._segment.words[0]
         self._spilled = False
         self._blocked_at: float | None = None  # CLOCK_MONOTONIC seconds
@@ -183,7 +92,7 @@ class RingWriter:
             RingClosed: this end was closed, or every reader has left.
             ValueError: the message is 4 GiB or longer.
         """
-        if len(message) >= _SPILL_STRIDE_BYTES:
+        if len(message) >= SPILL_STRIDE_BYTES:
             raise ValueError(f"A message of {len(message)} bytes is too long for the {self._name} ring (limit 4 GiB).")
         backlogs = self._backlogs()
         if max(backlogs.values()) >= self._handle.num_slots:
@@ -196,7 +105,7 @@ class RingWriter:
         self._fill_slot(message)
         self._segment.fence()
         self._head += 1
-        self._segment.words[0] = self._head & _MASK
+        self._segment.words[0] = self._head & SEQUENCE_MASK
         self._signal_readers()
         return True
 
@@ -235,9 +144,9 @@ class RingWriter:
         words = self._segment.words
         backlogs = {}
         for index in range(len(self._handle.message_fds)):
-            line = (1 + index) * _LINE_WORDS
+            line = (1 + index) * LINE_WORDS
             if not words[line + 1]:
-                backlogs[index] = (self._head - words[line]) & _MASK
+                backlogs[index] = (self._head - words[line]) & SEQUENCE_MASK
         if not backlogs:
             raise RingClosed(f"Every reader has left the {self._name} ring.")
         return backlogs
@@ -250,7 +159,7 @@ class RingWriter:
             self._spilled = True
             self._spill(message)
         else:
-            start = offset + _LINE_BYTES
+            start = offset + LINE_BYTES
             self._segment.memory[start : start + len(message)] = message
 
     def _spill(self, message: bytes) -> None:
@@ -292,9 +201,9 @@ class RingReader:
     def __init__(self, handle: RingHandle, index: int, *, spin_seconds: float = 0.0) -> None:
         self._handle = handle
         self._fd = handle.message_fds[index]
-        self._line = (1 + index) * _LINE_WORDS
+        self._line = (1 + index) * LINE_WORDS
         self._spin_seconds = spin_seconds
-        self._segment = _Segment(handle)
+        self._segment = Segment(handle)
         self._tail: int = self._segment.words[self._line]
         self._closed = False
 
@@ -313,7 +222,7 @@ class RingReader:
         words = self._segment.words
         closed = words[1]  # before the head: a message published before closing must not be missed
         self._segment.fence()
-        if words[0] == self._tail & _MASK:
+        if words[0] == self._tail & SEQUENCE_MASK:
             if closed:
                 raise RingClosed("The writer has closed the ring.")
             return None
@@ -321,7 +230,7 @@ class RingReader:
         message = self._copy_slot()
         self._segment.fence()
         self._tail += 1
-        words[self._line] = self._tail & _MASK
+        words[self._line] = self._tail & SEQUENCE_MASK
         os.eventfd_write(self._handle.space_fd, 1)
         return message
 
@@ -374,7 +283,7 @@ class RingReader:
         offset = self._segment.slot_offset(self._tail)
         length, spilled = _SLOT_HEADER.unpack_from(self._segment.memory, offset)
         if not spilled:
-            start = offset + _LINE_BYTES
+            start = offset + LINE_BYTES
             return bytes(self._segment.memory[start : start + length])
         offset = self._segment.spill_offset(self._tail)
         parts = []

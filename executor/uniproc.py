@@ -5,6 +5,7 @@ Must not import torch itself: the thread does, while the loop goes on with the r
 
 import asyncio
 import contextlib
+import os
 import pkgutil
 import queue
 import threading
@@ -15,11 +16,13 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineError
 from quire.core.logging import get_logger
 from quire.core.protocol import EngineReady, StepPlan, StepResult, WorkerReady
+from quire.executor.cores import share_out_cores
 from quire.executor.pending import PendingSteps
 
 logger = get_logger(__name__)
 
 DEFAULT_FACTORY = "quire.executor.worker_factory:create_worker"
+CLOSE_GRACE_SECONDS = 5.0
 
 
 class UniProcExecutor:
@@ -35,6 +38,7 @@ class UniProcExecutor:
         self._inbox: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._pending = PendingSteps()
         self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> EngineReady:
@@ -62,7 +66,7 @@ class UniProcExecutor:
         return future
 
     async def close(self) -> None:
-        """Ends the thread after the step it is in. Steps still queued fail. Idempotent."""
+        """Ends the thread after the step it is in, if that ends soon. Steps not answered fail. Idempotent."""
         self._pending.fail(EngineError("The executor was closed before this step was done."))
         thread, self._thread = self._thread, None
         if thread is None:
@@ -71,12 +75,25 @@ class UniProcExecutor:
             while True:
                 self._inbox.get_nowait()
         self._inbox.put(None)
-        await asyncio.to_thread(thread.join)
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.warning("The worker is still in a step after %.0f s and is left behind.", CLOSE_GRACE_SECONDS)
+        else:
+            thread.join()  # it has said its last word
 
     # ---------------------------------------------------------------------------------------------- worker's thread
 
     def _run(self, started: asyncio.Future[WorkerReady]) -> None:
         try:
+            self._load_and_step(started)
+        finally:
+            self._post(self._ended.set)
+
+    def _load_and_step(self, started: asyncio.Future[WorkerReady]) -> None:
+        try:
+            share_out_cores(os.environ, 1)
             # Resolved here and not at the top of the file: importing torch takes seconds that the loop can use.
             worker = pkgutil.resolve_name(self._factory)(self._config, 0, "")
             ready = worker.load()

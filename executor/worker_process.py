@@ -19,7 +19,9 @@ from quire.core import logging
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.protocol import AllocateCache, StepPlan, WorkerFailed, WorkerInput, WorkerReady, encoder
-from quire.executor.ring import RingClosed, RingHandle, RingReader, RingWriter
+from quire.executor.cores import usable_cores
+from quire.executor.ring import RingClosed, RingReader, RingWriter
+from quire.executor.ring_memory import RingHandle
 
 logger = logging.get_logger(__name__)
 
@@ -103,17 +105,6 @@ class WorkerProcess:
         # The kernel signals the parent's death where prctl exists and took effect; this is for the rest.
         if os.getppid() != self._assignment.parent_pid:
             raise ParentGone
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its CPU affinity, and the quota of its control group (v2) when that is less."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
 def _follow_parent(parent_pid: int, rank: int) -> None:

@@ -1,0 +1,30 @@
+"""How many processor cores there are to compute on. No torch: it reads OMP_NUM_THREADS when it is first imported."""
+
+import os
+from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Physical cores within this process's CPU affinity, or its control group's quota (v2) when that is less.
+
+    Two hardware threads of one core count once: matrix kernels that share a core's vector units gain nothing.
+    """
+    cores = len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def share_out_cores(environment: dict[str, str] | os._Environ[str], num_workers: int) -> None:
+    """Sets OMP_NUM_THREADS, unless the user has, so that all workers together have one thread a core."""
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_workers)))
+
+
+def _siblings(cpu: int) -> str:
+    """The hardware threads of the core that `cpu` belongs to; just `cpu` where the kernel does not say."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)

@@ -1,0 +1,107 @@
+"""Workers that misbehave, named by string in the tests of the executors, and the configuration they share."""
+
+import os
+import signal
+import time
+
+from quire.core.config import CacheConfig, EngineConfig, LoadConfig, ModelSpec, SchedulerLimits
+from quire.core.errors import ModelLoadError
+from quire.core.protocol import StepPlan, StepResult, WorkerReady
+from quire.executor.null_worker import NullWorker
+
+
+def make_config(tensor_parallel_size: int = 1) -> EngineConfig:
+    spec = ModelSpec(
+        path="", name="null", architecture="Null", hf_config={}, dtype="float32", vocab_size=1000, num_layers=1,
+        num_attention_heads=1, num_kv_heads=1, head_dim=8, hidden_size=8, max_position_embeddings=64, eos_token_ids=[],
+    )  # fmt: skip
+    return EngineConfig(
+        spec=spec,
+        limits=SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=8),
+        load=LoadConfig(),
+        cache=CacheConfig(),
+        device="cpu",
+        tensor_parallel_size=tensor_parallel_size,
+        executor="uni" if tensor_parallel_size == 1 else "mp",
+        max_model_len=64,
+        fit_max_model_len=False,
+        seed=0,
+    )
+
+
+def make_plan(step_id: int, num_admitted_tokens: int = 0) -> StepPlan:
+    """One decode in slot 3 at position `step_id`; a double takes `num_admitted_tokens` released slots as ballast."""
+    return StepPlan(step_id, list(range(num_admitted_tokens)), [], [3], [step_id], [1], [True], [])
+
+
+def token_of(step_id: int) -> list[int]:
+    """What `NullWorker` answers to `make_plan(step_id)`."""
+    return [(3 + step_id + 1) % 1000]
+
+
+class UnequalWorker(NullWorker):
+    """Rank r holds less than rank r - 1, except for the length, where it holds more."""
+
+    def load(self) -> WorkerReady:
+        return WorkerReady(self._rank, 100 - 20 * self._rank, 32 + self._rank, 10, 1000 - 200 * self._rank, "null")
+
+    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+        self._agreed = [num_blocks, max_model_len]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return StepResult(plan.step_id, self._agreed)
+
+
+class SlowWorker(NullWorker):
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(0.02)
+        return super().execute(plan)
+
+
+class StuckWorker(NullWorker):
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(3600)
+        return super().execute(plan)
+
+
+class StubbornWorker(StuckWorker):
+    """Does not hear SIGTERM."""
+
+    def load(self) -> WorkerReady:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return super().load()
+
+
+class RaisingWorker(NullWorker):
+    """The last rank raises in step 3."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.step_id == 3 and self._rank == self._config.tensor_parallel_size - 1:
+            raise ValueError("three is too much")
+        return super().execute(plan)
+
+
+class UnloadableWorker(NullWorker):
+    def load(self) -> WorkerReady:
+        raise ModelLoadError("weights.safetensors is cut short; download it again.")
+
+
+class ExitingWorker(NullWorker):
+    def load(self) -> WorkerReady:
+        os._exit(7)
+
+
+class CoreWorker(NullWorker):
+    """Answers with what its process was given: threads for OpenMP, and whether it ignores SIGINT."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        return StepResult(plan.step_id, [int(os.environ["OMP_NUM_THREADS"]), int(ignores)])
+
+
+class OnceStuckWorker(NullWorker):
+    """Hangs for a second in each step."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(1.0)
+        return super().execute(plan)
