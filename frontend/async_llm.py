@@ -1,0 +1,240 @@
+"""The asynchronous front door: prompts in, streams of outputs out. The HTTP server and `LLM` both stand on it."""
+
+import weakref
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Literal
+
+from quire.core.config import EngineArgs, EngineConfig
+from quire.core.engine_client import EngineClient
+from quire.core.errors import ConfigError, EngineDeadError, ParameterError
+from quire.core.logging import get_logger
+from quire.core.protocol import EngineReady
+from quire.core.sampling_params import SamplingParams
+from quire.frontend import launch, model_source
+from quire.frontend.input_processor import InputProcessor, PromptLike
+from quire.frontend.metrics import EngineMetrics
+from quire.frontend.output_processor import RequestStream
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.served_model import ServedModel
+from quire.frontend.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
+
+
+class AsyncLLM:
+    """One model behind an engine. Use from one event loop; the engine starts with the first use, or with `start`.
+
+    Args:
+        config: what the engine was resolved to.
+        model: names and per-request defaults.
+        client: the engine.
+        tokenizer: None to run on token ids alone.
+        metrics: counts requests; None counts nothing.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ServedModel,
+        client: EngineClient,
+        tokenizer: Tokenizer | None,
+        metrics: EngineMetrics | None = None,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.client = client
+        self.metrics = metrics
+        self.input_processor = InputProcessor(
+            model, tokenizer, vocab_size=config.spec.vocab_size, max_model_len=config.max_model_len, seed=config.seed
+        )
+        self._tokenizer = tokenizer
+        self._streams: dict[str, RequestStream] = {}
+        self._ready: EngineReady | None = None
+        self._end_at_exit = weakref.finalize(self, client.close_nowait)
+
+    @classmethod
+    def from_engine_args(
+        cls, args: EngineArgs | None = None, *, usage: Literal["llm", "server"] = "server", **options: Any
+    ) -> "AsyncLLM":
+        """Finds the checkpoint, resolves every option and prepares an engine, which starts with the first use.
+
+        Args:
+            args: engine options in groups; or give them as keywords: `model="...", max_num_seqs=64`.
+            usage: sets defaults that differ between offline and online use.
+
+        Raises:
+            ConfigError: an option or the checkpoint is wrong.
+        """
+        if args is not None and options:
+            raise ConfigError("Give engine options either as EngineArgs or as keywords, not both.")
+        args = args or EngineArgs.from_flat(**options)
+        folder = model_source.find_model(args.model, args.load)
+        tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
+        config = launch.resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
+        tokenizer = None if args.model.skip_tokenizer_init else Tokenizer.from_folder(tokenizer_folder)
+        model = ServedModel.from_args(args, folder)
+        metrics = EngineMetrics(model.name, config.max_model_len) if config.log_stats else None
+        client = EngineClient(launch.EngineLauncher(config), on_stats=metrics.on_stats if metrics else None)
+        return cls(config, model, client, tokenizer, metrics)
+
+    # ----------------------------------------------------------------------------------------------------- lifetime
+
+    async def start(self) -> EngineReady:
+        """Starts the engine and waits until it is ready; later calls return at once.
+
+        Raises:
+            ModelLoadError: the checkpoint cannot be read or does not fit.
+            EngineDeadError: the engine cannot start.
+        """
+        if self._ready is None:
+            self._ready = await self.client.start()
+            self.input_processor.max_model_len = self._ready.max_model_len
+        return self._ready
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine is gone for good."""
+        self.client.check_health()
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is gone for good."""
+        try:
+            self.client.check_health()
+        except EngineDeadError:
+            return True
+        return False
+
+    async def aclose(self) -> None:
+        """Ends running requests with finish_reason "abort", then the engine, in order."""
+        for stream in list(self._streams.values()):
+            stream.abort()
+        self.input_processor.close()
+        await self.client.close()
+        self._end_at_exit.detach()
+
+    def shutdown(self) -> None:
+        """Ends the engine by force, without waiting; for use outside an event loop."""
+        self.input_processor.close()
+        self._end_at_exit()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    async def open(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+        fit_context: bool = False,
+    ) -> RequestStream:
+        """Checks a request and hands it to the engine: whatever is wrong with it is raised here, before any output.
+
+        Args:
+            prompt: text, token ids, or `{"prompt": ...}` / `{"prompt_token_ids": ...}`.
+            sampling_params: the checkpoint's defaults when None.
+            request_id: unique among running requests.
+            priority: lower runs first, with `--scheduling-policy priority`.
+            cache_salt: keeps the prefix cache apart from that of requests with another salt.
+            fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
+
+        Returns:
+            The outputs. Close it when it is not read to its end: that aborts the request.
+
+        Raises:
+            ParameterError: a parameter or the prompt is wrong, by name.
+            EngineError: the engine cannot take requests.
+        """
+        await self.start()
+        read = await self.input_processor.read_prompt(prompt, add_special_tokens=add_special_tokens)
+        if request_id in self._streams:
+            raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
+        sampling = sampling_params or self.input_processor.default_sampling_params()
+        requests = self.input_processor.build(
+            request_id, read, sampling, priority=priority, cache_salt=cache_salt, fit_context=fit_context
+        )
+        stream = RequestStream(
+            request_id,
+            read,
+            sampling,
+            requests,
+            tokenizer=self._tokenizer,
+            metrics=self.metrics,
+            abort=self.client.abort,
+            on_close=self._on_stream_closed,
+        )
+        self._streams[request_id] = stream
+        try:
+            for request, on_delta in stream.requests:
+                self.client.submit(request, on_delta)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def generate(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one request as they arrive; arguments and errors as in `open`.
+
+        Closing the iterator, or cancelling the task that reads it, aborts the request.
+        """
+        stream = await self.open(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests: their readers get a last output with finish_reason "abort". Unknown ids are ignored."""
+        for each in [request_id] if isinstance(request_id, str) else list(request_id):
+            stream = self._streams.get(each)
+            if stream is not None:
+                stream.abort()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in flight."""
+        return len(self._streams)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets cached pages that no request uses."""
+        await self.start()
+        self.client.reset_prefix_cache()
+
+    def _on_stream_closed(self, stream: RequestStream) -> None:
+        self._streams.pop(stream.request_id, None)
+        if self.model.log_requests:
+            logger.info("%s", stream.summary())
+
+    # -------------------------------------------------------------------------------------------------------- facts
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None with `--skip-tokenizer-init`."""
+        return self._tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output together, in tokens; final once the engine has started."""
+        return self.input_processor.max_model_len
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint recommends for requests that name nothing."""
+        return self.input_processor.default_sampling_params()

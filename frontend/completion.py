@@ -1,0 +1,103 @@
+"""One of a request's n sequences: engine deltas become text, token ids and logprobs, in the portions a reader wants."""
+
+from quire.core.protocol import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.detokenizer import Detokenizer
+from quire.frontend.outputs import CompletionOutput, Logprob
+from quire.frontend.tokenizer import Tokenizer
+
+
+class Completion:
+    """What arrived for one sequence, and what of it has not been handed out yet."""
+
+    def __init__(
+        self, index: int, request: EngineRequest, sampling: SamplingParams, tokenizer: Tokenizer | None
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.queued_at = self.scheduled_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
+        self.has_news = False
+        self._kind = sampling.output_kind
+        self._include_stop = sampling.include_stop_str_in_output
+        self._tokenizer = tokenizer
+        self._detokenizer = None
+        if sampling.detokenize and tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, sampling)
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] | None = None if sampling.logprobs is None else []
+        self._cumulative_logprob: float | None = None if sampling.logprobs is None else 0.0
+
+    def add(self, delta: RequestDelta) -> None:
+        """Takes what a step did. Sets `finish_reason` at the end, which a stop string may bring about here."""
+        self.num_cached_tokens = delta.num_cached_tokens or self.num_cached_tokens
+        self.num_preemptions = max(delta.num_preemptions, self.num_preemptions)
+        self.queued_at = self.queued_at or delta.queued_at
+        self.scheduled_at = self.scheduled_at or delta.scheduled_at
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_token_id
+        count = self._add_text(delta) if self._detokenizer is not None else len(delta.token_ids)
+        self._token_ids += delta.token_ids[:count]
+        self.num_tokens += count
+        if self._logprobs is not None:
+            for position in (delta.logprobs or [])[:count]:
+                self._add_logprobs(position)
+        self.has_news = True
+
+    def _add_text(self, delta: RequestDelta) -> int:
+        """Decodes; returns how many of the delta's tokens count."""
+        assert self._detokenizer is not None
+        token_ids = delta.token_ids
+        if delta.finish_reason is FinishReason.STOP and not self._include_stop:
+            token_ids = token_ids[:-1]  # EOS or a stop token: counted, but no text
+        text, count = self._detokenizer.push(token_ids)
+        if delta.finish_reason is not None and self._detokenizer.stop is None:
+            text += self._detokenizer.finish()
+        if text:
+            self._texts.append(text)
+        if self._detokenizer.stop is None:
+            return len(delta.token_ids)
+        self.finish_reason = FinishReason.STOP
+        self.stop_reason = self._detokenizer.stop
+        return count
+
+    def _add_logprobs(self, position: TokenLogprobs) -> None:
+        assert self._logprobs is not None
+        assert self._cumulative_logprob is not None
+        ranks = [position.rank, *range(1, len(position.token_ids))]
+        row: dict[int, Logprob] = {}
+        for token_id, logprob, rank in zip(position.token_ids, position.logprobs, ranks, strict=True):
+            if token_id not in row:  # the sampled token comes first, and again among the likeliest
+                row[token_id] = Logprob(logprob, rank, self._token_text(token_id))
+        self._logprobs.append(row)
+        self._cumulative_logprob += position.logprobs[0]
+
+    def _token_text(self, token_id: int) -> str | None:
+        return self._tokenizer.token_text(token_id) if self._detokenizer and self._tokenizer else None
+
+    def take(self) -> CompletionOutput:
+        """What the reader gets now: only the new part with DELTA, everything otherwise."""
+        self.has_news = False
+        text = "".join(self._texts)
+        token_ids, logprobs = self._token_ids, self._logprobs
+        if self._kind is RequestOutputKind.DELTA:
+            self._texts, self._token_ids = [], []
+            self._logprobs = None if logprobs is None else []
+        else:
+            self._texts = [text]
+            token_ids = token_ids.copy()
+            logprobs = None if logprobs is None else logprobs.copy()
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else str(self.finish_reason),
+            stop_reason=self.stop_reason,
+        )

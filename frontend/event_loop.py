@@ -1,0 +1,51 @@
+"""An event loop on a thread of its own, so that blocking code can drive asynchronous parts, inside Jupyter too."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """Runs until `close`. A daemon thread: it never keeps the interpreter from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on this thread, where `run` would wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` to its end and returns its result. Ctrl-C cancels it and waits for its cleaning up."""
+        ended = threading.Event()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: ended.set())
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            ended.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            ended.wait()
+            raise
+        return tasks[0].result()
+
+    def close(self) -> None:
+        """Ends the loop and its thread. Harmless when called again."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if not self.is_current:
+            self._thread.join()
+            self._loop.close()

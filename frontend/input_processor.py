@@ -1,0 +1,290 @@
+"""Turns what a caller asks for into requests that the engine can run, or says what is wrong with it.
+
+It owns templates and token ids; it knows nothing of HTTP and sends nothing anywhere.
+"""
+
+import asyncio
+import functools
+import hashlib
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, TypedDict
+
+from quire.core.errors import ParameterError
+from quire.core.protocol import EngineRequest
+from quire.core.sampling_params import SamplingParams
+from quire.frontend.chat_template import ChatTemplate, Message
+from quire.frontend.served_model import ServedModel
+from quire.frontend.tokenizer import Tokenizer
+
+_INLINE_CHARACTERS = 4096
+"""Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
+
+
+class PromptDict(TypedDict, total=False):
+    """A prompt as a dictionary: `prompt` or `prompt_token_ids`, and what else belongs to it."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    cache_salt: str
+
+
+PromptLike = str | list[int] | PromptDict
+
+
+class Prompt(NamedTuple):
+    """A prompt that has been read: its text, when it came as text, and its ids."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None = None
+
+
+class InputProcessor:
+    """Checks and completes requests for one model.
+
+    Args:
+        model: names, default sampling parameters and limits.
+        tokenizer: None when the server runs on token ids alone.
+        vocab_size: rows of the model's embedding; ids at and above it are refused.
+        max_model_len: prompt and output together, in tokens.
+        seed: start of the stream from which requests without a seed draw theirs.
+    """
+
+    def __init__(
+        self, model: ServedModel, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, seed: int
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._seeds = random.Random(seed)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._chat_template = functools.lru_cache(maxsize=16)(self._compile_template)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ParameterError: the server runs without one.
+        """
+        if self._tokenizer is None:
+            raise ParameterError(
+                "This server runs with --skip-tokenizer-init: send token ids instead of text, with detokenize=False.",
+                param="prompt",
+            )
+        return self._tokenizer
+
+    def close(self) -> None:
+        """Ends the tokenizing thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # --------------------------------------------------------------------------------------------------------- text
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, without stopping the event loop for a long one."""
+        if len(text) <= _INLINE_CHARACTERS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        [token_ids] = await self.tokenize_batch([text], add_special_tokens=add_special_tokens)
+        return token_ids
+
+    async def tokenize_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of many texts, on all cores."""
+        encode = functools.partial(self.tokenizer.encode_batch, add_special_tokens=add_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode, texts)
+
+    def render_chat(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        content_format: Literal["auto", "string", "openai"] = "auto",
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt for a conversation; tokenize it with `add_special_tokens=False`, the template writes its own.
+
+        Args:
+            chat_template: Jinja text to use instead of the checkpoint's, or the name of one of its several.
+
+        Raises:
+            ParameterError: there is no template, or it refuses the messages.
+        """
+        if not messages:
+            raise ParameterError("messages must not be empty.", param="messages")
+        template = self._chat_template(self._find_template(chat_template, with_tools=bool(tools)))
+        return template.render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            content_format=content_format,
+            variables=chat_template_kwargs,
+        )
+
+    def _find_template(self, chosen: str | None, *, with_tools: bool) -> str:
+        own = self.tokenizer.chat_templates
+        if chosen is not None:
+            return own.get(chosen, chosen)
+        name = "tool_use" if with_tools and "tool_use" in own else "default"
+        if name not in own:
+            names = f" Its templates are called {', '.join(sorted(own))}." if own else ""
+            raise ParameterError(
+                f"The model {self._model.name!r} has no chat template: start the server with --chat-template FILE, "
+                f"or use the completions endpoint with a prompt of your own.{names}",
+                param="messages",
+            )
+        return own[name]
+
+    def _compile_template(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, self.tokenizer.special_tokens)
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    async def read_prompt(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> Prompt:
+        """A prompt in any of its forms: text, token ids, or a dictionary with `prompt` or `prompt_token_ids`.
+
+        Raises:
+            ParameterError: it is none of these, is empty, or holds ids outside the vocabulary.
+        """
+        text, token_ids, cache_salt = _split_prompt(prompt)
+        if token_ids is None:
+            assert text is not None
+            token_ids = await self.tokenize(text, add_special_tokens=add_special_tokens)
+        return self._check_prompt(Prompt(text, token_ids, cache_salt))
+
+    def _check_prompt(self, prompt: Prompt) -> Prompt:
+        token_ids = prompt.token_ids
+        if not token_ids:
+            raise ParameterError("The prompt is empty; it needs at least one token.", param="prompt")
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._vocab_size:
+            wrong = low if low < 0 else high
+            raise ParameterError(
+                f"Token id {wrong} in the prompt is outside the model's vocabulary (0 to {self._vocab_size - 1}).",
+                param="prompt",
+            )
+        return prompt
+
+    def build(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        fit_context: bool = False,
+    ) -> list[EngineRequest]:
+        """The `n` engine requests for one prompt, with every default filled in.
+
+        The first keeps the request's seed, the others derive theirs from it; one without a seed draws it here.
+
+        Args:
+            fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
+
+        Raises:
+            ParameterError: lengths or parameters that this model cannot serve, by name.
+        """
+        self._check_sampling(sampling)
+        max_tokens = self._max_tokens(len(prompt.token_ids), sampling, fit_context)
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        return [
+            EngineRequest(
+                request_id=request_id if sampling.n == 1 else f"{request_id}_{index}",
+                prompt_token_ids=prompt.token_ids,
+                sampling=sampling.replace(n=1, max_tokens=max_tokens, seed=child_seed(seed, index), stop=None),
+                priority=priority,
+                cache_salt=cache_salt if cache_salt is not None else prompt.cache_salt,
+            )
+            for index in range(sampling.n)
+        ]
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        limit = self._model.max_logprobs
+        asked = sampling.logprobs
+        if asked is not None and limit >= 0 and not 0 <= asked <= limit:
+            wanted = "all" if asked < 0 else str(asked)
+            raise ParameterError(
+                f"logprobs asks for {wanted}, but at most {limit} are allowed; the server's --max-logprobs raises it.",
+                param="logprobs",
+            )
+        for token_id in sampling.stop_token_ids or ():
+            if not 0 <= token_id < self._vocab_size:
+                raise ParameterError(
+                    f"stop_token_ids holds {token_id}, outside the vocabulary (0 to {self._vocab_size - 1}).",
+                    param="stop_token_ids",
+                )
+        if sampling.detokenize and self._tokenizer is None:
+            raise ParameterError(
+                "This server runs with --skip-tokenizer-init, so it can give token ids only: set detokenize=False.",
+                param="detokenize",
+            )
+
+    def _max_tokens(self, num_prompt_tokens: int, sampling: SamplingParams, fit_context: bool) -> int:
+        room = self.max_model_len - num_prompt_tokens
+        asked = sampling.max_tokens
+        if room < 1:
+            raise ParameterError(
+                f"The prompt has {num_prompt_tokens} tokens, but prompt and output together are limited to "
+                f"{self.max_model_len} (max_model_len); shorten the prompt to at most {self.max_model_len - 1} tokens.",
+                param="prompt",
+            )
+        if asked is None or (asked > room and fit_context):
+            return room
+        if asked > room:
+            raise ParameterError(
+                f"The prompt has {num_prompt_tokens} tokens and max_tokens asks for {asked} more, which is over the "
+                f"limit of {self.max_model_len} (max_model_len); shorten the prompt or lower max_tokens to {room}.",
+                param="max_tokens",
+            )
+        return asked
+
+    # ------------------------------------------------------------------------------------------------------ defaults
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """SamplingParams keywords that a request which does not name them gets."""
+        return dict(self._model.default_sampling)
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The parameters of a request that names none."""
+        return SamplingParams(**self._model.default_sampling)
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Seed of the `index`-th of n completions: the first keeps the request's own."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str | None]:
+    """(text, ids, cache salt); at least one of text and ids is there."""
+    if isinstance(prompt, str):
+        return prompt, None, None
+    if isinstance(prompt, dict):
+        unknown = set(prompt) - PromptDict.__optional_keys__
+        if unknown:
+            raise ParameterError(f"A prompt cannot hold {sorted(unknown)[0]!r}.", param="prompt")
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if isinstance(text, str) or (text is None and token_ids is not None):
+            return text, None if token_ids is None else _checked_ids(token_ids), prompt.get("cache_salt")
+        raise ParameterError("A prompt dictionary needs a string 'prompt' or 'prompt_token_ids'.", param="prompt")
+    if isinstance(prompt, (list, tuple)):
+        return None, _checked_ids(prompt), None
+    raise ParameterError(
+        f"A prompt is a string, a list of token ids or a dictionary, not {type(prompt).__name__}.", param="prompt"
+    )
+
+
+def _checked_ids(token_ids: Any) -> list[int]:
+    if not isinstance(token_ids, (list, tuple)) or any(type(token_id) is not int for token_id in token_ids):
+        raise ParameterError("Token ids must be a list of whole numbers.", param="prompt")
+    return list(token_ids)

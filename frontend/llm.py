@@ -1,0 +1,252 @@
+"""The blocking front door: `LLM(model).generate(prompts)` for scripts and notebooks."""
+
+import asyncio
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from quire.core.errors import ParameterError
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat_template import Message
+from quire.frontend.event_loop import EventLoopThread
+from quire.frontend.input_processor import PromptLike
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.progress import open_progress
+
+_TOKENIZED_AT_ONCE = 256
+"""Prompts per batch of tokenization: the engine starts on the first batch while the second is read."""
+
+OnOutput = Callable[[RequestOutput], None]
+
+
+class LLM:
+    """A model in this process's hands, for offline work.
+
+        with LLM("Qwen/Qwen3-0.6B") as llm:
+            [output] = llm.generate("The capital of France is", SamplingParams(max_tokens=8))
+            print(output.outputs[0].text)
+
+    The engine runs in a process of its own, started here and ended by `shutdown`, by leaving the `with` block, or
+    with the interpreter at the latest.
+
+    Args:
+        model: folder or hub id; the embedded demo model when left out.
+        options: any engine option, by the flag's name: `max_model_len=4096`, `tensor_parallel_size=2`.
+
+    Raises:
+        ConfigError: an option or the checkpoint is wrong.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self._thread = EventLoopThread("quire-llm")
+        try:
+            self._llm = AsyncLLM.from_engine_args(usage="llm", model=model, **options)
+        except BaseException:
+            self._thread.close()
+            raise
+        # Bound to the parts and not to self, which must stay collectable; runs at interpreter exit as well.
+        self._end = weakref.finalize(self, _end, self._thread, self._llm)
+        self._request_numbers = itertools.count()
+        try:
+            self._thread.run(self._llm.start())
+        except BaseException:
+            self._end()
+            raise
+
+    # --------------------------------------------------------------------------------------------------- generation
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes prompts; outputs are in the order of the prompts.
+
+        Args:
+            prompts: one or many; each a text, a list of token ids, or `{"prompt_token_ids": [...]}`.
+            sampling_params: for all prompts, or one each; the checkpoint's defaults when None. A `max_tokens` that the
+                context has no room for ends the output at the context's limit.
+            use_tqdm: show a progress bar; only on a terminal when None.
+            priority: one number a prompt; lower runs first, with `scheduling_policy="priority"`.
+
+        Raises:
+            ParameterError: a prompt or parameter is wrong; nothing is generated any more.
+        """
+        many = _listed(prompts)
+        return self._run(many, _one_each(many, sampling_params), priority, use_tqdm, add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or each of several. A conversation is a list of OpenAI-style messages.
+
+        Raises:
+            ParameterError: the template refuses a conversation, or a parameter is wrong.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts: list[PromptLike] = [
+            self._llm.input_processor.render_chat(
+                list(conversation),  # type: ignore[arg-type]
+                tools=tools,
+                chat_template=chat_template,
+                content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, _one_each(prompts, sampling_params), None, use_tqdm, add_special_tokens=False)
+
+    def _run(
+        self,
+        prompts: list[PromptLike],
+        params: list[SamplingParams | None],
+        priority: Sequence[int] | None,
+        use_tqdm: bool | None,
+        *,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        if priority is not None and len(priority) != len(prompts):
+            raise ParameterError(
+                f"priority has {len(priority)} entries for {len(prompts)} prompts; give one each.", param="priority"
+            )
+        priorities = list(priority or [0] * len(prompts))
+        with open_progress("Generating", len(prompts), use_tqdm) as progress:
+
+            def on_output(output: RequestOutput) -> None:
+                progress.advance(output.metrics.num_generation_tokens if output.metrics else 0)
+
+            return self._thread.run(self._generate_all(prompts, params, priorities, add_special_tokens, on_output))
+
+    async def _generate_all(
+        self,
+        prompts: list[PromptLike],
+        params: list[SamplingParams | None],
+        priorities: list[int],
+        add_special_tokens: bool,
+        on_output: OnOutput,
+    ) -> list[RequestOutput]:
+        """Puts every prompt in flight at once, or as many as the engine's queue takes."""
+        places = asyncio.Semaphore(self._llm.config.limits.max_num_queued_reqs or len(prompts) or 1)
+        tasks: list[asyncio.Task[RequestOutput]] = []
+        try:
+            for start in range(0, len(prompts), _TOKENIZED_AT_ONCE):
+                batch = slice(start, start + _TOKENIZED_AT_ONCE)
+                tokenized = await self._tokenize(prompts[batch], add_special_tokens)
+                for prompt, sampling, priority in zip(tokenized, params[batch], priorities[batch], strict=True):
+                    work = self._generate_one(prompt, sampling, priority, places, on_output)
+                    tasks.append(asyncio.create_task(work))
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one failed, or the caller gave up: end the others
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tokenize(self, prompts: list[PromptLike], add_special_tokens: bool) -> list[PromptLike]:
+        """The same prompts with ids for those that are text alone."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if not texts:
+            return prompts
+        processor = self._llm.input_processor
+        rows = iter(await processor.tokenize_batch(texts, add_special_tokens=add_special_tokens))
+        return [
+            {"prompt": prompt, "prompt_token_ids": next(rows)} if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+    async def _generate_one(
+        self,
+        prompt: PromptLike,
+        sampling: SamplingParams | None,
+        priority: int,
+        places: asyncio.Semaphore,
+        on_output: OnOutput,
+    ) -> RequestOutput:
+        sampling = sampling or self.get_default_sampling_params()
+        async with places:
+            stream = await self._llm.open(
+                prompt,
+                sampling.replace(output_kind=RequestOutputKind.FINAL_ONLY),
+                f"llm-{next(self._request_numbers)}",
+                priority=priority,
+                fit_context=True,
+            )
+            try:
+                async for output in stream:
+                    on_output(output)
+                    return output
+            finally:
+                stream.close()
+        raise AssertionError("a stream ends with an output")
+
+    # -------------------------------------------------------------------------------------------------------- others
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer as Transformers' own class."""
+        from transformers import AutoTokenizer  # 5 s, which nothing else here needs
+
+        return AutoTokenizer.from_pretrained(str(self._llm.input_processor.tokenizer.folder))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint recommends for requests that name nothing."""
+        return self._llm.get_default_sampling_params()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets cached pages that no request uses."""
+        self._thread.run(self._llm.reset_prefix_cache())
+
+    def shutdown(self) -> None:
+        """Ends the engine. Harmless when called again."""
+        self._end()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+
+def _end(thread: EventLoopThread, llm: AsyncLLM) -> None:
+    try:
+        if not thread.is_current:  # the garbage collector may run anywhere
+            thread.run(llm.aclose())
+    finally:
+        llm.shutdown()
+        thread.close()
+
+
+def _listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """One prompt as a list of one; a list of numbers is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    many = list(prompts)
+    return [many] if many and all(isinstance(each, int) for each in many) else many  # type: ignore[list-item]
+
+
+def _one_each(
+    prompts: list[PromptLike], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams | None]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * len(prompts)
+    if len(sampling_params) != len(prompts):
+        raise ParameterError(
+            f"sampling_params has {len(sampling_params)} entries for {len(prompts)} prompts; give one, or one each.",
+            param="sampling_params",
+        )
+    return list(sampling_params)

@@ -1,0 +1,35 @@
+"""What the frontend knows about the model it serves, beyond what the engine needs."""
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from quire.core.config import EngineArgs
+from quire.frontend.model_source import DEMO_MODEL_NAME
+from quire.frontend.model_spec import read_default_sampling
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """Names and per-request defaults of the served model."""
+
+    names: list[str]  # what clients may call it; the first is reported
+    folder: str
+    default_sampling: dict[str, Any] = {}  # SamplingParams keywords of a request that names none
+    max_logprobs: int = 20  # -1 lifts the limit
+    log_requests: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @classmethod
+    def from_args(cls, args: EngineArgs, folder: Path) -> "ServedModel":
+        """Reads the defaults of the checkpoint in `folder`."""
+        return cls(
+            names=args.model.served_model_name or [args.model.model or DEMO_MODEL_NAME],
+            folder=str(folder),
+            default_sampling=read_default_sampling(folder, args.model),
+            max_logprobs=args.model.max_logprobs,
+            log_requests=args.observability.enable_log_requests,
+        )
