@@ -79,7 +79,7 @@ class UniProcExecutor:
             async with asyncio.timeout(CLOSE_GRACE_SECONDS):
                 await self._ended.wait()
         except TimeoutError:
-            logger.warning("The worker is still in a step after %.0f s and is left behind.", CLOSE_GRACE_SECONDS)
+            logger.warning("The worker is still busy after %.0f s and is left behind.", CLOSE_GRACE_SECONDS)
         else:
             thread.join()  # it has said its last word
 
