@@ -1,0 +1,65 @@
+"""Runs steps: a plan in, sampled tokens out. Owns the request table, the KV cache and the sampler of one rank."""
+
+import numpy as np
+import torch
+
+from quire.core.protocol import StepPlan, StepResult
+from quire.executor.input_batch import InputBatch, build_input_batch
+from quire.executor.models.base import Model
+from quire.executor.request_table import RequestTable
+from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.sampler import Sampled, Sampler
+from quire.ops import Backend
+
+
+class ModelRunner:
+    """One rank's model and everything that a step touches. Ranks run the same plans and come to the same tokens."""
+
+    def __init__(
+        self, model: Model, ops: Backend, table: RequestTable, sampler: Sampler, kv_caches: list[torch.Tensor]
+    ) -> None:
+        self._model = model
+        self._ops = ops
+        self._table = table
+        self._sampler = sampler
+        self._kv_caches = kv_caches
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Applies the plan to the table, runs its rows and waits for the tokens."""
+        self._table.apply(plan)
+        for new in plan.admitted:
+            self._sampler.admit(new)
+        if not plan.slots:
+            return StepResult(plan.step_id, [])
+        batch = build_input_batch(plan, self._table)
+        hidden = self._forward(batch)
+        if len(batch.sampled_slots) == 0:
+            return StepResult(plan.step_id, [])
+        logits = self._model.compute_logits(hidden[batch.last_tokens])
+        sampled = self._sampler.sample(logits, SampleBatch(batch.sampled_slots, batch.sampled_positions, self._table))
+        # On the device, so that the next step can read the tokens whether or not the host has seen them.
+        self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
+        return _result(plan.step_id, sampled)
+
+    def _forward(self, batch: InputBatch) -> torch.Tensor:
+        attention = self._ops.attention_batch(
+            batch.query_lens,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.slot_mapping,
+            block_size=self._table.block_size,
+        )
+        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention)
+
+
+def _result(step_id: int, sampled: Sampled) -> StepResult:
+    """Reads a step's tokens off the device."""
+    token_ids = sampled.token_ids.tolist()
+    usable = sampled.usable.cpu().numpy()
+    logprobs = sampled.logprobs.rows() if sampled.logprobs is not None else []
+    if usable.all():
+        return StepResult(step_id, token_ids, logprobs)
+    message = "The model's logits were NaN or infinite for this request."
+    failures = [(row, message) for row in np.flatnonzero(~usable).tolist()]
+    return StepResult(step_id, token_ids, [entry for entry in logprobs if usable[entry[0]]], failures)

@@ -1,0 +1,54 @@
+"""What a sampling feature is, and what it sees of a step."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from quire.core.protocol import NewSlot
+from quire.executor.request_table import RequestTable
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """The rows of a step that sample a token.
+
+    Attributes:
+        slots: [num_rows] int64, on the host.
+        positions: [num_rows] int64, on the host; the place that the sampled token will take in its sequence, which is
+            also the number of tokens known before it.
+        table: the worker's requests; the tokens before `positions` are in it.
+    """
+
+    slots: np.ndarray
+    positions: np.ndarray
+    table: RequestTable
+
+    def take(self, rows: np.ndarray) -> "SampleBatch":
+        """The batch of some rows only, by index."""
+        return SampleBatch(self.slots[rows], self.positions[rows], self.table)
+
+    @property
+    def num_prompt_tokens(self) -> np.ndarray:
+        return self.table.num_prompt_tokens[self.slots]
+
+    def column(self, values: np.ndarray) -> torch.Tensor:
+        """A slot-indexed column as [num_rows, 1] on the device, to be combined with logits."""
+        return torch.from_numpy(values[self.slots]).to(self.table.device, non_blocking=True).unsqueeze(1)
+
+
+class Feature(Protocol):
+    """One way to change logits before a token is chosen. It keeps its own slot-indexed columns of parameters."""
+
+    def admit(self, request: NewSlot) -> None:
+        """Takes over the parameters of a request that enters a slot."""
+        ...
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        """Which rows want this feature in this step: [num_rows] bool. The rest of the rows cost nothing."""
+        ...
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        """Changed logits, [num_rows, vocab_size] float32, of rows that all use it; may change its input in place."""
+        ...

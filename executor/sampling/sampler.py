@@ -1,0 +1,107 @@
+"""Logits to tokens: an ordered list of features, then the likeliest token or a draw."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.core.protocol import NewSlot
+from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
+from quire.executor.sampling.min_p import MinP
+from quire.executor.sampling.min_tokens import MinTokens
+from quire.executor.sampling.penalties import Penalties
+from quire.executor.sampling.random import draw, uniforms
+from quire.executor.sampling.temperature import Temperature
+from quire.executor.sampling.top_k_top_p import TopK, TopP
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The tokens of one step, on the device.
+
+    Attributes:
+        token_ids: [num_rows] int64; always valid ids, meaningless where not `usable`.
+        usable: [num_rows] bool; false where the row's logits were NaN or infinite.
+        logprobs: for the rows that asked, or None if no row did.
+    """
+
+    token_ids: torch.Tensor
+    usable: torch.Tensor
+    logprobs: StepLogprobs | None
+
+
+class Sampler:
+    """Samples one token for each row. To add a sampling parameter, write its feature and put it in the list."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._features: list[Feature] = [
+            Penalties(max_num_seqs),
+            MinTokens(max_num_seqs, vocab_size, eos_token_ids),
+            Temperature(max_num_seqs),  # from here on only rows that draw
+            MinP(max_num_seqs),
+            TopK(max_num_seqs, vocab_size),
+            TopP(max_num_seqs),
+        ]
+        self._logprobs = Logprobs(max_num_seqs, vocab_size)
+        self._greedy = np.ones(max_num_seqs, bool)
+        self._seeds = np.zeros(max_num_seqs, np.uint64)
+
+    def admit(self, request: NewSlot) -> None:
+        """Takes over the parameters of a request that enters a slot."""
+        for feature in (*self._features, self._logprobs):
+            feature.admit(request)
+        self._greedy[request.slot] = request.sampling.greedy
+        self._seeds[request.slot] = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
+
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
+        logits = logits.float()
+        asked = np.flatnonzero(self._logprobs.used(batch))
+        distribution = self._logprobs.distribution(_rows(logits, asked)) if len(asked) else None
+        for feature in self._features:
+            rows = np.flatnonzero(feature.used(batch))
+            if len(rows) == len(batch.slots):
+                logits = feature.apply(logits, batch)
+            elif len(rows):
+                logits[_index(rows, logits)] = feature.apply(_rows(logits, rows), batch.take(rows))
+        token_ids, usable = self._choose(logits, batch)
+        if distribution is None:
+            return Sampled(token_ids, usable, None)
+        logprobs = self._logprobs.of(distribution, batch.take(asked), asked, _rows(token_ids, asked))
+        return Sampled(token_ids, usable, logprobs)
+
+    def _choose(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        greedy = self._greedy[batch.slots]
+        if greedy.all():
+            return _likeliest(logits)
+        if not greedy.any():
+            return self._draw(logits, batch)
+        token_ids = torch.empty(len(greedy), dtype=torch.int64, device=logits.device)
+        usable = torch.empty(len(greedy), dtype=torch.bool, device=logits.device)
+        rows = np.flatnonzero(greedy)
+        index = _index(rows, logits)
+        token_ids[index], usable[index] = _likeliest(logits[index])
+        rows = np.flatnonzero(~greedy)
+        index = _index(rows, logits)
+        token_ids[index], usable[index] = self._draw(logits[index], batch.take(rows))
+        return token_ids, usable
+
+    def _draw(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        uniform = torch.from_numpy(uniforms(self._seeds[batch.slots], batch.positions))
+        return draw(logits, uniform.to(logits.device, non_blocking=True))
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    token_ids = logits.argmax(-1)  # a NaN counts as the greatest, so it shows in the value
+    return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+
+
+def _index(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).to(like.device, non_blocking=True)
+
+
+def _rows(tensor: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """Some rows of a tensor, by index; the tensor itself if they are all."""
+    return tensor if len(rows) == tensor.shape[0] else tensor[_index(rows, tensor)]

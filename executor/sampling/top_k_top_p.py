@@ -1,0 +1,67 @@
+"""top-k and top-p: keep the likeliest tokens, by number and by probability mass.
+
+Both find the least value that stays and drop what lies below it. Tokens that are exactly as likely as the last one
+kept stay too, so the outcome depends on the row's values alone, never on how a sort broke a tie.
+"""
+
+import numpy as np
+import torch
+
+from quire.core.protocol import NewSlot
+from quire.executor.sampling.feature import SampleBatch
+
+_FIRST_LOOK = 1024
+"""Tokens among which the top-p cut is sought before the whole vocabulary is sorted: nearly always enough."""
+
+
+class TopK:
+    """Keeps the k likeliest tokens."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._top_k = np.full(max_num_seqs, vocab_size, np.int64)
+
+    def admit(self, request: NewSlot) -> None:
+        params = request.sampling
+        used = params.top_k > 0 and not params.greedy
+        self._top_k[request.slot] = min(params.top_k, self._vocab_size) if used else self._vocab_size
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        return self._top_k[batch.slots] < self._vocab_size
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        likeliest = logits.topk(int(self._top_k[batch.slots].max()), dim=-1).values
+        least = likeliest.gather(1, batch.column(self._top_k) - 1)
+        return logits.masked_fill_(logits < least, -torch.inf)
+
+
+class TopP:
+    """Keeps the smallest set of likeliest tokens whose probability reaches top_p; at least one."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._top_p = np.ones(max_num_seqs, np.float64)
+
+    def admit(self, request: NewSlot) -> None:
+        params = request.sampling
+        self._top_p[request.slot] = 1.0 if params.greedy else params.top_p
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        return self._top_p[batch.slots] < 1.0
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        probs = logits.softmax(-1)
+        top_p = batch.column(self._top_p)
+        likeliest = probs.topk(min(_FIRST_LOOK, probs.shape[1]), dim=-1).values
+        least, mass = _least_kept(likeliest, top_p)
+        if likeliest.shape[1] < probs.shape[1]:
+            (flat,) = torch.where(mass < top_p.squeeze(1))  # rows so flat that the first look was too short
+            if len(flat):
+                least[flat], _ = _least_kept(probs[flat].sort(-1, descending=True).values, top_p[flat])
+        return logits.masked_fill_(probs < least, -torch.inf)
+
+
+def _least_kept(probs: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of `probs` [num_rows, n], best first: the least that top-p keeps [num_rows, 1], and their sum [num_rows]."""
+    reached = probs.cumsum(-1, dtype=torch.float64)
+    num_kept = (reached - probs < top_p).sum(-1, keepdim=True).clamp_(min=1)
+    return probs.gather(1, num_kept - 1), reached[:, -1]
