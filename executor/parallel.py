@@ -10,6 +10,8 @@ from types import ModuleType
 
 import torch
 
+from quire.core.errors import ConfigError
+
 
 class ParallelGroup:
     """A group of one: collectives are the identity. `create` gives the real thing for more ranks."""
@@ -39,6 +41,9 @@ class ParallelGroup:
         Args:
             device: "cpu" or "cuda"; on cuda, rank i takes device i as its current one.
             init_method: where ranks meet, `file:///path/in/a/private/folder` or `tcp://127.0.0.1:port`.
+
+        Raises:
+            ConfigError: there are fewer devices than ranks.
         """
         if size == 1:
             return cls()
@@ -55,6 +60,7 @@ class DistributedGroup(ParallelGroup):
 
         self._distributed: ModuleType | None = distributed
         if device == "cuda":
+            _check_devices(size)
             torch.cuda.set_device(rank)
         else:
             # Workers of one host need no other interface, and a loopback is there even where a host name is not.
@@ -83,3 +89,12 @@ class DistributedGroup(ParallelGroup):
     def _open(self) -> ModuleType:
         assert self._distributed is not None, "the group is closed"
         return self._distributed
+
+
+def _check_devices(size: int) -> None:
+    count = torch.cuda.device_count()
+    if count < size:
+        raise ConfigError(
+            f"--tensor-parallel-size {size} needs {size} CUDA devices, and {count} are visible; "
+            "lower it, or see CUDA_VISIBLE_DEVICES."
+        )

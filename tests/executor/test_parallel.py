@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
+from quire.core.errors import ConfigError
 from quire.executor.parallel import ParallelGroup
 
 # One rank: prints digests of an all_reduce for each dtype and shape, and of gathers along both dimensions.
@@ -66,3 +68,9 @@ def test_group_of_one_is_the_identity_and_needs_no_torch_distributed() -> None:
     assert group.all_reduce(x) is x
     assert group.all_gather(x) is x
     group.close()
+
+
+def test_too_few_devices_are_named(tmp_path: Path) -> None:
+    size = torch.cuda.device_count() + 2
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size} needs {size} CUDA devices"):
+        ParallelGroup.create(0, size, "cuda", f"file://{tmp_path}/rendezvous")
