@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+
 from quire.core.errors import ConfigError
 
 # `extra` keys read by the command line: `aliases` are other spellings of the flag; `parse` is "human_int" (1k = 1000,
-# 1K = 1024), "human_int_or_auto" (also "auto" and -1) or "json" (an object, whole or by dotted keys).
+# 1K = 1024), "human_int_or_auto" (also "auto" and -1) or "json" (an object, whole or by dotted keys);
+# `value_optional` lets the flag stand alone, which leaves the field None.
 
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -31,7 +33,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     tokenizer_revision: Annotated[
         str | None, Meta(description="Branch, tag or commit of the tokenizer on the hub.")
     ] = None
-    hf_token: Annotated[str | None, Meta(description="Token for gated repositories on the hub.")] = None
+    hf_token: Annotated[
+        str | None,
+        Meta(
+            description="Token for gated repositories on the hub; without a value, the one that `hf auth login` saved.",
+            extra={"value_optional": True},
+        ),
+    ] = None
     served_model_name: Annotated[
         list[str] | None, Meta(description="Names that clients may use for the model; the first one is reported.")
     ] = None
@@ -88,6 +96,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
             gt=0,
             le=1,
             description="Share of the device's memory for weights, workspace and KV cache (of free RAM on a CPU).",
+            extra={"aliases": ["--device-memory-utilization"]},
         ),
     ] = 0.92
     kv_cache_memory_bytes: Annotated[

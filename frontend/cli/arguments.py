@@ -1,0 +1,256 @@
+"""The parser of one command. Options Structs become flags here; nothing about a flag is written a second time.
+
+Beyond argparse: `--a_b` for `--a-b`, `--x`/`--no-x`, dotted JSON keys, `--config FILE`, `--help=TOPIC`, and errors of
+one line that name the flag, the value and what is allowed.
+"""
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.config import EngineArgs, convert_group
+from quire.core.errors import ConfigError
+from quire.frontend.batch_config import BatchConfig
+from quire.frontend.cli import config_file, help_pages
+from quire.frontend.cli.dotted import DottedValue, merge
+from quire.frontend.cli.refusals import Refusals
+from quire.frontend.cli.values import Field, fields_of
+from quire.frontend.server_config import ServerConfig
+
+USAGE_ERROR = 2
+NUMBER = re.compile(r"-\d*\.?\d+")
+ARGPARSE_WORDS = {
+    "expected one argument": "needs a value",
+    "expected at least one argument": "needs at least one value",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Composite:
+    """Fields that become one object, stored in the parsed namespace under `dest`."""
+
+    dest: str
+    names: list[str]
+    build: Callable[[dict[str, Any]], Any]
+
+
+@dataclasses.dataclass
+class CommandLine:
+    """The words of a command line, sorted before argparse sees them."""
+
+    tokens: list[str] = dataclasses.field(default_factory=list)  # for argparse
+    dotted: list[DottedValue] = dataclasses.field(default_factory=list)
+    seen: set[str] = dataclasses.field(default_factory=set)  # flags that were given
+    config_path: str | None = None
+
+
+class ListAction(argparse.Action):
+    """Stores a list of checked items; a lone null is the null of the whole list."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, None if values == [None] else values)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses one command's arguments; `parse_args` answers `--help` and leaves with code 2 on a usage error."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
+        self.fields: dict[str, Field] = {}  # by flag
+        self.common: list[str] = []  # flags that plain --help shows
+        self.refused_sections: list[str] = []
+        self._composites: list[Composite] = []
+
+    # ------------------------------------------------------------------------------------------------- declaration
+
+    def add_struct(self, struct: type[Struct], *, without: Sequence[str] = ()) -> list[str]:
+        """Adds a flag for each field of `struct`, as a group named like it; returns the fields' names."""
+        group = self.add_argument_group(struct.__name__, (struct.__doc__ or "").split("\n")[0])
+        chosen = [field for field in fields_of(struct) if field.name not in without]
+        for field in chosen:
+            self.fields[field.flag] = field
+            self._add_field(group, field)
+        return [field.name for field in chosen]
+
+    def _add_field(self, group: Any, field: Field) -> None:
+        shared: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+        text = help_pages.escape(field.description)
+        short = [alias for alias in field.aliases if not alias.startswith("--")]
+        names = [*short, field.flag, *(alias for alias in field.aliases if alias not in short)]
+        if field.is_bool:
+            group.add_argument(*names, action="store_true", help=text, **shared)
+            negated = "--no-" + field.flag.removeprefix("--")
+            group.add_argument(negated, action="store_false", help=argparse.SUPPRESS, **shared)
+            return
+        if field.is_list and not field.is_json:
+            shared |= {"nargs": "+", "action": ListAction}
+        elif field.value_optional:
+            shared |= {"nargs": "?"}
+        if field.required:
+            shared |= {"required": True}
+        group.add_argument(*names, type=field, metavar=field.metavar, help=text, **shared)
+
+    def compose(self, dest: str, names: list[str], build: Callable[[dict[str, Any]], Any]) -> None:
+        """After parsing, `args.<dest>` is `build(the fields among names that were given)`."""
+        self._composites.append(Composite(dest, names, build))
+
+    @property
+    def flags(self) -> dict[str, argparse.Action]:
+        """Every spelling that the parser takes, short ones too."""
+        return self._option_string_actions
+
+    @property
+    def refusals(self) -> Refusals:
+        return Refusals(self.flags, self.refused_sections)
+
+    # ----------------------------------------------------------------------------------------------------- parsing
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """The namespace, with the composed objects in place of their fields."""
+        tokens = list(sys.argv[1:] if args is None else args)
+        self._answer_help(tokens)
+        line = self._read(tokens)
+        if line.config_path is not None:
+            line.dotted[:0] = self._use_config_file(line.config_path)
+        result = vars(super().parse_args(line.tokens, namespace))
+        result.pop("config", None)
+        self._settle_model(result, line.seen)
+        for item in line.dotted:
+            self._merge(result, item)
+        for composite in self._composites:
+            given = {name: result.pop(name) for name in composite.names if name in result}
+            try:
+                result[composite.dest] = composite.build(given)
+            except ConfigError as error:
+                self.error(str(error))
+        return argparse.Namespace(**result)
+
+    def _answer_help(self, tokens: list[str]) -> None:
+        for token in tokens[: tokens.index("--")] if "--" in tokens else tokens:
+            if token in ("-h", "--help") or token.startswith("--help="):
+                try:
+                    print(help_pages.page(self, token.partition("=")[2]))
+                except LookupError as error:
+                    self.error(str(error.args[0]))
+                self.exit(0)
+
+    def _read(self, tokens: list[str]) -> CommandLine:
+        """Sorts `tokens`; refuses the flags that the parser does not take."""
+        line = CommandLine()
+        rest = iter(tokens)
+        for token in rest:
+            if token == "--":
+                line.tokens += [token, *rest]
+                break
+            name, equals, value = token.partition("=")
+            if not name.startswith("-") or name == "-" or " " in name or NUMBER.fullmatch(token):
+                line.tokens.append(token)
+                continue
+            name = normalize(name)
+            base = name.split(".")[0].removesuffix("+")
+            if name not in self.flags and base in self.fields and self.fields[base].is_json:
+                line.dotted.append(self._dotted(name, value if equals else next(rest, None)))
+            elif name == "--config" and name in self.flags:
+                line.config_path = self._value_of(name, value if equals else next(rest, None))
+            else:
+                self._check_flag(name, value if equals else None)
+                line.seen.add(name)
+                line.tokens.append(name + equals + value)
+        return line
+
+    def _check_flag(self, name: str, value: str | None) -> None:
+        """Refuses a flag that is not taken, and a value (after `=`) for one that takes none."""
+        glued = name[1] != "-" and name[:2] in self.flags  # -iFILE
+        if name not in self.flags and not glued:
+            self.error(self.refusals.explain(name))
+        if value is not None and name in self.flags and self.flags[name].nargs == 0:
+            off = f"; --no-{name[2:]} turns it off" if name in self.fields else ""
+            self.error(f"{name} takes no value (got {value!r}){off}")
+
+    def _value_of(self, name: str, text: str | None) -> str:
+        if text is None or text.startswith("--"):
+            self.error(f"{name}: needs a value")
+        return text
+
+    def _dotted(self, name: str, text: str | None) -> DottedValue:
+        text = self._value_of(name, text)
+        flag, *keys = name.removesuffix("+").split(".")
+        if not all(keys):
+            self.error(f"{name}: a dotted key has an empty part")
+        return DottedValue(flag, keys, name.endswith("+"), text)
+
+    def _use_config_file(self, path: str) -> list[DottedValue]:
+        """Makes the file's values the defaults; returns its dotted values."""
+        try:
+            settings = config_file.read(path, self.flags, self.fields, self.refusals)
+        except ConfigError as error:
+            self.error(str(error))
+        self.set_defaults(**settings.values)
+        for action in self._actions:
+            if action.dest in settings.values:
+                action.required = False
+        return settings.dotted
+
+    def _settle_model(self, result: dict[str, Any], seen: set[str]) -> None:
+        """The model may stand alone or after --model; twice only if both agree. A configuration file gives way."""
+        tag = result.pop("model_tag", None)
+        if tag is None:
+            return
+        if "--model" in seen and result["model"] != tag:
+            self.error(f"two models: {tag!r} and --model {result['model']!r}; give one")
+        result["model"] = tag
+
+    def _merge(self, result: dict[str, Any], item: DottedValue) -> None:
+        field = self.fields[item.flag]
+        try:
+            result[field.name] = field.validate(merge(result.get(field.name, field.default), item))
+        except ValueError as error:
+            self.error(f"{item.spelling}: {error} (got {item.text!r})")
+
+    def error(self, message: str) -> NoReturn:
+        """One line on stderr, then exit code 2."""
+        match = re.match(r"argument (\S+): (.*)", message, re.DOTALL)
+        if match:
+            flag = next((name for name in match.group(1).split("/") if name.startswith("--")), match.group(1))
+            message = f"{flag}: {ARGPARSE_WORDS.get(match.group(2), match.group(2))}"
+        self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def normalize(flag: str) -> str:
+    """`--a_b` as `--a-b`; keys after a dot stay as they are."""
+    name, dot, keys = flag.partition(".")
+    return (name.replace("_", "-") if name.startswith("--") else name) + dot + keys
+
+
+def add_engine_options(parser: CommandParser, *, positional_model: bool = False) -> None:
+    """All engine options; `args.engine_args` is then an `EngineArgs`."""
+    if positional_model:
+        parser.add_argument(
+            "model_tag", nargs="?", metavar="MODEL", help="Folder or hub id of the model, as with --model."
+        )
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options by long name; the command line wins.")
+    names = [name for group in msgspec.structs.fields(EngineArgs) for name in parser.add_struct(group.type)]
+    parser.compose("engine_args", names, lambda given: EngineArgs.from_flat(**given))
+    parser.refused_sections.append("engine")
+
+
+def add_batch_options(parser: CommandParser) -> None:
+    """All options of the batch runner; `args.batch_config` is then a `BatchConfig`."""
+    names = parser.add_struct(BatchConfig)
+    parser.compose("batch_config", names, lambda given: convert_group(BatchConfig, given))
+    parser.refused_sections.append("run-batch")
+
+
+def add_server_options(parser: CommandParser) -> None:
+    """All options of the HTTP server; `args.server_config` is then a `ServerConfig`."""
+    names = parser.add_struct(ServerConfig)
+    parser.compose("server_config", names, lambda given: convert_group(ServerConfig, given))
+    parser.refused_sections.append("server")

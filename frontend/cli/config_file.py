@@ -1,0 +1,97 @@
+"""`--config FILE.yaml`: a flat mapping from long flag names (dashes or underscores) to values.
+
+Scalars are read as the text that stands in the file, so that they follow the rules of the command line; only true,
+false and null, and whatever is inside an object, keep YAML's own meaning.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quire.core.errors import ConfigError
+from quire.frontend.cli.dotted import DottedValue
+from quire.frontend.cli.refusals import Refusals
+from quire.frontend.cli.values import Field
+
+
+@dataclass(frozen=True)
+class FileSettings:
+    """What a file sets: values by the parser's dest, and dotted keys in order."""
+
+    values: dict[str, Any]
+    dotted: list[DottedValue]
+
+
+def read(
+    path: str, flags: Mapping[str, argparse.Action], fields: Mapping[str, Field], refusals: Refusals
+) -> FileSettings:
+    """The settings in the file at `path`.
+
+    Raises:
+        ConfigError: an unreadable file, an unknown key or a wrong value, by file and key.
+    """
+    typed, texts = _load(path)
+    values: dict[str, Any] = {}
+    dotted: list[DottedValue] = []
+    for key, value in typed.items():
+        flag = "--" + ("model" if key in ("model_tag", "model-tag") else key)
+        base, *keys = flag.split(".")
+        base = base.replace("_", "-")
+        append = flag.endswith("+")
+        if (keys or append) and base.removesuffix("+") in fields and fields[base.removesuffix("+")].is_json:
+            text = texts[key] if isinstance(texts[key], str) else json.dumps(value)
+            flag_keys = [part.removesuffix("+") if append else part for part in keys]
+            dotted.append(DottedValue(base.removesuffix("+"), flag_keys, append, text))
+            continue
+        flag = ".".join([base, *keys])
+        if flag not in flags or flag == "--config":
+            raise ConfigError(f"{path}: {refusals.explain(flag) if flag != '--config' else 'config cannot be nested'}")
+        try:
+            values[flags[flag].dest] = _value(flags[flag], value, texts[key])
+        except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: {key}: {error}") from None
+    return FileSettings(values, dotted)
+
+
+def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file twice: with YAML's types, and with every scalar as text."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        typed, texts = yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: cannot read {path!r}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config: {path} is not YAML: {error}") from None
+    if typed is None:
+        return {}, {}
+    if not isinstance(typed, dict) or not all(isinstance(key, str) for key in typed):
+        raise ConfigError(f"--config: {path} must map option names to values, as in `max-num-seqs: 64`")
+    return typed, texts
+
+
+def _value(action: argparse.Action, value: Any, text: Any) -> Any:
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false (got {text!r})")
+        return action.const if value else not action.const
+    if isinstance(action.type, Field) and action.type.is_json and value is not None:
+        return action.type(text if isinstance(value, str) else json.dumps(value))
+    if value is None:
+        return _convert(action, "None")
+    if action.nargs in ("+", "*"):
+        return [_convert(action, item) for item in (text if isinstance(text, list) else [text])]
+    return _convert(action, text)
+
+
+def _convert(action: argparse.Action, text: Any) -> Any:
+    if not isinstance(text, str):
+        raise ValueError(f"needs a single value (got {text!r})")
+    value = action.type(text) if callable(action.type) else text
+    if action.choices is not None and value not in action.choices:
+        raise ValueError(f"choose from {', '.join(map(str, action.choices))} (got {text!r})")
+    return value

@@ -1,0 +1,212 @@
+"""What `--help` prints: a short page, everything, one group, one option, or a search. Plain text, any width."""
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from msgspec import NODEFAULT
+
+if TYPE_CHECKING:
+    from quire.frontend.cli.arguments import CommandParser
+
+WIDEST = 100
+COLUMN = 34  # where descriptions start when there is room
+NARROW = 72
+BUILTIN_TITLES = {"positional arguments": "Arguments", "options": "Options"}
+
+
+def escape(text: str) -> str:
+    """`text` as argparse wants it in `help=`."""
+    return text.replace("%", "%%")
+
+
+def canonical(action: argparse.Action) -> str:
+    """The first long spelling of an option; empty for a positional argument."""
+    names = action.option_strings
+    return next((name for name in names if name.startswith("--")), names[0] if names else "")
+
+
+def width() -> int:
+    return max(24, min(WIDEST, shutil.get_terminal_size().columns))
+
+
+def page(parser: "CommandParser", topic: str) -> str:
+    """The page on `topic`; the short one when it is empty.
+
+    Raises:
+        LookupError: nothing matches; the message says what is near.
+    """
+    groups = _groups(parser)
+    word = topic.strip().lower()
+    if not word:
+        return _short(parser, groups)
+    if word == "all":
+        return "\n\n".join([_usage(parser), *(_group(parser, *group) for group in groups)])
+    if word == "listgroup":
+        return "\n".join(_row(f"{title} ({len(actions)})", doc) for title, doc, actions in groups)
+    for title, doc, actions in groups:
+        if title.lower() == word:
+            return _group(parser, title, doc, actions)
+    flag = "--" + word.lstrip("-").replace("_", "-")
+    if flag in parser.flags:
+        return _option(parser, parser.flags[flag], groups)
+    if flag in parser.refusals.reasons:
+        return _wrap(parser.refusals.explain(flag))
+    return _search(parser, word, groups)
+
+
+Group = tuple[str, str, list[argparse.Action]]
+
+
+def _groups(parser: "CommandParser") -> list[Group]:
+    """(title, description, options that help shows) of each group that has any."""
+    found = []
+    for group in parser._action_groups:
+        shown = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+        if shown:
+            title = BUILTIN_TITLES.get(group.title or "", group.title or "")
+            found.append((title, group.description or "", shown))
+    return found
+
+
+def _short(parser: "CommandParser", groups: list[Group]) -> str:
+    struct_titles = {field.group for field in parser.fields.values()}
+    own = [action for title, _, actions in groups if title not in struct_titles for action in actions]
+    common = [parser.flags[flag] for flag in parser.common]
+    own += [action for action in parser._actions if action.required and action not in own]
+    parts = [_usage(parser), _wrap(parser.description or "")]
+    rows = [_action_row(parser, action) for action in [*own, *(action for action in common if action not in own)]]
+    parts.append("\n".join(rows))
+    if struct_titles:
+        more = [
+            ("--help=all", "every option"),
+            ("--help=listgroup", "the groups of options"),
+            ("--help=CacheConfig", "one group"),
+            ("--help=max-num-seqs", "one option"),
+            ("--help=WORD", "options that mention a word"),
+        ]
+        parts.append("\n".join(["More:", *(_row("  " + left, right) for left, right in more)]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _usage(parser: "CommandParser") -> str:
+    positionals = []
+    for action in parser._actions:
+        if not action.option_strings:
+            name = str(action.metavar or action.dest)
+            positionals.append(f"[{name}]" if action.nargs in ("?", "*") else name)
+    required = [
+        f"{canonical(action)} {action.metavar or action.dest.upper()}"
+        for action in parser._actions
+        if action.option_strings and action.required
+    ]
+    return _wrap(" ".join(["Usage:", parser.prog, *positionals, *required, "[options]"]))
+
+
+def _group(parser: "CommandParser", title: str, doc: str, actions: list[argparse.Action]) -> str:
+    heading = _wrap(f"{title}: {doc}" if doc else title)
+    return "\n".join([heading, *(_action_row(parser, action) for action in actions)])
+
+
+def _action_row(parser: "CommandParser", action: argparse.Action) -> str:
+    return _row("  " + _spelling(parser, action), _description(parser, action))
+
+
+def _spelling(parser: "CommandParser", action: argparse.Action) -> str:
+    if not action.option_strings:
+        return str(action.metavar or action.dest)
+    names = ", ".join(action.option_strings)
+    if action.nargs == 0:
+        negated = "--no-" + canonical(action).removeprefix("--")
+        return names + (f", {negated}" if negated in parser.flags else "")
+    value = action.metavar if isinstance(action.metavar, str) else None
+    if value is None:
+        value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+    if action.nargs in ("+", "*"):
+        value += " ..."
+    return f"{names} {f'[{value}]' if action.nargs == '?' else value}"
+
+
+def _description(parser: "CommandParser", action: argparse.Action) -> str:
+    text = (action.help or "") % (vars(action) | {"prog": parser.prog})
+    default = _default(parser, action)
+    return f"{text} [{default}]" if default and "default" not in text.lower() else text
+
+
+def _default(parser: "CommandParser", action: argparse.Action) -> str:
+    """How the default is spelled on a command line; empty when there is nothing to say."""
+    flag = canonical(action)
+    value = parser.fields[flag].default if flag in parser.fields else action.default
+    if value in (None, argparse.SUPPRESS, NODEFAULT, {}, []):
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else ""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _no_default(parser: "CommandParser", action: argparse.Action) -> str:
+    field = parser.fields.get(canonical(action))
+    return "off" if action.nargs == 0 and (field is None or field.default is False) else "unset"
+
+
+def _option(parser: "CommandParser", action: argparse.Action, groups: list[Group]) -> str:
+    """Everything about one option."""
+    if action.help == argparse.SUPPRESS:  # the --no- twin: show the option itself
+        action = next(other for other in parser._actions if other.dest == action.dest and other is not action)
+    rows = [_row("  " + _spelling(parser, action), (action.help or "") % vars(action))]
+    flag = canonical(action)
+    group = next(title for title, _, actions in groups if action in actions)
+    facts = [("group", group), ("default", _default(parser, action) or _no_default(parser, action))]
+    if flag in parser.fields:
+        facts.append(("in YAML", f"{flag[2:]}: ..."))
+        if parser.fields[flag].is_json:
+            facts.append(("dotted", f"{flag}.key VALUE, {flag}.list+ ITEM"))
+    return "\n".join(rows + [_row(f"    {name}", text) for name, text in facts])
+
+
+def _search(parser: "CommandParser", word: str, groups: list[Group]) -> str:
+    found = []
+    for title, doc, actions in groups:
+        hits = [
+            action
+            for action in actions
+            if word in _spelling(parser, action).lower().replace("_", "-") or word in (action.help or "").lower()
+        ]
+        if hits:
+            found.append(_group(parser, title, doc, hits))
+    if found:
+        return "\n\n".join(found)
+    topics: Iterable[str] = [*(flag[2:] for flag in parser.flags if flag.startswith("--")), *(row[0] for row in groups)]
+    near = get_close_matches(word, topics, n=1, cutoff=0.6)
+    hint = f"did you mean --help={near[0]}?" if near else "--help=all lists every option."
+    raise LookupError(f"no option, group or description matches {word!r}; {hint}")
+
+
+# ----------------------------------------------------------------------------------------------------------- layout
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, width(), initial_indent=indent, subsequent_indent=indent or "  ")
+
+
+def _row(left: str, text: str) -> str:
+    """`left`, then `text` beside it, or below it when the terminal is narrow or `left` long."""
+    columns = width()
+    if columns < NARROW:
+        return "\n".join(part for part in (_fold(left, columns), _wrap(text, "      ")) if part.strip())
+    body = textwrap.wrap(text, columns - COLUMN) or [""]
+    if len(left) > COLUMN - 2:
+        return "\n".join([_fold(left, columns), *(" " * COLUMN + line for line in body if line)])
+    return "\n".join([left.ljust(COLUMN) + body[0], *(" " * COLUMN + line for line in body[1:])]).rstrip()
+
+
+def _fold(left: str, columns: int) -> str:
+    """`left` within `columns`; long lists of choices break after a comma."""
+    spaced = left.replace(",", ", ") if len(left) > columns else left
+    indent = " " * (len(left) - len(left.lstrip()))
+    return textwrap.fill(
+        spaced.strip(), columns, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )

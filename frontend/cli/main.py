@@ -1,0 +1,36 @@
+"""`quire`: the table of commands, and the way out of the process."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from quire.frontend.cli.bench import BENCH
+from quire.frontend.cli.program import Command, Program
+
+INTERRUPTED = 130
+
+QUIRE = Program(
+    "Serves large language models.",
+    {
+        "serve": Command("quire.frontend.cli.serve", "Serve a model over HTTP with OpenAI's API."),
+        "run-batch": Command("quire.frontend.cli.run_batch", "Run a JSONL file of requests through a model."),
+        "chat": Command("quire.frontend.cli.chat", "Chat with the model of a running server."),
+        "complete": Command("quire.frontend.cli.complete", "Complete text with the model of a running server."),
+        "bench": BENCH,
+        "collect-env": Command("quire.frontend.cli.collect_env", "Print what a bug report should say of this machine."),
+    },
+)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs `quire` and exits; Ctrl-C is a quiet 130."""
+    try:
+        code = QUIRE.run("quire", list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of our output left; Python would complain again as it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

@@ -1,0 +1,93 @@
+"""A program with commands: `quire`, and `quire bench` inside it. Picks one, runs it, gives an exit code.
+
+A command's module is imported only when the command is named, so that overviews answer at once. Each module has
+`add_arguments(parser)`, which declares its arguments, and `run(args)`, which returns an exit code or None.
+"""
+
+import importlib
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Union
+
+import quire
+
+FAILED = 1
+USAGE_ERROR = 2
+ROOMY = 72  # columns from which a summary fits beside its command
+INDENT = 16
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command's module, and what it does in one line."""
+
+    module: str
+    summary: str
+
+    def run(self, prog: str, arguments: list[str]) -> int:
+        """The exit code; errors of Quire's own tree become one line on stderr."""
+        from quire.core.errors import QuireError  # here and below: overviews need neither, and have to be quick
+        from quire.frontend.cli.arguments import CommandParser
+
+        module = importlib.import_module(self.module)
+        parser = CommandParser(prog, self.summary)
+        module.add_arguments(parser)
+        args = parser.parse_args(arguments)
+        try:
+            return module.run(args) or 0
+        except QuireError as error:
+            return complain(prog, str(error), FAILED)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Commands by name, and why some that people may look for are not among them."""
+
+    summary: str
+    commands: Mapping[str, Union[Command, "Program"]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, prog: str, arguments: list[str]) -> int:
+        """The exit code of `prog ARGUMENTS`: 0, 1 for an error in the work, 2 for wrong usage."""
+        name = arguments[0] if arguments else "--help"
+        if name in ("-h", "--help") or name.startswith("--help="):
+            print(self.overview(prog))
+            return 0
+        if name in ("-v", "--version"):
+            print(quire.__version__)
+            return 0
+        command = self.commands.get(name.replace("_", "-"))
+        if command is None:
+            return complain(prog, self._explain(name), USAGE_ERROR)
+        return command.run(f"{prog} {name.replace('_', '-')}", arguments[1:])
+
+    def _explain(self, name: str) -> str:
+        if name in self.refused:
+            return f"{name} is not supported: {self.refused[name]}"
+        near = get_close_matches(name, self.commands, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(self.commands)}."
+        return f"there is no {'option' if name.startswith('-') else 'command'} {name!r}; {hint}"
+
+    def overview(self, prog: str) -> str:
+        """The text of `prog --help`, for any width of terminal."""
+        width = max(24, min(100, shutil.get_terminal_size().columns))
+        rows = [f"Usage: {prog} COMMAND [options]", "", textwrap.fill(self.summary, width), ""]
+        for name, command in self.commands.items():
+            if width >= ROOMY:
+                left = f"  {name}".ljust(INDENT)
+                rows.append(textwrap.fill(left + command.summary, width, subsequent_indent=" " * INDENT))
+            else:
+                rows.append(f"  {name}")
+                rows.append(textwrap.fill(command.summary, width, initial_indent="    ", subsequent_indent="    "))
+        rows += ["", textwrap.fill(f"`{prog} COMMAND --help` tells more; --version prints the version.", width)]
+        return "\n".join(rows)
+
+
+def complain(prog: str, message: str, code: int) -> int:
+    """One line on stderr; returns `code`."""
+    print(f"{prog}: {' '.join(message.split())}", file=sys.stderr)
+    return code
