@@ -71,13 +71,20 @@ class Backend(Protocol):
         ...
 
     def attention_batch(
-        self, query_lens: np.ndarray, seq_lens: np.ndarray, block_tables: np.ndarray, *, block_size: int, device: Any
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        *,
+        block_size: int,
     ) -> AttentionBatch:
-        """Prepares one step. Arrays live on the CPU (numpy, or a CPU tensor); row r is one request.
+        """Prepares one step. Row r is one request; its tokens follow those of row r - 1.
 
-        `query_lens` [num_rows]: new tokens of each row, at least 1; row r's tokens follow those of row r - 1.
-        `seq_lens` [num_rows]: tokens known after this step, the new ones included.
-        `block_tables` [num_rows, max_blocks]: page ids; entries past a row's last page are never read.
+        `query_lens` [num_rows] int64, on the host: new tokens of each row, at least 1.
+        `seq_lens` [num_rows] int64, on the host: tokens known after this step, the new ones included.
+        `block_tables` [num_rows, max_blocks], on the host: page ids; entries past a row's last page are never used.
+        `slot_mapping` [num_tokens] int64, on the device: as `AttentionBatch.slot_mapping`.
         """
         ...
 
@@ -93,11 +100,12 @@ class Backend(Protocol):
 
 
 def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
-    """The backend for a device type."""
+    """The backend for a device type; readies this process for it."""
     # Imported on demand, so that a CPU process never loads what only an accelerator needs.
     if device == "cpu":
         from quire.ops import cpu
 
+        cpu.keep_freed_memory()
         return cpu
     if device == "cuda":
         from quire.ops import eager

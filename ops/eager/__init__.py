@@ -1,0 +1,21 @@
+"""The operations in plain torch, right on every device; other backends take from here what they do not make faster."""
+
+from quire.ops.eager.attention import attention, kv_cache_shape, write_kv
+from quire.ops.eager.attention_plan import AttentionPlan, attention_batch
+from quire.ops.eager.elementwise import add_rms_norm, embedding, rms_norm, rotary, silu_and_mul
+from quire.ops.eager.linear import linear, pack_linear
+
+__all__ = [
+    "AttentionPlan",
+    "add_rms_norm",
+    "attention",
+    "attention_batch",
+    "embedding",
+    "kv_cache_shape",
+    "linear",
+    "pack_linear",
+    "rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "write_kv",
+]

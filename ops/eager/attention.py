@@ -1,0 +1,92 @@
+"""Attention over pages in plain torch: gather a group's pages, then batched products or torch's fused attention.
+
+A layer's cache is [2, num_kv_heads, num_blocks, block_size, head_dim]. Heads come first, so that gathered pages of a
+(head, row) lie in one piece: [num_kv_heads * rows, keys, head_dim] is then a batch of plain matrices.
+"""
+
+import torch
+import torch.nn.functional as F
+from quire.ops.eager.attention_plan import AttentionPlan, Group, Kind
+from torch import Tensor
+
+LARGEST = 1e18
+"""Stands for infinity in the cache: still finite in float32 after a product with a query."""
+
+
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """[keys and values, heads, pages, tokens of a page, head_dim]."""
+    return (2, num_kv_heads, num_blocks, block_size, head_dim)
+
+
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Stores new keys and values in their slots, made finite and of the cache's dtype."""
+    slots = kv_cache.flatten(2, 3)
+    largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
+    for cache, new in zip(slots, (k, v), strict=True):
+        finite = new.transpose(0, 1).nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
+        cache.index_copy_(1, slot_mapping, finite)
+
+
+def attention(
+    q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None
+) -> Tensor:
+    """Causal attention over pages, group by group."""
+    _, num_kv_heads, _, block_size, head_dim = kv_cache.shape
+    page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()
+    groups = batch.groups(window, num_kv_heads, page_bytes)
+    if len(groups) == 1 and isinstance(groups[0].tokens, slice):
+        return _attend(q, kv_cache, groups[0], scale)
+    out = torch.empty_like(q)
+    for group in groups:
+        result = _attend(q[group.tokens], kv_cache, group, scale)
+        if group.valid is not None:
+            out[group.targets] = result[group.valid]
+        else:
+            out[group.tokens] = result
+    return out
+
+
+def _attend(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Tensor:
+    """`q` [R * Q, heads, head_dim] of one group → the same shape."""
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = kv_cache.shape[1]
+    keys, values = (_gather(cache, group).to(q.dtype) for cache in kv_cache)
+    # Query heads that share a KV head lie side by side.
+    split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    queries = split.permute(2, 0, 3, 1, 4).flatten(0, 1)  # [num_kv_heads * R, heads a KV head, Q, head_dim]
+    if group.kind is Kind.DECODE:
+        out = _decode(queries.squeeze(2), keys, values, group, scale).unsqueeze(2)
+    else:
+        out = _prefill(queries, keys, values, group, scale)
+    out = out.unflatten(0, (num_kv_heads, group.num_rows)).permute(1, 3, 0, 2, 4)
+    return out.reshape(q.shape)
+
+
+def _gather(cache: Tensor, group: Group) -> Tensor:
+    """The group's pages of `cache` [heads, pages, block_size, head_dim] as [heads * R, L, head_dim]."""
+    gathered = cache.index_select(1, group.pages)
+    return gathered.view(cache.shape[0] * group.num_rows, -1, cache.shape[3])[:, : group.key_len]
+
+
+def _decode(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> Tensor:
+    """One query a row: `q` [num_kv_heads * R, heads a KV head, head_dim]; softmax in float32."""
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if q.dtype == torch.float16:
+        scores.clamp_(-65504, 65504)  # a hidden key of another request may overflow, and inf - inf is no number
+    bias = group.decode_bias()
+    if bias is None:
+        scores = scores.float() * scale
+    else:
+        by_row = scores.unflatten(0, (-1, group.num_rows))
+        scores = torch.add(bias, by_row, alpha=scale).flatten(0, 1)
+    return torch.bmm(torch.softmax(scores, dim=-1).to(q.dtype), v)
+
+
+def _prefill(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> Tensor:
+    """Several queries a row: `q` [num_kv_heads * R, heads a KV head, Q, head_dim]; keys are shared by stride 0."""
+    shape = (-1, q.shape[1], -1, -1)
+    k, v = k.unsqueeze(1).expand(shape), v.unsqueeze(1).expand(shape)
+    if group.kind is Kind.FRESH:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    mask = group.attention_mask(q.shape[0] // group.num_rows, q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

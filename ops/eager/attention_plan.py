@@ -1,0 +1,210 @@
+"""How one step's rows are grouped for attention: made once a step, with NumPy, and used by every layer.
+
+A layer must not loop over requests, so rows of similar size are padded to one shape and computed together. Long
+prompts are first cut into pieces of at most `MAX_QUERY_LEN` tokens, which bounds masks and skips most of the upper
+triangle. A group gathers the pages of all its rows into one workspace of at most `WORKSPACE_BYTES` for keys and as
+much for values; a single longer row is a group of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_QUERY_LEN = 512
+"""Tokens of one row that are computed against the cache at once."""
+
+WORKSPACE_BYTES = 16 << 20
+"""Most gathered keys of a group; small enough for the allocator to reuse, large enough to amortise a kernel's start."""
+
+MAX_MASK_ELEMENTS = 4 << 20
+"""Most elements in a mask that groups several rows; and in one that is kept for the next layer."""
+
+
+class Kind(IntEnum):
+    """How a group is computed."""
+
+    DECODE = 0  # one query a row: two batched matrix products
+    FRESH = 1  # queries from position 0 on: plain causal attention
+    MASKED = 2  # several queries after earlier context, or within a window
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Columns over pieces: runs of new tokens of one row."""
+
+    row: np.ndarray
+    first_token: np.ndarray  # flat index of the first query
+    query_len: np.ndarray
+    end: np.ndarray  # tokens of the row up to the piece's last query, itself included
+
+    def take(self, index: np.ndarray) -> "Pieces":
+        return Pieces(self.row[index], self.first_token[index], self.query_len[index], self.end[index])
+
+
+@dataclass
+class Group:
+    """Rows computed together: R rows of up to Q queries over up to L keys."""
+
+    kind: Kind
+    num_rows: int
+    query_len: int
+    key_len: int
+    pages: Tensor  # [R * pages a row] int64
+    tokens: slice | Tensor  # the queries' flat indices, R * Q of them; short rows repeat their last query
+    valid: Tensor | None  # indices into R * Q of the queries that are no padding; None: all
+    targets: Tensor | None  # flat indices that `valid` results go to; None: `tokens`
+    query_positions: Tensor  # [R, Q] int64
+    key_positions: Tensor  # [R, L] int64
+    window: int | None
+    needs_mask: bool
+    _mask: Tensor | None = field(default=None, repr=False)
+
+    def decode_bias(self) -> Tensor | None:
+        """[R, 1, L] float32: 0 for keys that the row's query sees, -inf for others. None: it sees all."""
+        if self._mask is None and self.needs_mask:
+            self._mask = self._additive(torch.float32)
+        return self._mask
+
+    def attention_mask(self, num_kv_heads: int, dtype: torch.dtype) -> Tensor:
+        """[num_kv_heads * R, 1, Q, L] (or [1, 1, Q, L] for one row) of `dtype`: 0 or -inf."""
+        if self._mask is not None:
+            return self._mask
+        mask = self._additive(dtype)
+        if self.num_rows > 1:
+            mask = mask.expand(num_kv_heads, *mask.shape).flatten(0, 1)
+        mask = mask.unsqueeze(1)
+        if mask.numel() <= MAX_MASK_ELEMENTS:
+            self._mask = mask
+        return mask
+
+    def _additive(self, dtype: torch.dtype) -> Tensor:
+        distance = self.query_positions.unsqueeze(2) - self.key_positions.unsqueeze(1)
+        hidden = distance < 0
+        if self.window is not None:
+            hidden |= distance >= self.window
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+class AttentionPlan:
+    """One step's rows, and the groups made from them for each window that a layer asks for."""
+
+    def __init__(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        block_size: int,
+    ) -> None:
+        self.slot_mapping = slot_mapping
+        self.num_tokens = int(query_lens.sum())
+        self._block_tables = block_tables
+        self._block_size = block_size
+        self._device = slot_mapping.device
+        self._pieces = _cut(query_lens, seq_lens)
+        self._groups: dict[tuple[int | None, int, int], list[Group]] = {}
+
+    def groups(self, window: int | None, num_kv_heads: int, page_bytes: int) -> list[Group]:
+        """Groups that together hold each query once; `page_bytes` is the size of one page's keys."""
+        key = (window, num_kv_heads, page_bytes)
+        if key not in self._groups:
+            self._groups[key] = [self._group(kind, part, window) for kind, part in self._split(*key)]
+        return self._groups[key]
+
+    def _split(self, window: int | None, num_kv_heads: int, page_bytes: int) -> Iterator[tuple[Kind, Pieces]]:
+        """Pieces of one kind and of similar size, within the limits on workspace and mask."""
+        pieces = self._pieces
+        start = pieces.end - pieces.query_len
+        kind = np.full(len(start), Kind.MASKED)
+        kind[(start == 0) & (pieces.end <= (window or pieces.end))] = Kind.FRESH
+        kind[pieces.query_len == 1] = Kind.DECODE
+        num_pages = -(-pieces.end // self._block_size) - self._first_page(pieces, window)
+        order = np.lexsort((num_pages, pieces.query_len, kind))[::-1]
+        begin = 0
+        while begin < len(order):
+            first = order[begin]
+            queries, pages = int(pieces.query_len[first]), int(num_pages[first])
+            limit = max(1, WORKSPACE_BYTES // (pages * page_bytes))
+            if kind[first] == Kind.MASKED:
+                elements = num_kv_heads * queries * pages * self._block_size
+                limit = min(limit, max(1, MAX_MASK_ELEMENTS // elements))
+            candidates = order[begin : begin + limit]
+            similar = (
+                (kind[candidates] == kind[first])
+                & (pieces.query_len[candidates] * 4 >= queries * 3)
+                & (num_pages[candidates] <= pages)
+                & (num_pages[candidates] * 4 + 16 >= pages * 3)
+            )
+            count = len(candidates) if similar.all() else int(similar.argmin())
+            # In order of their tokens: a whole step of decodes then needs no reordering.
+            yield Kind(int(kind[first])), pieces.take(np.sort(order[begin : begin + count]))
+            begin += count
+
+    def _first_page(self, pieces: Pieces, window: int | None) -> np.ndarray:
+        if window is None:
+            return np.zeros_like(pieces.end)
+        first_key = np.maximum(pieces.end - pieces.query_len + 1 - window, 0)
+        return first_key // self._block_size
+
+    def _group(self, kind: Kind, pieces: Pieces, window: int | None) -> Group:
+        first_page = self._first_page(pieces, window)
+        last_page = (pieces.end - 1) // self._block_size
+        num_pages = int((last_page - first_page).max()) + 1
+        # Past a row's last page its last page is repeated, whose positions there no query reaches.
+        page_index = np.minimum(first_page[:, None] + np.arange(num_pages), last_page[:, None])
+        pages = self._block_tables[pieces.row[:, None], page_index]
+
+        key_start = first_page * self._block_size
+        key_len = int((pieces.end - key_start).max())
+        query_len = int(pieces.query_len.max())
+        offsets = np.arange(query_len)
+        is_valid = offsets < pieces.query_len[:, None]
+        clipped = np.minimum(offsets, pieces.query_len[:, None] - 1)
+        tokens = (pieces.first_token[:, None] + clipped).ravel()
+        padded = not is_valid.all()
+        in_sequence = not padded and int(tokens[-1] - tokens[0]) + 1 == len(tokens)
+        valid = np.flatnonzero(is_valid) if padded else None
+        exact = bool((pieces.end - key_start == key_len).all())
+        return Group(
+            kind=kind,
+            num_rows=len(pieces.row),
+            query_len=query_len,
+            key_len=key_len,
+            pages=self._send(pages.ravel()),
+            tokens=slice(int(tokens[0]), int(tokens[-1]) + 1) if in_sequence else self._send(tokens),
+            valid=None if valid is None else self._send(valid),
+            targets=None if valid is None else self._send(tokens[valid]),
+            query_positions=self._send((pieces.end - pieces.query_len)[:, None] + clipped),
+            key_positions=self._send(key_start[:, None] + np.arange(key_len)),
+            window=window,
+            needs_mask=not exact or window is not None,
+        )
+
+    def _send(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device, non_blocking=True)
+
+
+def attention_batch(
+    query_lens: np.ndarray, seq_lens: np.ndarray, block_tables: np.ndarray, slot_mapping: Tensor, *, block_size: int
+) -> AttentionPlan:
+    """Prepares one step; grouping waits for the first layer, which knows the cache's shape."""
+    return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+
+
+def _cut(query_lens: np.ndarray, seq_lens: np.ndarray) -> Pieces:
+    """Rows cut into pieces of at most MAX_QUERY_LEN queries, in token order."""
+    first_token = np.cumsum(query_lens) - query_lens
+    rows = np.arange(len(query_lens))
+    if query_lens.max() <= MAX_QUERY_LEN:
+        return Pieces(rows, first_token, query_lens, seq_lens)
+    counts = -(-query_lens // MAX_QUERY_LEN)
+    row = np.repeat(rows, counts)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin = nth * MAX_QUERY_LEN
+    length = np.minimum(query_lens[row] - begin, MAX_QUERY_LEN)
+    end = seq_lens[row] - query_lens[row] + begin + length
+    return Pieces(row, first_token[row] + begin, length, end)

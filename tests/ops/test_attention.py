@@ -1,0 +1,151 @@
+"""Attention over pages against the formula, one token at a time."""
+
+import numpy as np
+import pytest
+import torch
+from quire.ops import Backend, bind
+from quire.ops.eager import attention_plan
+from torch import Tensor
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(params=["cpu", "eager"])
+def ops(request: pytest.FixtureRequest) -> Backend:
+    return bind("cpu" if request.param == "cpu" else "cuda")  # the eager backend runs on the CPU as well
+
+
+class Step:
+    """Random rows in a cache whose pages are shuffled and filled with rubbish where nothing was written."""
+
+    def __init__(
+        self,
+        ops: Backend,
+        rows: list[tuple[int, int]],  # (query_len, seq_len)
+        *,
+        num_heads: int = 4,
+        num_kv_heads: int = 2,
+        head_dim: int = 32,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.query_lens = np.array([query_len for query_len, _ in rows])
+        self.seq_lens = np.array([seq_len for _, seq_len in rows])
+        counts = -(-self.seq_lens // block_size)
+        num_blocks = int(counts.sum()) + 3
+        order = torch.randperm(num_blocks, generator=random).tolist()
+        # Past a row's own pages stand ids that do not even exist.
+        self.block_tables = np.full((len(rows), int(counts.max()) + 2), 10**6)
+        self.kv_cache = torch.full(ops.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim), 1e4).to(dtype)
+        self.keys, self.values = [], []
+        slots = []
+        for row, (query_len, seq_len) in enumerate(rows):
+            pages = np.array([order.pop() for _ in range(counts[row])])
+            self.block_tables[row, : len(pages)] = pages
+            k, v = torch.randn(2, seq_len, num_kv_heads, head_dim, generator=random).to(dtype)
+            positions = np.arange(seq_len)
+            slot = torch.from_numpy(pages[positions // block_size] * block_size + positions % block_size)
+            ops.write_kv(k, v, self.kv_cache, slot)
+            slots.append(slot[seq_len - query_len :])
+            self.keys.append(k)
+            self.values.append(v)
+        self.q = torch.randn(int(self.query_lens.sum()), num_heads, head_dim, generator=random).to(dtype)
+        self.scale = head_dim**-0.5
+        self.batch = ops.attention_batch(
+            self.query_lens, self.seq_lens, self.block_tables, torch.cat(slots), block_size=block_size
+        )
+        self.ops = ops
+
+    def run(self, window: int | None = None) -> Tensor:
+        return self.ops.attention(self.q, self.kv_cache, self.batch, scale=self.scale, window=window)
+
+    def expected(self, window: int | None = None) -> Tensor:
+        results = []
+        token = 0
+        for query_len, seq_len, k, v in zip(self.query_lens, self.seq_lens, self.keys, self.values, strict=True):
+            for position in range(seq_len - query_len, seq_len):
+                first = 0 if window is None else max(0, position + 1 - window)
+                group = self.q.shape[1] // k.shape[1]
+                past = slice(first, position + 1)
+                past_keys, past_values = (x[past].double().repeat_interleave(group, dim=1) for x in (k, v))
+                scores = torch.einsum("hd,khd->hk", self.q[token].double(), past_keys) * self.scale
+                results.append(torch.einsum("hk,khd->hd", scores.softmax(dim=-1), past_values))
+                token += 1
+        return torch.stack(results).view(self.q.shape)
+
+
+MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41), (1, 16), (24, 24), (33, 70), (1, 300)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 16, 33, 1000])
+def test_mixed_batch(ops: Backend, window: int | None) -> None:
+    step = Step(ops, MIXED)
+    torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
+    [(1, 1, 64, 16), (6, 2, 40, 8), (7, 1, 96, 1), (8, 8, 128, 32), (4, 2, 256, 5), (3, 3, 80, 128)],
+)
+def test_heads_and_block_sizes(
+    ops: Backend, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    step = Step(
+        ops, MIXED[:8], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size
+    )
+    for window in (None, 20):
+        torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(ops: Backend, dtype: torch.dtype) -> None:
+    step = Step(ops, MIXED, dtype=dtype)
+    assert step.run().dtype == dtype
+    for window in (None, 9):
+        torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=3e-2, rtol=3e-2)
+
+
+def test_layers_with_different_windows_share_a_batch(ops: Backend) -> None:
+    step = Step(ops, MIXED)
+    for window in (None, 8, None, 24, 8):
+        torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
+
+
+def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
+    ops: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_plan, "MAX_QUERY_LEN", 16)
+    monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", 6 * 16 * 2 * 32 * 4)  # six pages
+    monkeypatch.setattr(attention_plan, "MAX_MASK_ELEMENTS", 3000)
+    step = Step(ops, [(50, 50), (33, 90), *[(1, 40)] * 5, (90, 91), *[(3, 8)] * 4, (1, 400)])
+    for window in (None, 30):
+        torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
+        for group in step.batch.groups(window, 2, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
+            assert group.query_len <= 16
+            assert group.num_rows == 1 or len(group.pages) <= 6
+
+
+def test_decode_rows_of_similar_length_form_one_group(ops: Backend) -> None:
+    step = Step(ops, [(1, 120 + row) for row in range(32)], num_heads=2, num_kv_heads=1, head_dim=32)
+    step.run()
+    assert len(step.batch.groups(None, 1, 16 * 32 * 4)) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("query_len", [1, 4])
+def test_what_another_request_left_behind_does_no_harm(ops: Backend, query_len: int) -> None:
+    """A page's unused slots may hold what a request with broken activations once wrote there."""
+    step = Step(ops, [(query_len, 21), (query_len, 40)])
+    poison = torch.full((1, 2, 32), float("nan"))
+    last_page = int(step.block_tables[0, 1])
+    for offset, value in ((5, float("nan")), (9, float("inf")), (15, float("-inf"))):
+        poison.fill_(value)
+        step.ops.write_kv(poison, poison, step.kv_cache, torch.tensor([last_page * 16 + offset]))
+    torch.testing.assert_close(step.run().double(), step.expected(), atol=2e-5, rtol=1e-4)
+
+
+def test_a_cache_of_another_dtype(ops: Backend) -> None:
+    step = Step(ops, MIXED)
+    step.kv_cache = step.kv_cache.to(torch.bfloat16)
+    torch.testing.assert_close(step.run().double(), step.expected(), atol=3e-2, rtol=3e-2)
