@@ -144,11 +144,8 @@ class Scheduler:
         """The next step, or None when nothing can run before a result in flight is back or a request arrives."""
         plan = StepPlan(self._num_steps, [], [], [], [], [], [], [])
         sampling: list[Request] = []
-        num_running = len(self._running)
         budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
-        # After a preemption nobody is let in: it would take the pages that were just made free for those who run.
-        if len(self._running) == num_running:
-            budget = self._plan_waiting(plan, sampling, budget)
+        self._plan_waiting(plan, sampling, budget)
         if not plan.slots:
             return None
         plan.released, self._released = self._released, []
@@ -194,8 +191,8 @@ class Scheduler:
                 break
         return budget
 
-    def _plan_waiting(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
-        """Admits waiting requests in rank order while budget, slots and pages last; returns the tokens left.
+    def _plan_waiting(self, plan: StepPlan, sampling: list[Request], budget: int) -> None:
+        """Admits waiting requests in rank order while budget, slots and pages last.
 
         The first that cannot be admitted stops the loop: nobody overtakes.
         """
@@ -224,7 +221,6 @@ class Scheduler:
             plan.sampled.append(done)
             self._kv.cache_full_blocks(request)
             budget -= num_new
-        return budget
 
     def _admit(self, request: Request, plan: StepPlan) -> None:
         request.slot = self._free_slots.pop()

@@ -7,6 +7,7 @@ and values depend on. Reading a page that holds anything else is what a paging b
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
 from quire.core.config import SchedulerLimits
@@ -184,10 +185,10 @@ class Harness:
         check: bool = True,
         num_kv_groups: int = 1,
         eos_token_ids: tuple[int, ...] = (EOS,),
-        **limits: object,
+        **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
-        self.limits = SchedulerLimits(**limits)  # type: ignore[arg-type]
+        self.limits = SchedulerLimits(**limits)
         self.clock = Clock()
         self.max_model_len = max_model_len
         self.scheduler = Scheduler(
@@ -206,7 +207,7 @@ class Harness:
         self.streams: dict[str, Stream] = {}
         self.on_result: Callable[[StepResult], StepResult] = lambda result: result
 
-    def add(self, request_id: str, prompt: list[int] | int, **options: object) -> None:
+    def add(self, request_id: str, prompt: list[int] | int, **options: Any) -> None:
         """Adds a request that must be accepted; see `make_request`."""
         failure = self.offer(make_request(request_id, prompt, **options))
         assert failure is None, failure
@@ -267,13 +268,13 @@ def make_request(
     cache_salt: str | None = None,
     output: list[int] | None = None,
     seed: int = 1,
-    **sampling: object,
+    **sampling: Any,
 ) -> EngineRequest:
     """A request of `prompt` tokens (or of that many, which no other request has)."""
     if isinstance(prompt, int):
         prompt = [hash((crc32(request_id.encode()), position)) % 10**6 + VOCAB_SIZE for position in range(prompt)]
     sampling = {"max_tokens": 4, "ignore_eos": True} | sampling
-    params = SamplingParams(seed=seed, **sampling)  # type: ignore[arg-type]
+    params = SamplingParams(seed=seed, **sampling)
     return EngineRequest(request_id, prompt, params, priority, cache_salt, output or [])
 
 

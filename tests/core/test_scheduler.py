@@ -271,15 +271,15 @@ def test_priorities_tie_by_arrival() -> None:
     assert ends == ["a", "b", "c"]
 
 
-def test_nobody_is_let_in_by_the_step_that_preempts() -> None:
+def test_a_newcomer_leaves_a_page_for_each_request_that_runs() -> None:
     harness = Harness(num_blocks=6)
-    harness.add("a", 8, max_tokens=12)
-    harness.add("b", 8, max_tokens=12)
-    harness.add("c", 1, max_tokens=2)
-    before = 0
-    while before == harness.scheduler.take_stats().num_preemptions:
-        harness.step()
+    harness.add("a", 8, max_tokens=2)
+    harness.step()
+    harness.add("b", 16, max_tokens=2)  # four pages are free, and it needs four: a could not grow any more
+    harness.step()
     assert not harness.plans[-1].admitted
+    harness.run()
+    assert harness.scheduler.take_stats().num_preemptions == 0
 
 
 # --------------------------------------------------------------------------------------------------- cache and slots
@@ -293,6 +293,29 @@ def test_equal_prompts_admitted_together_share_their_pages() -> None:
     harness.step()
     assert harness.plans[0].num_scheduled == [21, 1, 1, 1]
     assert [stream.last.num_cached_tokens for stream in harness.streams.values() if stream.last] == [0, 20, 20, 20]
+    harness.run()
+
+
+def test_chunks_are_shared_as_soon_as_they_are_planned() -> None:
+    harness = Harness(max_num_batched_tokens=10)
+    harness.add("a", list(range(100, 125)))
+    harness.add("b", list(range(100, 125)))
+    harness.run()
+    assert tokens_of(harness)[:3] == [[10], [10], [5, 1]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_outputs_are_shared_while_their_request_still_runs(depth: int) -> None:
+    harness = Harness(depth=depth)
+    harness.add("a", list(range(100, 104)), max_tokens=40)
+    while len(harness.streams["a"].token_ids) < 10:
+        harness.step()
+    harness.add("b", list(range(100, 104)) + harness.streams["a"].token_ids[:9])
+    while not harness.streams["b"].token_ids:
+        harness.step()
+    last = harness.streams["b"].last
+    assert last is not None
+    assert last.num_cached_tokens == 12
     harness.run()
 
 
