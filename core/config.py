@@ -208,6 +208,11 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"Unknown engine option {sorted(options)[0]!r}; `quire serve --help=all` lists them.")
         return cls(**groups)
 
+    def flat(self) -> dict[str, Any]:
+        """All options as keywords for `from_flat`."""
+        groups = (getattr(self, group.name) for group in msgspec.structs.fields(self))
+        return {name: value for group in groups for name, value in msgspec.structs.asdict(group).items()}
+
 
 def convert_group(kind: type, values: dict[str, Any]) -> Any:
     """`values` as the options Struct `kind`; a wrong one raises ConfigError that names the option."""

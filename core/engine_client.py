@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 from msgspec import Struct
+
 from quire.core import envs, protocol
 from quire.core.channel import Channel, CurveKeys, connect_dealer
 from quire.core.errors import EngineDeadError, ModelLoadError

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
+
 from quire.core import envs, protocol
 from quire.core.channel import Channel, CurveKeys, bind_router
 from quire.core.config import EngineConfig

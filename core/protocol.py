@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
+
 from quire.core.sampling_params import SamplingParams
 
 # --------------------------------------------------------------------------------------------- frontend -> engine

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+
 from quire.core.errors import ParameterError
 
 

@@ -181,7 +181,7 @@ class EngineLauncher:
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         address = self._next_address()
         process = subprocess.Popen(
-            [sys.executable, "-m", "quire.frontend.launch"],
+            [sys.executable, "-P", "-m", "quire.frontend.launch"]  # -P: a random.py where the user stands is none of ours,
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )

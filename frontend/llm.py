@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from quire.core.config import EngineConfig
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
@@ -202,6 +203,11 @@ class LLM:
         from transformers import AutoTokenizer  # 5 s, which nothing else here needs
 
         return AutoTokenizer.from_pretrained(str(self._llm.input_processor.tokenizer.folder))
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the options were resolved to."""
+        return self._llm.config
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint recommends for requests that name nothing."""

@@ -30,9 +30,7 @@ def params() -> list[SamplingParams]:
         SamplingParams(temperature=0, **LENGTH),
         SamplingParams(temperature=0.8, seed=11, **LENGTH),
         SamplingParams(temperature=1.2, top_p=0.9, top_k=40, seed=-5, **LENGTH),
-        SamplingParams(
-            temperature=0, presence_penalty=0.7, repetition_penalty=1.2, max_tokens=MAX_TOKENS, ignore_eos=True
-        ),
+        SamplingParams(temperature=0, presence_penalty=0.7, repetition_penalty=1.2, **LENGTH),
     ]
     return [kinds[number % len(kinds)] for number in range(NUM_REQUESTS)]
 

@@ -1,0 +1,106 @@
+"""From what was measured to the figures that vLLM's benchmarks print, as a table and as JSON."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+METRICS = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token (without the first)",
+    "itl": "Inter-token latency",
+    "e2el": "End-to-end latency",
+}
+
+
+class RequestTiming(Struct):
+    """One request as its client saw it. Times in seconds."""
+
+    prompt_tokens: int
+    output_tokens: int = 0
+    ttft: float = 0.0
+    latency: float = 0.0
+    gaps: list[float] = []  # between arrivals that carried tokens
+    error: str = ""
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per output token after the first."""
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+
+def summarize(timings: list[RequestTiming], duration: float, percentiles: list[float]) -> dict[str, Any]:
+    """Throughput per second and latency statistics in milliseconds, under vLLM's JSON keys."""
+    done = [timing for timing in timings if not timing.error]
+    input_tokens = sum(timing.prompt_tokens for timing in done)
+    output_tokens = sum(timing.output_tokens for timing in done)
+    figures: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(timings) - len(done),
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
+        "request_throughput": len(done) / duration,
+        "output_throughput": output_tokens / duration,
+        "total_token_throughput": (input_tokens + output_tokens) / duration,
+    }
+    samples = {
+        "ttft": [timing.ttft for timing in done],
+        "tpot": [timing.tpot for timing in done if timing.output_tokens > 1],
+        "itl": [gap for timing in done for gap in timing.gaps],
+        "e2el": [timing.latency for timing in done],
+    }
+    for name, seconds in samples.items():
+        figures |= _statistics(name, seconds, percentiles)
+    return figures
+
+
+def _statistics(name: str, seconds: list[float], percentiles: list[float]) -> dict[str, float]:
+    values = np.asarray(seconds or [0.0]) * 1000
+    figures = {
+        f"mean_{name}_ms": float(values.mean()),
+        f"median_{name}_ms": float(np.median(values)),
+        f"std_{name}_ms": float(values.std()),
+    }
+    return figures | {f"p{p:g}_{name}_ms": float(np.percentile(values, p)) for p in percentiles}
+
+
+def print_table(title: str, rows: list[tuple[str, str]]) -> None:
+    """Two columns, the second right-aligned."""
+    table = Table(title=title, show_header=False)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[tuple[str, str]]:
+    """The table of `bench serve`; `metrics` chooses among ttft, tpot, itl, e2el."""
+    rows = [
+        ("Successful requests", str(figures["completed"])),
+        ("Failed requests", str(figures["failed"])),
+        ("Duration (s)", f"{figures['duration']:.2f}"),
+        ("Input tokens", str(figures["total_input_tokens"])),
+        ("Output tokens", str(figures["total_output_tokens"])),
+        ("Requests per second", f"{figures['request_throughput']:.2f}"),
+        ("Output tokens per second", f"{figures['output_throughput']:.2f}"),
+        ("Total tokens per second", f"{figures['total_token_throughput']:.2f}"),
+    ]
+    for name in metrics:
+        rows.append((f"{METRICS[name]}: mean (ms)", f"{figures[f'mean_{name}_ms']:.2f}"))
+        rows.append((f"{METRICS[name]}: median (ms)", f"{figures[f'median_{name}_ms']:.2f}"))
+        for p in percentiles:
+            rows.append((f"{METRICS[name]}: P{p:g} (ms)", f"{figures[f'p{p:g}_{name}_ms']:.2f}"))
+    return rows
+
+
+def write_json(path: str | None, figures: dict[str, Any]) -> None:
+    """Writes the figures where `--output-json` says, if it says."""
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")

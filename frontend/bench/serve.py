@@ -1,0 +1,114 @@
+"""`quire bench serve`: load on a running OpenAI-compatible server, latencies as its client sees them."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import httpx
+from rich.progress import Progress
+
+from quire.core.errors import ConfigError, QuireError
+from quire.frontend.bench.dataset import add_dataset_arguments, random_requests
+from quire.frontend.bench.figures import METRICS, print_table, serve_rows, summarize, write_json
+from quire.frontend.bench.load import Target, run_load
+from quire.frontend.tokenizer import Tokenizer
+
+ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """vLLM's flags, as far as they concern text generation with synthetic requests."""
+    add_dataset_arguments(parser)
+    server = parser.add_argument_group("server")
+    server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="Which API to talk to.")
+    server.add_argument("--base-url", help="Server's address, such as http://localhost:8000; wins over host and port.")
+    server.add_argument("--host", default="127.0.0.1", help="Server's host (default: %(default)s).")
+    server.add_argument("--port", type=int, default=8000, help="Server's port (default: %(default)s).")
+    server.add_argument("--endpoint", help="Path of the API, if not the backend's own.")
+    server.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="Headers to send.")
+    server.add_argument("--model", help="Model name to ask for; the server's first when left out.")
+    server.add_argument("--tokenizer", help="Folder of the tokenizer that writes the prompts; else --model's.")
+    server.add_argument(
+        "--ready-check-timeout-sec", type=float, default=0, help="Seconds to wait for the server to be ready."
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument("--max-concurrency", type=int, help="Most requests in flight.")
+    load.add_argument("--request-rate", type=float, default=float("inf"), help="Arrivals per second (default: inf).")
+    load.add_argument("--burstiness", type=float, default=1.0, help="1 is Poisson arrivals, less is burstier.")
+    load.add_argument("--num-warmups", type=int, default=0, help="Requests sent before the measurement.")
+    load.add_argument("--ignore-eos", action="store_true", help="Generate the full length.")
+    for name in SAMPLING:
+        load.add_argument(f"--{name.replace('_', '-')}", type=float, help="Sampling parameter of every request.")
+    report = parser.add_argument_group("report")
+    report.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="Latencies to show, by comma.")
+    report.add_argument("--metric-percentiles", default="99", help="Percentiles to show, by comma.")
+    report.add_argument("--output-json", help="File for the figures.")
+    report.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit code: 1 when any request failed."""
+    percentiles = [float(value) for value in args.metric_percentiles.split(",")]
+    metrics = args.percentile_metrics.split(",")
+    if unknown := set(metrics) - set(METRICS):
+        raise ConfigError(f"--percentile-metrics: unknown {sorted(unknown)[0]!r}; choose from {', '.join(METRICS)}.")
+    figures, errors = asyncio.run(_measure(args, percentiles))
+    print_table("Serving benchmark", serve_rows(figures, metrics, percentiles))
+    write_json(args.output_json, figures)
+    if errors:
+        raise QuireError(f"{len(errors)} requests failed; the first: {errors[0]}")
+    return 0
+
+
+async def _measure(args: argparse.Namespace, percentiles: list[float]) -> tuple[dict, list[str]]:
+    base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
+    headers = {"Content-Type": "application/json"} | dict(item.split("=", 1) for item in args.header)
+    if key := os.environ.get("OPENAI_API_KEY"):
+        headers.setdefault("Authorization", f"Bearer {key}")
+    await _wait_until_ready(base_url, args.ready_check_timeout_sec)
+    name, root = await _served_model(base_url, headers)
+    body = {"model": args.model or name} | {
+        key: getattr(args, key) for key in SAMPLING if getattr(args, key) is not None
+    }
+    if args.top_k is not None:
+        body["top_k"] = int(args.top_k)
+    if args.ignore_eos:
+        body["ignore_eos"] = True
+    target = Target(base_url + (args.endpoint or ENDPOINTS[args.backend]), args.backend == "openai-chat", headers, body)
+    tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root))
+    requests = random_requests(args, tokenizer.vocab_size, tokenizer)
+    options = {"burstiness": args.burstiness, "max_concurrency": args.max_concurrency, "seed": args.seed}
+    if args.num_warmups:
+        await run_load(requests[: args.num_warmups], target, request_rate=float("inf"), on_done=lambda: None, **options)
+    with Progress(disable=args.disable_tqdm, transient=True) as progress:
+        bar = progress.add_task("requests", total=len(requests))
+        timings, duration = await run_load(
+            requests, target, request_rate=args.request_rate, on_done=lambda: progress.advance(bar), **options
+        )
+    return summarize(timings, duration, percentiles), [timing.error for timing in timings if timing.error]
+
+
+async def _wait_until_ready(base_url: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    async with httpx.AsyncClient(timeout=5) as client:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if (await client.get(f"{base_url}/health")).status_code == 200:
+                    return
+            if time.monotonic() >= deadline:
+                raise ConfigError(f"No server is ready at {base_url}; start one with `quire serve`, or set --base-url.")
+            await asyncio.sleep(0.2)
+
+
+async def _served_model(base_url: str, headers: dict[str, str]) -> tuple[str, str]:
+    """(name of the first served model, the folder it was loaded from)."""
+    async with httpx.AsyncClient(headers=headers) as client:
+        response = await client.get(f"{base_url}/v1/models")
+    if response.status_code != 200:
+        raise ConfigError(f"{base_url}/v1/models answered {response.status_code}: {response.text[:200]}")
+    model = response.json()["data"][0]
+    return model["id"], model.get("root") or model["id"]

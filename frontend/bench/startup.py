@@ -1,0 +1,118 @@
+"""`quire bench startup`: seconds from `quire serve` to a healthy server and to its first answered request."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+
+from quire.core.errors import QuireError
+from quire.frontend.bench.figures import print_table, write_json
+from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.model_source import find_model
+
+PATIENCE_SECONDS = 600.0
+POLL_SECONDS = 0.005
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """vLLM's flags, and all engine options."""
+    add_engine_options(parser)
+    group = parser.add_argument_group("startup")
+    group.add_argument(
+        "--num-iters-cold", type=int, default=3, help="Starts with the checkpoint dropped from the page cache."
+    )
+    group.add_argument("--num-iters-warmup", type=int, default=1, help="Starts before the warm ones, not measured.")
+    group.add_argument("--num-iters-warm", type=int, default=3, help="Starts with everything in the page cache.")
+    group.add_argument("--output-json", help="File for the figures.")
+
+
+def run(args) -> int:
+    """Starts and stops servers. Returns the exit code."""
+    folder = find_model(args.engine_args.model, args.engine_args.load)
+    options = _flags_of(args.engine_args.flat())
+    cold = []
+    for _ in range(args.num_iters_cold):
+        _drop_from_page_cache(folder)
+        cold.append(_start_once(options))
+    for _ in range(args.num_iters_warmup):
+        _start_once(options)
+    warm = [_start_once(options) for _ in range(args.num_iters_warm)]
+    figures = {}
+    for name, starts in (("cold", cold), ("warm", warm)):
+        if starts:
+            healthy, answered = (float(np.median(column)) for column in zip(*starts, strict=True))
+            figures |= {f"{name}_healthy_seconds": healthy, f"{name}_first_answer_seconds": answered}
+            figures[f"{name}_starts"] = starts
+    rows = [(name.replace("_", " "), f"{value:.2f}") for name, value in figures.items() if not name.endswith("_starts")]
+    print_table("Start-up (median)", rows)
+    write_json(args.output_json, figures)
+    return 0
+
+
+def _flags_of(options: dict) -> list[str]:
+    """Engine options as a `--config` text would give them; None means unset."""
+    flags = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        match value:
+            case None | {}:
+                continue
+            case bool():
+                flags.append(flag if value else "--no-" + flag[2:])
+            case list():
+                flags += [flag, *value]
+            case dict():
+                flags += [flag, msgspec.json.encode(value).decode()]
+            case _:
+                flags += [flag, str(value)]
+    return flags
+
+
+def _drop_from_page_cache(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def _start_once(options: list[str]) -> tuple[float, float]:
+    """(seconds until /health answers 200, seconds until one token was generated)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "quire", "serve", *options, "--host", "127.0.0.1", "--port", str(port)]
+    base_url = f"http://127.0.0.1:{port}"
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        with httpx.Client(base_url=base_url, timeout=PATIENCE_SECONDS) as client:
+            _wait_until_healthy(client, process, started)
+            healthy = time.perf_counter() - started
+            model = client.get("/v1/models").json()["data"][0]["id"]
+            body = {"model": model, "prompt": [1], "max_tokens": 1, "ignore_eos": True}
+            client.post("/v1/completions", json=body).raise_for_status()
+            return healthy, time.perf_counter() - started
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+
+
+def _wait_until_healthy(client: httpx.Client, process: subprocess.Popen, started: float) -> None:
+    while time.perf_counter() - started < PATIENCE_SECONDS:
+        if process.poll() is not None:
+            assert process.stderr is not None
+            raise QuireError(f"the server ended while it started: {process.stderr.read().decode(errors='replace')}")
+        with contextlib.suppress(httpx.HTTPError):
+            if client.get("/health").status_code == 200:
+                return
+        time.sleep(POLL_SECONDS)
+    raise QuireError(f"the server was not healthy after {PATIENCE_SECONDS:.0f} s")

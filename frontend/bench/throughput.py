@@ -1,0 +1,71 @@
+"""`quire bench throughput`: offline tokens per second, all requests handed over at once."""
+
+import time
+
+from quire.core.sampling_params import SamplingParams
+from quire.frontend.bench.dataset import BenchRequest, add_dataset_arguments, random_requests
+from quire.frontend.bench.figures import print_table, write_json
+from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.llm import LLM
+from quire.frontend.outputs import RequestOutput
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """vLLM's flags, as far as they concern text generation with synthetic requests, and all engine options."""
+    add_engine_options(parser)
+    add_dataset_arguments(parser)
+    group = parser.add_argument_group("throughput")
+    group.add_argument("--n", type=int, default=1, help="Completions per prompt (default: 1).")
+    group.add_argument("--num-warmups", type=int, default=0, help="Requests run before the measurement.")
+    group.add_argument("--disable-detokenize", action="store_true", help="Leave output ids as they are.")
+    group.add_argument("--output-json", help="File for the figures.")
+
+
+def run(args) -> int:
+    """Measures once. Returns the exit code."""
+    with LLM(**args.engine_args.flat()) as llm:
+        requests = random_requests(args, llm.config.spec.vocab_size)
+        if args.num_warmups:
+            _generate(llm, requests[: args.num_warmups], args)
+            llm.reset_prefix_cache()
+        started = time.perf_counter()
+        outputs = _generate(llm, requests, args)
+        elapsed = time.perf_counter() - started
+    input_tokens = sum(len(request.prompt_token_ids) for request in requests)
+    output_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    figures = {
+        "elapsed_time": elapsed,
+        "num_requests": len(requests),
+        "total_num_tokens": input_tokens + output_tokens,
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
+        "requests_per_second": len(requests) / elapsed,
+        "tokens_per_second": (input_tokens + output_tokens) / elapsed,
+        "output_tokens_per_second": output_tokens / elapsed,
+    }
+    rows = [
+        ("Requests", f"{len(requests)}"),
+        ("Input tokens", f"{input_tokens}"),
+        ("Output tokens", f"{output_tokens}"),
+        ("Duration (s)", f"{elapsed:.2f}"),
+        ("Requests per second", f"{figures['requests_per_second']:.2f}"),
+        ("Total tokens per second", f"{figures['tokens_per_second']:.2f}"),
+        ("Output tokens per second", f"{figures['output_tokens_per_second']:.2f}"),
+    ]
+    print_table("Offline throughput", rows)
+    write_json(args.output_json, figures)
+    return 0
+
+
+def _generate(llm: LLM, requests: list[BenchRequest], args) -> list[RequestOutput]:
+    params = [
+        SamplingParams(
+            n=args.n,
+            temperature=1.0,
+            ignore_eos=True,
+            max_tokens=request.output_len,
+            detokenize=not args.disable_detokenize,
+        )
+        for request in requests
+    ]
+    return llm.generate([{"prompt_token_ids": request.prompt_token_ids} for request in requests], params)
