@@ -82,9 +82,9 @@ class ByteFallbackStream:
         self._run = bytearray(decoder.getstate()[0])  # complete characters belong to the prompt
 
     def push(self, token_id: int) -> str:
-        if token_id in self._skipped:
-            return ""
         piece = self._tokenizer.piece(token_id)
+        if token_id in self._skipped or not piece:  # neither ends a run
+            return ""
         if self._tokenizer.is_byte_token(token_id):
             self._run += piece
             return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.logging import get_logger
@@ -57,7 +57,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Reads tokenizer.json and the files beside it.
+        """Reads tokenizer.json and the files beside it. As in Transformers 5, what frames a text (BOS, EOS) is up to
+        tokenizer.json, whatever `add_bos_token` says beside it.
 
         Raises:
             ConfigError: the folder holds no tokenizer, or a broken one.
@@ -66,8 +67,6 @@ class Tokenizer:
         special_tokens = _special_tokens(config, read_json_if_present(folder / "special_tokens_map.json"))
         backend = _load_backend(folder)
         _add_missing_tokens(backend, config, special_tokens)
-        if "add_bos_token" in config or "add_eos_token" in config:
-            _set_post_processor(backend, config, special_tokens)
         return cls(
             backend, special_tokens=special_tokens, chat_templates=find_chat_templates(folder, config), folder=folder
         )
@@ -212,15 +211,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], s
     extra = [_content(token) for token in (more.values() if isinstance(more, dict) else more)]
     missing = [token for token in [*special_tokens.values(), *extra] if token and token not in known]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
-
-
-def _set_post_processor(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Frames texts as `add_bos_token` and `add_eos_token` say: stated there, they win over tokenizer.json."""
-    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-    eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    framed = [token for token in (bos, "$A", eos) if token]
-    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
-    backend.post_processor = processors.TemplateProcessing(single=framed, pair=[*framed, "$B"], special_tokens=ids)
 
 
 def find_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
