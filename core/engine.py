@@ -14,6 +14,8 @@ from quire.core.errors import EngineError
 from quire.core.protocol import EngineReady, RequestDelta, StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 
+QUIET_SECONDS = 1.0
+
 
 class Executor(Protocol):
     """Gets steps done on one or more workers. Implemented in `quire.executor`."""
@@ -74,12 +76,20 @@ class Engine:
         """
         while True:
             if not self._in_flight:
-                self._has_work.clear()
-                self._scheduler.check_invariants()
-                await self._has_work.wait()
+                await self._idle()
             result = await self._oldest_result()
             self._on_deltas(self._scheduler.update(result))
             self.fill()
+
+    async def _idle(self) -> None:
+        """Waits for work. After a quiet second, every page is counted: a leak shows here and not weeks later."""
+        self._has_work.clear()
+        try:
+            async with asyncio.timeout(QUIET_SECONDS):
+                await self._has_work.wait()
+        except TimeoutError:
+            self._scheduler.check_invariants()
+            await self._has_work.wait()
 
     async def _oldest_result(self) -> StepResult:
         future = self._in_flight.popleft()

@@ -92,6 +92,8 @@ def _limits(args: EngineArgs, usage: Usage, kind: str, world_size: int, max_mode
             f"--max-num-batched-tokens {tokens} is below the model length {max_model_len}, so a long prompt could "
             "never run whole: raise it, lower --max-model-len, or leave chunked prefill on."
         )
+    if not chunked and asked.long_prefill_token_threshold:
+        raise ConfigError("--long-prefill-token-threshold splits prompts, which --no-enable-chunked-prefill forbids.")
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=tokens,
@@ -181,7 +183,7 @@ class EngineLauncher:
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         address = self._next_address()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "quire.frontend.launch"]  # -P: a random.py where the user stands is none of ours,
+            [sys.executable, "-P", "-m", "quire.frontend.launch"],  # -P: no module of the user's folder shadows ours
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )
