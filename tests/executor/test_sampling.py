@@ -299,16 +299,17 @@ def test_no_logprobs_unless_asked() -> None:
     assert Bench(1).admit(0, params()).sample(random_logits(1), [0]).logprobs is None
 
 
-def test_top_p_of_a_flat_distribution_needs_more_than_the_first_look() -> None:
-    vocab_size = 4000
-    logits = 0.01 * random_logits(2, vocab_size=vocab_size)
-    table, top_p = Bench(2, vocab_size).table, TopP(2)
-    for slot, share in enumerate([0.7, 0.001]):
+def test_top_p_of_a_flat_distribution_keeps_thousands_of_tokens() -> None:
+    vocab_size = 20_000
+    shares = [0.9, 0.5, 0.01, 1e-9]
+    logits = 0.01 * random_logits(4, vocab_size=vocab_size)
+    table, top_p = Bench(4, vocab_size).table, TopP(4)
+    for slot, share in enumerate(shares):
         top_p.admit(NewSlot(slot, [1], 1, [[0]], params(top_p=share)))
-    kept = top_p.apply(logits.clone(), SampleBatch(np.array([0, 1]), np.array([1, 1]), table)).isfinite()
-    for row, share in enumerate([0.7, 0.001]):
+    kept = top_p.apply(logits.clone(), SampleBatch(np.arange(4), np.ones(4, np.int64), table)).isfinite()
+    for row, share in enumerate(shares):
         expected = expected_probs(logits[row], top_p=share) > 0
-        assert abs(int(kept[row].sum()) - int(expected.sum())) <= 1, "off by rounding at the cut at most"
+        assert abs(int(kept[row].sum()) - int(expected.sum())) <= 2, "off by rounding at the cut at most"
 
 
 def test_tokens_as_likely_as_the_last_one_kept_stay() -> None:

@@ -1,0 +1,155 @@
+"""One rank: chooses device and types, loads the model, plans its memory, and runs steps."""
+
+import contextlib
+import math
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from quire import ops
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelLoadError
+from quire.core.logging import get_logger
+from quire.core.protocol import StepPlan, StepResult, WorkerReady
+from quire.executor import memory
+from quire.executor.model_runner import ModelRunner
+from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.registry import build_model
+from quire.executor.parallel import ParallelGroup
+from quire.executor.request_table import RequestTable
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.weights import open_weights
+
+logger = get_logger(__name__)
+
+
+class Worker:
+    """Loads, allocates, then executes plans, in this order.
+
+    Args:
+        config: the same for all ranks.
+        group: this rank's place among them; already joined.
+    """
+
+    def __init__(self, config: EngineConfig, rank: int, group: ParallelGroup) -> None:
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
+        self._config = config
+        self._rank = rank
+        self._group = group
+        self._device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
+        self._ops = ops.bind(config.device)
+        self._model: Model | None = None
+        self._runner: ModelRunner | None = None
+
+    def load(self) -> WorkerReady:
+        """Builds the model with its weights, and says how much KV cache fits beside it.
+
+        Raises:
+            ModelLoadError: the checkpoint is unusable, or does not fit in memory.
+        """
+        config, spec = self._config, self._config.spec
+        free = memory.device_memory(self._device, self._group.size)
+        weights_bytes = memory.weights_bytes(spec, self._group.size, device=config.device)
+        memory.check_weights(weights_bytes, free, spec.name)
+        started = time.monotonic()
+        self._model = self._build_model()
+        logger.info("weights of %s loaded in %.1f s", spec.name, time.monotonic() - started)
+        page_bytes = math.prod(self._cache_shape(1)) * self._cache_dtype.itemsize * self._model.num_layers
+        limits = config.limits
+        workspace_bytes = memory.workspace_bytes(
+            spec, max_num_batched_tokens=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs
+        )
+        plan = memory.plan_cache(
+            config.cache,
+            memory.MemoryNeeds(weights_bytes, workspace_bytes, page_bytes),
+            free,
+            device=config.device,
+            block_size=limits.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=config.max_model_len,
+            fit_max_model_len=config.fit_max_model_len,
+        )
+        return WorkerReady(
+            rank=self._rank,
+            num_blocks=plan.num_blocks,
+            max_model_len=plan.max_model_len,
+            weights_bytes=weights_bytes,
+            kv_cache_bytes=plan.num_blocks * page_bytes,
+            device_name=_device_name(self._device),
+        )
+
+    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+        """Sets up a KV cache of `num_blocks` pages and a table for sequences of up to `max_model_len` tokens."""
+        assert self._model is not None, "load() comes before allocate()"
+        spec, limits = self._config.spec, self._config.limits
+        shape = self._cache_shape(num_blocks)
+        kv_caches = [_zeros(shape, self._cache_dtype, self._device) for _ in range(self._model.num_layers)]
+        self._runner = ModelRunner(
+            self._model,
+            self._ops,
+            RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device),
+            Sampler(limits.max_num_seqs, spec.vocab_size, spec.eos_token_ids),
+            kv_caches,
+        )
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step."""
+        assert self._runner is not None, "allocate() comes before execute()"
+        return self._runner.execute(plan)
+
+    def _build_model(self) -> Model:
+        config, spec = self._config, self._config.spec
+        dtype = getattr(torch, spec.dtype)
+        weights = open_weights(spec, config.load, dtype, seed=config.seed, show_progress=self._rank == 0)
+        with contextlib.closing(weights), torch.inference_mode():
+            context = ModelContext(
+                ops=self._ops,
+                group=self._group,
+                dtype=dtype,
+                device=self._device,
+                weights=weights,
+                max_model_len=config.max_model_len,
+            )
+            return build_model(spec, context)
+
+    @property
+    def _cache_dtype(self) -> torch.dtype:
+        asked = self._config.cache.kv_cache_dtype
+        return getattr(torch, self._config.spec.dtype if asked == "auto" else asked)
+
+    def _cache_shape(self, num_blocks: int) -> tuple[int, ...]:
+        assert self._model is not None
+        model = self._model
+        return tuple(
+            self._ops.kv_cache_shape(num_blocks, self._config.limits.block_size, model.num_kv_heads, model.head_dim)
+        )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros. On a CPU the system hands out its memory page by page, when it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = torch.from_numpy(np.zeros(num_bytes + 64, np.uint8))
+    start = -raw.data_ptr() % 64  # to a cache line
+    return raw[start : start + num_bytes].view(dtype).view(shape)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_cpu_model()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = cpuinfo.read_text().split("\n")
+    except OSError:
+        return platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
