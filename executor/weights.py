@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import json
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -194,16 +193,6 @@ def checkpoint_files(folder: Path) -> dict[Path, list[str] | None]:
             "`AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)`."
         )
     raise ModelLoadError(f"{folder} holds no weights (*.safetensors); load_format=dummy runs on random ones.")
-
-
-def stored_bytes(folder: Path) -> dict[str, int]:
-    """Elements of each tensor in a checkpoint, from the files' headers alone: `{name: number of elements}`."""
-    sizes: dict[str, int] = {}
-    for path in checkpoint_files(folder):
-        with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (safe_open is no dict)
-                sizes[name] = int(torch.Size(file.get_slice(name).get_shape()).numel())
-    return sizes
 
 
 def _read_index(folder: Path) -> dict[Path, list[str] | None]:

@@ -1,27 +1,12 @@
-"""What every model takes, and what the model runner sees of it."""
+"""What the model runner sees of a model."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import torch
-from quire.executor.weights import WeightReader
-from quire.ops import AttentionBatch, Backend
+from quire.executor.layers.context import ModelContext
+from quire.ops import AttentionBatch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from quire.executor.parallel import ParallelGroup
-
-
-@dataclass(frozen=True)
-class ModelContext:
-    """What layers need to build themselves on one rank."""
-
-    ops: Backend
-    group: "ParallelGroup"
-    dtype: torch.dtype
-    device: torch.device
-    weights: WeightReader
-    max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
+__all__ = ["Model", "ModelContext"]
 
 
 class Model(Protocol):

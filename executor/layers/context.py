@@ -1,0 +1,44 @@
+"""What layers need to build themselves on one rank."""
+
+from dataclasses import dataclass
+
+import torch
+from quire.core.errors import ModelLoadError
+from quire.executor.parallel import ParallelGroup
+from quire.executor.weights import Shard, WeightReader
+from quire.ops import Backend
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """A rank's kernels, group and weights. Layers read their shard of each weight when they are made."""
+
+    ops: Backend
+    group: ParallelGroup
+    dtype: torch.dtype
+    device: torch.device
+    weights: WeightReader
+    max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
+
+    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
+        """A weight or its shard, in the model's dtype on the rank's device."""
+        return self.weights.read(name, shape, shard).to(self.device)
+
+    def share(self, size: int, what: str) -> int:
+        """This rank's part of `size` things that every rank holds equally many of.
+
+        Raises:
+            ModelLoadError: `size` cannot be divided by the number of ranks.
+        """
+        if size % self.group.size:
+            raise ModelLoadError(
+                f"tensor_parallel_size {self.group.size} does not divide the model's {size} {what}; "
+                f"choose a divisor of {size}."
+            )
+        return size // self.group.size
+
+    def shard(self, dim: int, size: int, what: str) -> Shard:
+        """This rank's equal part of a dimension of `size`."""
+        part = self.share(size, what)
+        return Shard(dim, self.group.rank * part, (self.group.rank + 1) * part)

@@ -1,0 +1,55 @@
+"""Linear layers that are split over the ranks of a tensor-parallel group (Megatron-LM, arXiv:1909.08053).
+
+A column layer splits its outputs and needs no communication; a row layer splits its inputs, which a column layer left
+split, and adds the partial results of all ranks.
+"""
+
+from typing import NamedTuple
+
+import torch
+from quire.executor.layers.context import ModelContext
+from quire.executor.weights import Shard
+from torch import Tensor
+
+
+class Part(NamedTuple):
+    """A checkpoint's own linear layer inside a fused one: its name, its outputs, and those that are this rank's."""
+
+    name: str
+    out_features: int
+    shard: Shard
+
+
+class ColumnLinear:
+    """One or more layers with the same input, fused: [num_tokens, in] → [num_tokens, sum of the parts' shards]."""
+
+    def __init__(self, context: ModelContext, parts: list[Part], in_features: int, *, bias: bool = False) -> None:
+        weights = [context.read(f"{name}.weight", (out, in_features), shard) for name, out, shard in parts]
+        biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
+        self._ops = context.ops
+        self._packed = context.ops.pack_linear(
+            weights[0] if len(parts) == 1 else torch.cat(weights), torch.cat(biases) if bias else None
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ops.linear(x, self._packed)
+
+
+class RowLinear:
+    """[num_tokens, this rank's inputs] → [num_tokens, out], the same on every rank."""
+
+    def __init__(
+        self, context: ModelContext, name: str, in_features: int, out_features: int, shard: Shard, *, bias: bool = False
+    ) -> None:
+        """`shard` is the rank's part of dimension 1."""
+        self._ops = context.ops
+        self._group = context.group
+        # Partial results are added up, so the bias must be among them once.
+        has_bias = bias and context.group.rank == 0
+        self._packed = context.ops.pack_linear(
+            context.read(f"{name}.weight", (out_features, in_features), shard),
+            context.read(f"{name}.bias", (out_features,)) if has_bias else None,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._group.all_reduce(self._ops.linear(x, self._packed))

@@ -1,0 +1,54 @@
+"""The two ends of a model, split over ranks by token id: embedding and language-model head."""
+
+import torch.nn.functional as F
+from quire.executor.layers.context import ModelContext
+from quire.executor.weights import Shard
+from torch import Tensor
+
+
+class VocabularyWeight:
+    """A rank's rows of a [vocab_size, hidden] weight; read once when embedding and head share it.
+
+    Every rank holds equally many rows: where the ranks do not divide the vocabulary, the last ones hold zeros past
+    its end.
+    """
+
+    def __init__(self, context: ModelContext, name: str, vocab_size: int, hidden_size: int) -> None:
+        rows = -(-vocab_size // context.group.size)
+        self.vocab_size = vocab_size
+        self.start = min(context.group.rank * rows, vocab_size)
+        stop = min(self.start + rows, vocab_size)
+        weight = context.read(name, (vocab_size, hidden_size), Shard(0, self.start, stop))
+        self.rows = F.pad(weight, (0, 0, 0, rows - len(weight))) if len(weight) < rows else weight
+
+
+class VocabEmbedding:
+    """Token ids [num_tokens] → [num_tokens, hidden], the same on every rank."""
+
+    def __init__(self, context: ModelContext, weight: VocabularyWeight) -> None:
+        self._ops = context.ops
+        self._group = context.group
+        self._rows = weight.rows
+        self._start = weight.start
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        if self._group.size == 1:
+            return self._ops.embedding(token_ids, self._rows)
+        local_ids = token_ids - self._start
+        is_elsewhere = (local_ids < 0) | (local_ids >= len(self._rows))
+        embedded = self._ops.embedding(local_ids.masked_fill(is_elsewhere, 0), self._rows)
+        return self._group.all_reduce(embedded.masked_fill(is_elsewhere.unsqueeze(1), 0))
+
+
+class LanguageModelHead:
+    """[num_tokens, hidden] → logits [num_tokens, vocab_size], gathered from all ranks."""
+
+    def __init__(self, context: ModelContext, weight: VocabularyWeight) -> None:
+        self._ops = context.ops
+        self._group = context.group
+        self._vocab_size = weight.vocab_size
+        self._packed = context.ops.pack_linear(weight.rows)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = self._group.all_gather(self._ops.linear(hidden, self._packed), dim=-1)
+        return logits[:, : self._vocab_size]

@@ -1,0 +1,27 @@
+"""Llama (arXiv:2302.13971, 2407.21783) and Mistral (arXiv:2310.06825), which is Llama with a window on every layer."""
+
+from quire.core.config import ModelSpec
+from quire.executor.layers.attention import Attention
+from quire.executor.layers.context import ModelContext
+from quire.executor.models.decoder import Decoder, attention_shape
+
+
+class LlamaForCausalLM(Decoder):
+    """Grouped-query attention; `attention_bias` and `mlp_bias` as the checkpoint says."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext, *, window: int | None = None) -> None:
+        bias = spec.hf_config.get("attention_bias", False)
+
+        def attention(name: str, index: int) -> Attention:
+            return Attention(
+                context, name, attention_shape(spec), qkv_bias=bias, output_bias=bias, window=window
+            )  # fmt: skip
+
+        super().__init__(spec, context, attention, mlp_bias=spec.hf_config.get("mlp_bias", False))
+
+
+class MistralForCausalLM(LlamaForCausalLM):
+    """`sliding_window` holds for every layer; null means none."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        super().__init__(spec, context, window=spec.hf_config.get("sliding_window"))

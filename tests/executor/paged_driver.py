@@ -1,0 +1,110 @@
+"""Runs a model over a paged cache without a scheduler: what a worker does, in a few lines that a test can steer."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from quire import ops
+from quire.core.config import LoadConfig, ModelSpec
+from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.registry import build_model
+from quire.executor.parallel import ParallelGroup
+from quire.executor.weights import open_weights
+from torch import Tensor
+
+
+def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> ModelSpec:
+    """The facts of a checkpoint, with values of config.json replaced by `overrides`."""
+    config = json.loads((folder / "config.json").read_bytes()) | overrides
+    heads = config["num_attention_heads"]
+    return ModelSpec(
+        path=str(folder),
+        name=folder.name,
+        architecture=config["architectures"][0],
+        hf_config=config,
+        dtype=dtype,  # type: ignore[arg-type]
+        vocab_size=config["vocab_size"],
+        num_layers=config["num_hidden_layers"],
+        num_attention_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads", heads),
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        hidden_size=config["hidden_size"],
+        max_position_embeddings=config["max_position_embeddings"],
+        eos_token_ids=[2],
+    )
+
+
+def load_model(
+    spec: ModelSpec, *, device: str = "cpu", group: ParallelGroup | None = None, load: LoadConfig | None = None
+) -> Model:
+    """The model of `spec` on one rank."""
+    dtype = getattr(torch, spec.dtype)
+    weights = open_weights(spec, load or LoadConfig(), dtype)
+    context = ModelContext(
+        ops=ops.bind(device),
+        group=group or ParallelGroup(),
+        dtype=dtype,
+        device=torch.device(device),
+        weights=weights,
+        max_model_len=spec.max_position_embeddings,
+    )
+    with torch.inference_mode():
+        model = build_model(spec, context)
+    weights.close()
+    return model
+
+
+class PagedDriver:
+    """Requests that hold `max_tokens` tokens each, in shuffled pages of one cache."""
+
+    def __init__(
+        self, model: Model, num_requests: int, max_tokens: int, *, block_size: int = 16, device: str = "cpu"
+    ) -> None:
+        self.model = model
+        self.ops = ops.bind(device)
+        self.device = device
+        self.block_size = block_size
+        pages_each = -(-max_tokens // block_size)
+        order = np.random.default_rng(0).permutation(num_requests * pages_each)
+        self.block_tables = order.reshape(num_requests, pages_each)
+        shape = self.ops.kv_cache_shape(order.size, block_size, model.num_kv_heads, model.head_dim)
+        self.kv_caches = [torch.zeros(shape, device=device) for _ in range(model.num_layers)]
+        self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
+
+    @torch.inference_mode()
+    def step(self, new_tokens: dict[int, list[int]]) -> dict[int, Tensor]:
+        """Feeds each request its next tokens; returns logits [new tokens, vocab] of each request."""
+        rows = list(new_tokens)
+        query_lens = np.array([len(new_tokens[row]) for row in rows])
+        num_computed = np.array([len(self.tokens[row]) for row in rows])
+        positions = np.concatenate([np.arange(n, n + q) for n, q in zip(num_computed, query_lens, strict=True)])
+        tables = self.block_tables[rows]
+        token_rows = np.repeat(np.arange(len(rows)), query_lens)
+        slots = tables[token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
+        batch = self.ops.attention_batch(
+            query_lens, num_computed + query_lens, tables, self._tensor(slots), block_size=self.block_size
+        )
+        token_ids = np.concatenate([new_tokens[row] for row in rows])
+        hidden = self.model.forward(self._tensor(token_ids), self._tensor(positions), self.kv_caches, batch)
+        logits = self.model.compute_logits(hidden)
+        for row in rows:
+            self.tokens[row] += new_tokens[row]
+        return dict(zip(rows, logits.split(query_lens.tolist()), strict=True))
+
+    def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """Greedy continuations of all prompts together; the whole prompts in the first step."""
+        outputs: list[list[int]] = [[] for _ in prompts]
+        feed = dict(enumerate(prompts))
+        for _ in range(num_tokens):
+            feed = {row: [int(logits[-1].argmax())] for row, logits in self.step(feed).items()}
+            for row, token in feed.items():
+                outputs[row] += token
+        return outputs
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+
+Checkpoints = Callable[..., Path]

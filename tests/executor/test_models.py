@@ -1,0 +1,138 @@
+"""Every native family against Transformers: log-probabilities at each position, greedy tokens, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quire.core.errors import ModelLoadError
+from transformers import AutoModelForCausalLM
+
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+
+torch.set_num_threads(2)
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head_dim": ("llama", {"head_dim": 24, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "llama-multi-query": ("llama", {"num_key_value_heads": 1}),
+    "llama-shards": ("llama", {"safetensors_shards": 3}),
+    "llama-llama3-rope": ("llama", {"rope": LLAMA3}),
+    "llama-yarn-rope": ("llama", {"rope": YARN}),
+    "mistral": ("mistral", {}),
+    "mistral-window": ("mistral", {"sliding_window": 12}),
+    "qwen2": ("qwen2", {"tie": True}),
+    "qwen2-window": ("qwen2", {"sliding_window": 12, "num_hidden_layers": 4, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-head_dim": ("qwen3", {"head_dim": 32, "tie": True, "attention_bias": True}),
+    "qwen3-window": ("qwen3", {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}),
+}
+
+
+def prompts(count: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 70, (count,), generator=random).tolist()
+    return [torch.randint(0, vocab_size, (length,), generator=random).tolist() for length in lengths]
+
+
+def expected_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0].log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    folder = checkpoint(family, **options)
+    spec = read_spec(folder)
+    model = load_model(spec)
+    token_ids = prompts(1, spec.vocab_size)[0] + list(range(5, 70))
+
+    # In chunks, the last tokens one by one, beside another request.
+    driver = PagedDriver(model, 2, 200)
+    got = []
+    position = 0
+    for size in [16, 1, 30, 20, *[1] * len(token_ids)]:
+        part = token_ids[position : position + size]
+        if part:
+            got.append(driver.step({1: [7, 8, 9, 10], 0: part} if position % 3 == 0 else {0: part})[0])
+        position += size
+    expected = expected_logprobs(folder, token_ids)
+    torch.testing.assert_close(torch.cat(got).log_softmax(dim=-1), expected, atol=1e-4, rtol=0)
+
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = token_ids[:20]
+    output = reference.generate(
+        torch.tensor([prompt]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    )[0, len(prompt) :]
+    assert PagedDriver(model, 1, 100).greedy([prompt], 64)[0] == output.tolist()
+    assert len(set(output.tolist())) > 8, "a degenerate output proves little"
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-head_dim"])
+def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    model = load_model(spec)
+    many = prompts(33, spec.vocab_size)
+    together = PagedDriver(model, len(many), 128).greedy(many, 32)
+    for row in (0, 13, 32):
+        assert PagedDriver(model, 1, 128).greedy([many[row]], 32)[0] == together[row]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_near(dtype: str, checkpoint: Checkpoints) -> None:
+    folder = checkpoint("qwen3")
+    model = load_model(read_spec(folder, dtype=dtype))
+    token_ids = list(range(3, 60))
+    driver = PagedDriver(model, 1, 64)
+    driver.kv_caches = [cache.to(getattr(torch, dtype)) for cache in driver.kv_caches]
+    got = driver.step({0: token_ids})[0].float().log_softmax(dim=-1)
+    difference = (got - expected_logprobs(folder, token_ids)).abs()
+    assert difference.mean() < (0.1 if dtype == "bfloat16" else 0.02)
+
+
+def test_old_style_rope_settings(checkpoint: Checkpoints) -> None:
+    """Checkpoints from before transformers 5 have rope_theta and rope_scaling instead of rope_parameters."""
+    folder = checkpoint("llama", rope=LLAMA3)
+    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+    spec = read_spec(folder, rope_parameters=None, rope_theta=10000.0, rope_scaling=scaling)
+    token_ids = list(range(100))
+    got = PagedDriver(load_model(spec), 1, 100).step({0: token_ids})[0].log_softmax(dim=-1)
+    torch.testing.assert_close(got, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
+
+
+def test_unknown_architecture_names_the_known_ones(checkpoint: Checkpoints) -> None:
+    with pytest.raises(ModelLoadError, match=r"FooForCausalLM.*LlamaForCausalLM, MistralForCausalLM"):
+        load_model(read_spec(checkpoint("llama"), architectures=["FooForCausalLM"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"intermediate_size": 128}, r"mlp.gate_proj.weight.*\[96, 64\].*\[128, 64\]"),
+        ({"num_hidden_layers": 3}, "no tensor 'model.layers.2.*Nearest names"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral'.*yarn"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "lacks a number for 'factor'"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    overrides: dict[str, Any], message: str, checkpoint: Checkpoints
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(read_spec(checkpoint("llama"), **overrides))
+
+
+def test_layer_types_that_are_not_known_are_refused(checkpoint: Checkpoints) -> None:
+    with pytest.raises(ModelLoadError, match="layer_types.*chunked_attention"):
+        load_model(read_spec(checkpoint("qwen3"), layer_types=["chunked_attention", "full_attention"]))
