@@ -67,6 +67,7 @@ def test_alone_or_among_32_others(baseline: LLM, expected: list[list[int]]) -> N
 
 
 def test_prefix_hit_or_miss(baseline: LLM, expected: list[list[int]]) -> None:
+    assert tokens_of(baseline) == expected
     outputs = baseline.generate(prompts(), params(), use_tqdm=False)
     assert sum(output.num_cached_tokens or 0 for output in outputs) > 1000
     assert [output.outputs[0].token_ids for output in outputs] == expected
