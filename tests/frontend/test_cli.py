@@ -1,0 +1,96 @@
+"""The installed program: exit codes, versions, quickness, and no traceback for a person's mistake."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import quire
+from quire.core.errors import ModelLoadError
+from quire.frontend.cli import collect_env, serve
+from quire.frontend.cli.main import QUIRE, main
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "quire", *words], capture_output=True, text=True, timeout=60)
+
+
+def test_overview_loads_nothing_heavy() -> None:
+    heavy = ["torch", "litestar", "transformers", "httpx", "msgspec", "yaml", "uvloop", "zmq"]
+    code = (
+        "import sys\nfrom quire.frontend.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "serve" in result.stdout
+    assert result.stderr.strip() == "[]"
+
+
+def test_version_and_usage_errors() -> None:
+    assert run("--version").stdout.strip() == quire.__version__
+    wrong = run("serve", "--prot", "1")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "quire serve: there is no option --prot; did you mean --port?\n"
+
+
+def test_unknown_commands_get_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert QUIRE.run("quire", ["srve"]) == 2
+    assert "did you mean serve?" in capsys.readouterr().err
+    assert QUIRE.run("quire", ["bench", "sweep"]) == 2
+    assert "quire bench: sweep is not supported" in capsys.readouterr().err
+    assert QUIRE.run("quire", ["bench"]) == 0
+    assert "throughput" in capsys.readouterr().out
+
+
+def test_errors_of_the_work_are_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> None:
+        raise ModelLoadError("the checkpoint is\ntorn.")
+
+    monkeypatch.setattr(serve, "run", fail)
+    assert QUIRE.run("quire", ["serve"]) == 1
+    assert capsys.readouterr().err == "quire serve: the checkpoint is torn.\n"
+
+
+def test_interrupts_are_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "run", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve"])
+    assert stopped.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "quire", "serve", "--help=all"], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_collect_env_masks_secrets() -> None:
+    rows = dict(
+        collect_env.environment(
+            {"QUIRE_API_KEY": "hush", "HF_TOKEN": "hush", "VLLM_LOGGING_LEVEL": "DEBUG", "HOME": "/home/me"}
+        )
+    )
+    assert rows == {
+        "HF_TOKEN": "(set, not shown)",
+        "QUIRE_API_KEY": "(set, not shown)",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+    }
+
+
+def test_collect_env_names_what_matters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(collect_env, "TORCH_PROBE", "raise ImportError('no torch here')")
+    assert QUIRE.run("quire", ["collect-env"]) == 0
+    text = capsys.readouterr().out
+    for word in (quire.__version__, "python", "memory", "msgspec", "no torch here"):
+        assert word in text
