@@ -1,0 +1,89 @@
+"""Puts the HTTP application together: routes, guards, errors, documentation."""
+
+from typing import Any
+
+from litestar import Litestar
+from litestar.config.cors import CORSConfig
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, RedocRenderPlugin, SwaggerRenderPlugin
+from prometheus_client import CollectorRegistry
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+import quire
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.auth import ApiKeyGuard
+from quire.frontend.errors import ErrorReporter
+from quire.frontend.json_request import JsonRequest
+from quire.frontend.openai.routes import openai_routes
+from quire.frontend.server_config import ServerConfig
+from quire.frontend.server_state import ServerState
+from quire.frontend.service_routes import service_routes
+
+
+def create_app(
+    engine: AsyncLLM,
+    server: ServerConfig,
+    *,
+    state: ServerState | None = None,
+    registry: CollectorRegistry | None = None,
+) -> Litestar:
+    """The application, ready for any ASGI server.
+
+    Args:
+        state: whether the model is loaded and how much is in flight; a fresh one says that it is loaded.
+        registry: where /metrics reads; a fresh one when left out.
+    """
+    state = state or ServerState()
+    registry = registry if registry is not None else CollectorRegistry()
+    register_collectors(registry, engine)
+    errors = ErrorReporter(log_stacks=server.log_error_stack)
+    guard = ApiKeyGuard(server.accepted_api_keys)
+    return Litestar(
+        route_handlers=[
+            *openai_routes(engine, server, state, errors, [guard]),
+            *service_routes(engine, server, state, registry),
+        ],
+        exception_handlers={Exception: errors.handle},
+        request_class=JsonRequest,
+        request_max_body_size=server.max_request_body_bytes,
+        cors_config=_cors(server),
+        openapi_config=None if server.disable_fastapi_docs else _documentation(),
+        logging_config=None,
+    )
+
+
+def register_collectors(registry: CollectorRegistry, engine: AsyncLLM) -> None:
+    """Makes `registry` tell about this process and about the engine, if it counts anything."""
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    if engine.metrics is not None:
+        registry.register(engine.metrics)
+
+
+def _cors(server: ServerConfig) -> CORSConfig | None:
+    if not server.allowed_origins:
+        return None
+    methods: list[Any] = server.allowed_methods
+    return CORSConfig(
+        allow_origins=server.allowed_origins,
+        allow_methods=methods,
+        allow_headers=server.allowed_headers,
+        allow_credentials=server.allow_credentials,
+    )
+
+
+def _documentation() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Quire",
+        version=quire.__version__,
+        description="OpenAI-compatible API of a Quire server.",
+        path="/",
+        render_plugins=[
+            SwaggerRenderPlugin(path="/docs"),
+            RedocRenderPlugin(path="/redoc"),
+            JsonRenderPlugin(path="/openapi.json"),
+        ],
+    )

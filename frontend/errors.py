@@ -1,0 +1,157 @@
+"""The one place where exceptions become HTTP answers in OpenAI's error shape.
+
+QuireError's tree stays free of HTTP; what only a server can run into is added to it here.
+"""
+
+import math
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from litestar import Request
+from litestar.exceptions import HTTPException, MethodNotAllowedException
+from litestar.response.base import ASGIResponse
+from msgspec import Struct
+
+from quire.core.errors import (
+    EngineDeadError,
+    NotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestError,
+)
+from quire.core.logging import get_logger
+
+logger = get_logger(__name__)
+
+
+class AuthenticationError(RequestError):
+    """No key, or a wrong one (401)."""
+
+
+class UnavailableError(QuireError):
+    """The server is loading or stopping; another attempt may succeed (503)."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ClientGoneError(QuireError):
+    """The client closed its connection; nobody reads the answer (499, as nginx says)."""
+
+
+class ErrorDetail(Struct):
+    """What went wrong. `param` names the request's field, `code` repeats the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(Struct):
+    """Body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+CLIENT_GONE = 499
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    413: "RequestTooLargeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class Problem(Struct):
+    """An exception, as HTTP tells it."""
+
+    status: int
+    message: str
+    param: str | None = None
+    headers: dict[str, str] = {}
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        kind = _TYPES.get(self.status) or (HTTPStatus(self.status).phrase.replace(" ", "") + "Error")
+        return _encode(ErrorBody(ErrorDetail(self.message, kind, self.param, self.status)))
+
+    def response(self) -> ASGIResponse:
+        """The whole answer."""
+        return ASGIResponse(
+            body=self.body(), status_code=self.status, media_type="application/json", headers=self.headers
+        )
+
+
+def describe(error: Exception) -> Problem:
+    """Status, message and headers for any exception; 500 without details for one that nobody planned."""
+    match error:
+        case AuthenticationError():
+            return Problem(401, str(error), headers={"WWW-Authenticate": "Bearer"})
+        case NotFoundError():
+            return Problem(404, str(error), error.param)
+        case OverloadedError():
+            return Problem(429, str(error), error.param, _retry_after(error.retry_after_seconds))
+        case RequestError():
+            return Problem(400, str(error), error.param)
+        case UnavailableError():
+            return Problem(503, str(error), headers=_retry_after(error.retry_after_seconds))
+        case EngineDeadError():
+            return Problem(503, str(error))
+        case ClientGoneError():
+            return Problem(CLIENT_GONE, str(error))
+        case QuireError():
+            return Problem(500, str(error))
+        case HTTPException():
+            return _describe_http(error)
+        case _:
+            return Problem(500, "Internal error; the server's log tells more.")
+
+
+def _describe_http(error: HTTPException) -> Problem:
+    """What Litestar itself refuses: routes, methods, body size."""
+    headers = dict(error.headers or {})
+    if isinstance(error, MethodNotAllowedException):
+        return Problem(405, "This route does not take that method; see the Allow header.", headers=headers)
+    messages = {
+        404: "There is no such route; /docs lists them.",
+        413: "The request body exceeds the limit; the server's --max-request-body-bytes raises it.",
+    }
+    status = error.status_code
+    return Problem(status, messages.get(status, error.detail or HTTPStatus(status).phrase), headers=headers)
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+class ErrorReporter:
+    """Answers exceptions and logs those that are the server's fault.
+
+    Args:
+        log_stacks: log the stack of every error answer, the client's mistakes included.
+    """
+
+    def __init__(self, *, log_stacks: bool) -> None:
+        self._log_stacks = log_stacks
+
+    def report(self, error: Exception, where: str) -> Problem:
+        """Describes `error` after logging what should be logged. `where` names the request."""
+        problem = describe(error)
+        if problem.status == 500 and not isinstance(error, QuireError):
+            logger.error("%s failed", where, exc_info=error)
+        elif self._log_stacks and problem.status != CLIENT_GONE:
+            logger.warning("%s was answered %d: %s", where, problem.status, error, exc_info=error)
+        elif problem.status >= 500 and not isinstance(error, UnavailableError):
+            logger.error("%s failed: %s", where, error)
+        return problem
+
+    def handle(self, request: Request[Any, Any, Any], error: Exception) -> Any:
+        """Litestar's exception handler for everything."""
+        return self.report(error, f"{request.method} {request.url.path}").response()

@@ -1,0 +1,108 @@
+"""Server-sent events: sends frames as they come, and ends at once when the client goes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from litestar.types import Receive, Scope, Send
+
+from quire.frontend.errors import ClientGoneError, ErrorReporter, UnavailableError
+from quire.frontend.server_state import ServerState
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+UNDECIDED_SECONDS = 1.0
+"""How long the headers wait for the first frame, so that a request refused by the engine gets its own status."""
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """An ASGI answer made of `frames`, each one or more whole events.
+
+    Args:
+        frames: closed when the client goes; an exception becomes an HTTP error if nothing was sent yet, and an error
+            event followed by [DONE] afterwards.
+        keep_alive_seconds: silence after which a comment line is sent; 0 sends none.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        state: ServerState,
+        errors: ErrorReporter,
+        *,
+        keep_alive_seconds: float = 0,
+    ) -> None:
+        self._frames = frames
+        self._state = state
+        self._errors = errors
+        self._keep_alive_seconds = keep_alive_seconds
+        self._started = False
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._state.run(self._write(scope, send), receive)
+        except ClientGoneError:
+            if not self._started:
+                raise
+            return
+        except UnavailableError as error:
+            if not self._started:
+                raise
+            await self._send_error(error, scope, send)
+        if self._started:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, scope: Scope, send: Send) -> None:
+        keep_alive: asyncio.Task[None] | None = None
+        try:
+            async with aclosing(self._frames) as frames:
+                first = asyncio.ensure_future(anext(frames, b""))
+                try:
+                    await asyncio.wait({first}, timeout=UNDECIDED_SECONDS)
+                    if first.done():
+                        first.result()
+                    await self._start(send)
+                    if self._keep_alive_seconds:
+                        keep_alive = asyncio.create_task(self._keep_alive(send))
+                    await self._send(await first, send)
+                finally:
+                    if not first.done():
+                        first.cancel()
+                        await asyncio.wait({first})
+                async for frame in frames:
+                    await self._send(frame, send)
+        except Exception as error:
+            if not self._started:
+                raise
+            await self._send_error(error, scope, send)
+        finally:
+            if keep_alive is not None:
+                keep_alive.cancel()
+
+    async def _start(self, send: Send) -> None:
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+
+    async def _send(self, frame: bytes, send: Send) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def _send_error(self, error: Exception, scope: Scope, send: Send) -> None:
+        problem = self._errors.report(error, f"{scope['method']} {scope['path']}")  # type: ignore[typeddict-item]
+        await self._send(b"data: " + problem.body() + b"\n\n" + DONE, send)
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            silence = loop.time() - self._sent_at
+            if silence >= self._keep_alive_seconds:
+                await self._send(KEEP_ALIVE, send)
+                silence = 0
+            await asyncio.sleep(self._keep_alive_seconds - silence)

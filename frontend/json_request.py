@@ -1,0 +1,101 @@
+"""Request bodies: JSON decoded straight into the handler's Struct, with errors that name the field or the position."""
+
+import difflib
+import functools
+import re
+from typing import Any, NoReturn
+
+import msgspec
+from litestar import Request
+
+from quire.core.errors import ParameterError
+
+_PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+
+
+@functools.cache
+def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
+    """One decoder for each body type."""
+    return msgspec.json.Decoder(kind)
+
+
+class JsonRequest(Request[Any, Any, Any]):
+    """A request whose `data` argument is decoded by us, not by way of a dictionary."""
+
+    async def json(self) -> Any:
+        """The body as the type that the handler declares for `data`."""
+        field = self.route_handler.parsed_data_field
+        assert field is not None
+        return decode_body(await self.body(), field.annotation)
+
+
+def decode_body(body: bytes, kind: Any) -> Any:
+    """`body` as an object of type `kind`.
+
+    Raises:
+        ParameterError: not JSON (with the position), or not such an object (with the field).
+    """
+    try:
+        return decoder_for(kind).decode(body)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), kind)
+    except UnicodeDecodeError:
+        raise ParameterError(f"The request body is not valid UTF-8{_first_bad_byte(body)}.") from None
+    except msgspec.DecodeError as error:
+        raise ParameterError(f"The request body is not valid JSON: {_lower(str(error))}.{_hint(body)}") from None
+    except RecursionError:
+        raise ParameterError("The request body is nested too deeply.") from None
+
+
+def _refuse(text: str, kind: Any) -> NoReturn:
+    match = _PATH.match(text)
+    assert match is not None
+    complaint, path = match["text"], match["path"] or ""
+    if unknown := _UNKNOWN.match(complaint):
+        name = unknown["name"]
+        raise ParameterError(
+            f"Unknown field {_join(path, name)!r}.{_nearest(name, path, kind)}", param=_join(path, name)
+        )
+    if missing := _MISSING.match(complaint):
+        name = _join(path, missing["name"])
+        raise ParameterError(f"The field {name!r} is required.", param=name)
+    complaint = _lower(complaint).replace("`", "")
+    raise ParameterError(f"{path or 'The request body'}: {complaint}.", param=path or None)
+
+
+def _nearest(name: str, path: str, kind: Any) -> str:
+    if path:
+        return ""
+    known = [field for member in _structs(kind) for field in member.__struct_encode_fields__]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _structs(kind: Any) -> tuple[Any, ...]:
+    return kind.__args__ if hasattr(kind, "__args__") else (kind,)
+
+
+def _first_bad_byte(body: bytes) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f" (byte {error.start})"
+    return ""
+
+
+def _hint(body: bytes) -> str:
+    if re.search(rb"(?<![\w\"])-?(NaN|Infinity)\b", body):
+        return " NaN and Infinity are not JSON numbers."
+    if re.search(rb"\\u[dD][89a-fA-F]", body):
+        return " A \\ud800 to \\udfff escape must be half of a surrogate pair."
+    return ""
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:] if text.startswith(("Expected", "Input", "Invalid", "Number")) else text

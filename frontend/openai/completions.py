@@ -1,0 +1,218 @@
+"""POST /v1/completions: prompts in, their continuations out, whole or as a stream of events."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+from msgspec import UNSET
+
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.event_stream import DONE
+from quire.frontend.openai.generation import Reply, choose_id, engine_id, event, log_prompt, merge
+from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    Usage,
+)
+from quire.frontend.openai.schema import CompletionRequest
+from quire.frontend.output_processor import RequestStream
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.server_config import ServerConfig
+from quire.frontend.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class TextCompletions:
+    """Answers completion requests; needs no HTTP, so that the batch runner uses it too."""
+
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, models: ServedModels) -> None:
+        self._engine = engine
+        self._server = server
+        self._models = models
+        self._encoder = msgspec.json.Encoder()
+
+    async def complete(self, request: CompletionRequest, header_id: str | None = None) -> Completion:
+        """The whole answer; cancelling aborts it in the engine.
+
+        Raises:
+            RequestError: the request cannot be served as asked.
+            EngineError: the engine failed.
+        """
+        reply = self._reply(request, header_id)
+        streams = await self._open(request, reply.id)
+        last: dict[int, RequestOutput] = {}
+        try:
+            async with aclosing(merge(streams)) as outputs:
+                async for index, output in outputs:
+                    last[index] = output
+        finally:
+            _close(streams)
+        return self._answer(request, reply, [last[index] for index in range(len(streams))])
+
+    async def stream(self, request: CompletionRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
+        """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
+        reply = self._reply(request, header_id)
+        streams = await self._open(request, reply.id)
+        try:
+            chunks = _Chunks(request, reply, self._formatter(request), self._encoder, self._engine.tokenizer)
+            async with aclosing(merge(streams)) as outputs:
+                async for index, output in outputs:
+                    if frame := chunks.add(index, output):
+                        yield frame
+            yield chunks.end()
+        finally:
+            _close(streams)
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def _reply(self, request: CompletionRequest, header_id: str | None) -> Reply:
+        request.check()
+        self._models.check(request.model)
+        return Reply.to(request, choose_id("cmpl", request, header_id), self._models.name, self._server)
+
+    async def _open(self, request: CompletionRequest, reply_id: str) -> list[RequestStream]:
+        max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        processor = self._engine.input_processor
+        sampling = request.make_sampling(processor.default_sampling, max_tokens=max_tokens, logprobs=request.logprobs)
+        if self._engine.tokenizer is None:
+            sampling = sampling.replace(detokenize=False)
+        streams: list[RequestStream] = []
+        try:
+            for index, prompt in enumerate(request.prompts()):
+                request_id = engine_id(reply_id, index)
+                if self._engine.model.log_requests:
+                    log_prompt(request_id, prompt, self._server.max_log_len)
+                stream = await self._engine.open(
+                    prompt,
+                    sampling,
+                    request_id,
+                    priority=request.priority or 0,
+                    cache_salt=request.cache_salt,
+                    add_special_tokens=request.add_special_tokens is not False,
+                    fit_context=request.max_tokens is None,
+                )
+                streams.append(stream)
+        except BaseException:
+            _close(streams)
+            raise
+        return streams
+
+    def _formatter(self, request: CompletionRequest) -> LogprobFormatter:
+        as_ids = bool(request.return_tokens_as_token_ids)
+        return LogprobFormatter(self._engine.tokenizer, request.logprobs or 0, as_ids=as_ids)
+
+    # ------------------------------------------------------------------------------------------------------ answers
+
+    def _answer(self, request: CompletionRequest, reply: Reply, outputs: list[RequestOutput]) -> Completion:
+        formatter = self._formatter(request)
+        choices = []
+        for prompt_index, output in enumerate(outputs):
+            echoed = prompt_text(output, self._engine.tokenizer) if request.echo else ""
+            for each in output.outputs:
+                rows = each.logprobs
+                choices.append(
+                    CompletionChoice(
+                        index=prompt_index * (request.n or 1) + each.index,
+                        text=echoed + each.text,
+                        logprobs=formatter.completion(rows, len(echoed)) if rows is not None else None,
+                        finish_reason=each.finish_reason,
+                        stop_reason=each.stop_reason,
+                        token_ids=each.token_ids if request.return_token_ids else None,
+                        prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
+                    )
+                )
+        usage = reply.usage(
+            sum(len(output.prompt_token_ids) for output in outputs),
+            sum(len(each.token_ids) for output in outputs for each in output.outputs),
+            sum(output.num_cached_tokens or 0 for output in outputs),
+        )
+        return Completion(id=reply.id, created=reply.created, model=reply.model, choices=choices, usage=usage)
+
+
+class _Chunks:
+    """Turns the outputs of one request's prompts into events, and counts tokens on the way."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        reply: Reply,
+        formatter: LogprobFormatter,
+        encoder: msgspec.json.Encoder,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._reply = reply
+        self._formatter = formatter
+        self._encoder = encoder
+        self._tokenizer = tokenizer
+        self._echo = bool(request.echo)
+        self._return_token_ids = bool(request.return_token_ids)
+        self._n = request.n or 1
+        self._prompts: dict[int, tuple[int, int]] = {}  # prompt index -> (prompt tokens, cached tokens)
+        self._num_tokens = 0
+        self._offsets: dict[int, int] = {}  # choice index -> characters of the tokens told so far
+
+    def add(self, prompt_index: int, output: RequestOutput) -> bytes:
+        """Events for what is new; empty when there is nothing to tell."""
+        self._prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens or 0)
+        frames = []
+        for each in output.outputs:
+            self._num_tokens += len(each.token_ids)
+            if each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
+                frames.append(self._frame([self._choice(prompt_index * self._n + each.index, each, output)]))
+        return b"".join(frames)
+
+    def end(self) -> bytes:
+        """Usage, when asked for, and the end mark."""
+        if not self._reply.include_usage:
+            return DONE
+        return self._frame([], usage=self._usage()) + DONE
+
+    def _choice(self, index: int, each: CompletionOutput, output: RequestOutput) -> CompletionChunkChoice:
+        first = index not in self._offsets
+        echoed = prompt_text(output, self._tokenizer) if first and self._echo else ""
+        offset = self._offsets.get(index, 0) + len(echoed)
+        logprobs = self._formatter.completion(each.logprobs, offset) if each.logprobs else None
+        self._offsets[index] = offset + (sum(map(len, logprobs.tokens)) if logprobs is not None else 0)
+        return CompletionChunkChoice(
+            index=index,
+            text=echoed + each.text,
+            logprobs=logprobs,
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason,
+            token_ids=each.token_ids if self._return_token_ids else UNSET,
+            prompt_token_ids=output.prompt_token_ids if self._return_token_ids and first else UNSET,
+        )
+
+    def _frame(self, choices: list[CompletionChunkChoice], *, usage: Usage | None = None) -> bytes:
+        reply = self._reply
+        if usage is None and reply.continuous_usage:
+            usage = self._usage()
+        chunk = CompletionChunk(
+            id=reply.id,
+            created=reply.created,
+            model=reply.model,
+            choices=choices,
+            usage=usage if reply.include_usage else UNSET,
+        )
+        return event(chunk, self._encoder)
+
+    def _usage(self) -> Usage:
+        prompt_tokens, cached_tokens = (sum(column) for column in zip(*self._prompts.values(), strict=True))
+        return self._reply.usage(prompt_tokens, self._num_tokens, cached_tokens)
+
+
+def prompt_text(output: RequestOutput, tokenizer: Tokenizer | None) -> str:
+    """The prompt as text, for `echo`."""
+    if output.prompt is not None:
+        return output.prompt
+    return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False) if tokenizer is not None else ""
+
+
+def _close(streams: Sequence[RequestStream]) -> None:
+    for stream in streams:
+        stream.close()

@@ -1,0 +1,109 @@
+"""What chat and text completions share: ids, usage, and reading the outputs of several prompts at once."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+
+from quire.core.logging import get_logger
+from quire.frontend.openai.responses import PromptTokensDetails, Usage
+from quire.frontend.openai.schema import GenerationRequest
+from quire.frontend.output_processor import RequestStream
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.server_config import ServerConfig
+
+logger = get_logger(__name__)
+
+MAX_ID_CHARACTERS = 200
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """What every part of one answer repeats, and how it is to be told."""
+
+    id: str
+    model: str
+    created: int
+    cache_details: bool  # usage tells how many prompt tokens were cached
+    include_usage: bool  # a stream ends with usage
+    continuous_usage: bool  # every event of a stream carries usage
+
+    @classmethod
+    def to(cls, request: GenerationRequest, reply_id: str, model: str, server: ServerConfig) -> "Reply":
+        """How to answer `request`."""
+        options = request.stream_options
+        return cls(
+            id=reply_id,
+            model=model,
+            created=int(time.time()),
+            cache_details=server.enable_prompt_tokens_details,
+            include_usage=server.enable_force_include_usage or bool(options and options.include_usage),
+            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        )
+
+    def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        """Token counts as the API tells them."""
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens) if self.cache_details else None,
+        )
+
+
+def choose_id(prefix: str, request: GenerationRequest, header: str | None) -> str:
+    """The answer's id: from the X-Request-Id header, else the body's request_id, else fresh."""
+    return f"{prefix}-{(header or request.request_id or uuid.uuid4().hex)[:MAX_ID_CHARACTERS]}"
+
+
+def engine_id(reply_id: str, prompt_index: int = 0) -> str:
+    """Id of one prompt inside the engine: unique, even when a client uses its id twice."""
+    return f"{reply_id}-{prompt_index}-{uuid.uuid4().hex[:8]}"
+
+
+def log_prompt(request_id: str, prompt: str | list[int], max_length: int | None) -> None:
+    """Logs a prompt, cut to `max_length` characters or token ids, when the log shows details."""
+    logger.debug("request %s: prompt %r", request_id, prompt if max_length is None else prompt[:max_length])
+
+
+def event(chunk: msgspec.Struct, encoder: msgspec.json.Encoder) -> bytes:
+    """A chunk as a server-sent event."""
+    return b"data: " + encoder.encode(chunk) + b"\n\n"
+
+
+async def merge(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """(prompt index, output) of all streams as they come.
+
+    Raises:
+        QuireError: the first that any stream raises; the others are left for the caller to close.
+    """
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(index: int, stream: RequestStream) -> None:
+        try:
+            async for output in stream:
+                await queue.put((index, output))
+        except Exception as error:  # handed on: the reader raises it
+            await queue.put(error)
+        await queue.put(None)
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        unfinished = len(streams)
+        while unfinished:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                unfinished -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,69 @@
+"""Log-probabilities in the two shapes of OpenAI's API."""
+
+from collections.abc import Sequence
+
+from quire.frontend.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from quire.frontend.outputs import Logprob
+from quire.frontend.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+"""JSON has no -inf."""
+
+
+class LogprobFormatter:
+    """Spells tokens and sorts out the likeliest.
+
+    Args:
+        tokenizer: None when only ids are known.
+        num_top: how many of the likeliest tokens to show; -1 shows all there are.
+        as_ids: spell tokens `token_id:123`, which tells apart tokens of equal text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, num_top: int, *, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._as_ids = as_ids or tokenizer is None
+
+    def chat(self, rows: Sequence[dict[int, Logprob]]) -> ChatLogprobs:
+        """One entry per token. A row holds the sampled token first."""
+        content = []
+        for row in rows:
+            sampled = next(iter(row))
+            top = [TopLogprob(self._text(i), _finite(row[i]), self._bytes(i)) for i in self._top(row)]
+            content.append(TokenLogprob(self._text(sampled), _finite(row[sampled]), self._bytes(sampled), top))
+        return ChatLogprobs(content)
+
+    def completion(self, rows: Sequence[dict[int, Logprob]], offset: int) -> CompletionLogprobs:
+        """Columns of one entry per token; `offset` is where the first token's text begins, in characters.
+
+        The likeliest include the sampled token, even when it is not one of them.
+        """
+        out = CompletionLogprobs([], [], [], [])
+        for row in rows:
+            sampled = next(iter(row))
+            token = self._text(sampled)
+            out.text_offset.append(offset)
+            out.token_logprobs.append(_finite(row[sampled]))
+            out.tokens.append(token)
+            shown = dict.fromkeys([sampled, *self._top(row)])
+            out.top_logprobs.append({self._text(i): _finite(row[i]) for i in shown})
+            offset += len(token)
+        return out
+
+    def _top(self, row: dict[int, Logprob]) -> list[int]:
+        """Ids of the likeliest tokens, best first."""
+        limit = len(row) if self._num_top < 0 else self._num_top
+        ranked = sorted((entry.rank or 0, token_id) for token_id, entry in row.items())
+        return [token_id for rank, token_id in ranked if rank <= limit]
+
+    def _text(self, token_id: int) -> str:
+        if self._as_ids or self._tokenizer is None:
+            return f"token_id:{token_id}"
+        return self._tokenizer.token_text(token_id)
+
+    def _bytes(self, token_id: int) -> list[int]:
+        return list(self._tokenizer.piece(token_id)) if self._tokenizer is not None else []
+
+
+def _finite(entry: Logprob) -> float:
+    return max(entry.logprob, LOWEST)

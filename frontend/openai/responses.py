@@ -1,0 +1,218 @@
+"""Bodies of answers, as OpenAI and vLLM spell them."""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptTokensDetails(Struct):
+    """Prompt tokens that the prefix cache already held."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, kw_only=True):
+    """Tokens counted over all choices."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+# ------------------------------------------------------------------------------------------------------------ logprobs
+
+
+class TopLogprob(Struct):
+    """One of the likeliest tokens at a position. `bytes` spells tokens that are no whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """The sampled token at a position, and the likeliest ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of a chat choice, an entry per token."""
+
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of a text choice: columns of one entry per token. Offsets are in characters."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+# ---------------------------------------------------------------------------------------------------------------- chat
+
+
+class ChatMessage(Struct, kw_only=True):
+    """The model's message."""
+
+    role: str
+    content: str
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[Any] = []
+
+
+class ChatChoice(Struct, kw_only=True):
+    """One of n answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """Answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    service_tier: None = None
+    system_fingerprint: None = None
+    usage: Usage
+    prompt_logprobs: None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatDelta(Struct, kw_only=True, omit_defaults=True):
+    """What is new in a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    """What is new in one of n answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    """One event of a chat stream; the last one before [DONE] has no choices but usage, when asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: None = None
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """One of n texts for one of the prompts; `index` counts through all of them."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+    prompt_logprobs: None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(Struct, kw_only=True):
+    """Answer of POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    service_tier: None = None
+    system_fingerprint: None = None
+    usage: Usage
+
+
+class CompletionChunkChoice(Struct, kw_only=True):
+    """What is new in one text."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChunk(Struct, kw_only=True):
+    """One event of a text stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    system_fingerprint: None = None
+    usage: Usage | UnsetType | None = UNSET
+
+
+# --------------------------------------------------------------------------------------------------------- other routes
+
+
+class ModelCard(Struct, kw_only=True):
+    """One name that clients may use."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[Any] = []
+
+
+class ModelList(Struct, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class TokenizeResponse(Struct):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(Struct):
+    """Answer of POST /detokenize."""
+
+    prompt: str

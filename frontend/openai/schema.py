@@ -1,0 +1,323 @@
+"""Bodies of requests, with the field names of OpenAI's API and of vLLM's additions to it.
+
+Every field is honoured, or refused by name when it is set to anything but its default (`UNSUPPORTED`), or known to be
+without effect on a server of one's own (`HARMLESS`). Anything else is an unknown field. `null` means unset.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from quire.core.errors import ParameterError
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+
+HARMLESS = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
+    *("prompt_cache_key", "prompt_cache_retention", "prediction"),
+)
+"""Fields about billing, storage, routing and speed at OpenAI's: accepted, and without effect on the answer."""
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "early_stopping": (False,),
+    "ec_transfer_params": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1.0,),
+    "logit_bias": ({},),
+    "logprob_token_ids": ([],),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors",),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "stream_interval": (1,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
+}
+"""Fields that are not supported yet, and the values of each that ask for nothing."""
+
+_SAMPLING_FIELDS = (
+    *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
+    *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+)
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a stream carries besides text. `include_obfuscation` pads nothing here, so only false is accepted."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields that chat and text completions share."""
+
+    model: str | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    echo: bool | None = None
+    # Harmless.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    session_id: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+    # Not supported yet.
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    best_of: Any = None
+    early_stopping: Any = None
+    ec_transfer_params: Any = None
+    guided_choice: Any = None
+    guided_decoding_backend: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    kv_transfer_params: Any = None
+    length_penalty: Any = None
+    logit_bias: Any = None
+    logprob_token_ids: Any = None
+    mm_payload: Any = None
+    prompt_logprobs: Any = None
+    repetition_detection: Any = None
+    response_format: Any = None
+    return_mm_kwargs: Any = None
+    return_token_offsets: Any = None
+    routed_experts_prompt_start: Any = None
+    stream_interval: Any = None
+    structured_outputs: Any = None
+    thinking_token_budget: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+    use_beam_search: Any = None
+    vllm_xargs: Any = None
+    watermarking: Any = None
+
+    def check(self) -> None:
+        """Refuses what this server cannot honour.
+
+        Raises:
+            ParameterError: the field, by name.
+        """
+        for name in self.__struct_fields__:
+            if name in UNSUPPORTED:
+                value = getattr(self, name)
+                if value is not None and value not in UNSUPPORTED[name]:
+                    raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
+        if self.stream_options is not None:
+            if not self.stream:
+                raise ParameterError("stream_options needs stream=true.", param="stream_options")
+            if self.stream_options.include_obfuscation:
+                raise ParameterError("include_obfuscation is not supported yet.", param="stream_options")
+        if self.priority is not None and not -(2**63) <= self.priority < 2**63:
+            raise ParameterError("priority must fit in 64 bits.", param="priority")
+        if self.cache_salt == "":
+            raise ParameterError("cache_salt must not be empty; leave it out instead.", param="cache_salt")
+
+    def make_sampling(
+        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """Sampling parameters: the request's own fields, then the model's `defaults`, then ours.
+
+        Raises:
+            ParameterError: a value out of range, by name.
+        """
+        chosen = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        return SamplingParams(
+            **{**defaults, **chosen, "max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}
+        )
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Not supported yet.
+    audio: Any = None
+    chat_template: Any = None
+    function_call: Any = None
+    functions: Any = None
+    include_reasoning: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    modalities: Any = None
+    parallel_tool_calls: Any = None
+    reasoning_effort: Any = None
+    return_prompt_text: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    def check(self) -> None:
+        """As for all requests, and what only a conversation can get wrong."""
+        super().check()
+        if self.echo:
+            raise ParameterError("echo is for /v1/completions; it is not supported for chat.", param="echo")
+        if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
+            raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise ParameterError(
+                "tool_choice can be none or auto; forcing a tool is not supported yet.", param="tool_choice"
+            )
+        for index, tool in enumerate(self.tools or ()):
+            check_tool(tool, index)
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        """(field, value) of the limit on output tokens; OpenAI's newer name wins."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[int | str | list[int]] | None = None
+    logprobs: int | None = None
+    # Not supported yet.
+    prompt_embeds: Any = None
+    suffix: Any = None
+
+    def check(self) -> None:
+        """As for all requests, and what only a text completion can get wrong."""
+        super().check()
+        if self.echo and self.logprobs is not None:
+            raise ParameterError("echo with logprobs is not supported yet; leave one out.", param="echo")
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one: a string, token ids, or a list of either.
+
+        Raises:
+            ParameterError: no prompt, an empty list, or a mixture.
+        """
+        prompt = self.prompt
+        if prompt is None:
+            raise ParameterError("The field 'prompt' is required.", param="prompt")
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise ParameterError("prompt must not be an empty list.", param="prompt")
+        kinds = {type(item) for item in prompt}
+        if kinds == {int}:
+            return [prompt]  # type: ignore[list-item]
+        if kinds in ({str}, {list}):
+            return prompt  # type: ignore[return-value]
+        raise ParameterError(
+            "prompt must be a string, a list of strings, token ids, or a list of lists of token ids, not a mixture.",
+            param="prompt",
+        )
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /tokenize: either `prompt`, or `messages` and what goes with a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None  # true for a prompt, false for messages
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Not supported yet.
+    chat_template: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+
+    def check(self) -> None:
+        """Refuses fields that are not supported, and both or neither of prompt and messages."""
+        for name in ("chat_template", "media_io_kwargs", "mm_processor_kwargs"):
+            value = getattr(self, name)
+            if value is not None and value not in UNSUPPORTED[name]:
+                raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
+        if (self.prompt is None) == (self.messages is None):
+            raise ParameterError("Give either prompt or messages.", param="prompt")
+        if self.prompt is not None:
+            for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise ParameterError(f"{name} goes with messages, not with prompt.", param=name)
+        for index, tool in enumerate(self.tools or ()):
+            check_tool(tool, index)
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def check_tool(tool: dict[str, Any], index: int) -> None:
+    """Raises ParameterError unless `tool` is a function with a name."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ParameterError(f"tools[{index}] must be a function with a name.", param="tools")

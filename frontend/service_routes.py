@@ -1,0 +1,69 @@
+"""Routes for those who operate the server: health, version, load, metrics."""
+
+from typing import Any
+
+from litestar import get, route
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+import quire
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.openai.routes import json_answer
+from quire.frontend.server_config import ServerConfig
+from quire.frontend.server_state import ServerState
+
+
+class Version(Struct):
+    """Answer of GET /version."""
+
+    version: str
+
+
+class Load(Struct):
+    """Answer of GET /load: generation requests in flight."""
+
+    server_load: int
+
+
+def service_routes(
+    engine: AsyncLLM, server: ServerConfig, state: ServerState, registry: CollectorRegistry
+) -> list[Any]:
+    """Handlers outside /v1."""
+
+    async def check() -> ASGIApp:
+        state.check_ready()
+        await engine.check_health()
+        return ASGIResponse(body=b"")
+
+    @get("/health", summary="Health")
+    async def health() -> ASGIApp:
+        """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone."""
+        return await check()
+
+    @route("/ping", http_method=["GET", "POST"], status_code=200, summary="Ping")
+    async def ping() -> ASGIApp:
+        """As /health."""
+        return await check()
+
+    @get("/version", summary="Version")
+    async def version() -> ASGIApp:
+        """Version of Quire."""
+        return json_answer(Version(quire.__version__))
+
+    @get("/metrics", summary="Metrics")
+    async def metrics() -> ASGIApp:
+        """Counters for Prometheus."""
+        return ASGIResponse(body=generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @get("/load", summary="Load")
+    async def load() -> ASGIApp:
+        """How many generation requests are in flight."""
+        return json_answer(Load(state.num_in_flight))
+
+    handlers: list[Any] = [health, ping, version, metrics]
+    if server.enable_server_load_tracking:
+        handlers.append(load)
+    return handlers
