@@ -83,8 +83,8 @@ class _Route(NamedTuple):
 class BatchServer:
     """Answers single lines with the same code that answers HTTP requests."""
 
-    def __init__(self, engine: AsyncLLM) -> None:
-        server, models = ServerConfig(), ServedModels(engine)
+    def __init__(self, engine: AsyncLLM, server: ServerConfig) -> None:
+        models = ServedModels(engine)
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, ChatCompletions(engine, server, models).complete),
             "/v1/completions": _Route(CompletionRequest, TextCompletions(engine, server, models).complete),
@@ -201,8 +201,10 @@ class BatchRun:
             self._failure = self._failure or task.exception()
 
 
-async def run_batch(engine_args: EngineArgs, batch: BatchConfig) -> int:
+async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerConfig | None = None) -> int:
     """Runs a whole batch. Returns the exit code: 0 when every request succeeded, 1 otherwise.
+
+    Of `server`, the options that shape answers count, such as the chat template.
 
     Raises:
         ConfigError: an option or a file is wrong.
@@ -221,7 +223,9 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig) -> int:
         await engine.start()
         total = batch_files.count_lines(source) if sys.stderr.isatty() else None
         with open_progress("Requests", total) as progress:
-            run = BatchRun(BatchServer(engine), output, max_in_flight(engine, batch), progress)
+            run = BatchRun(
+                BatchServer(engine, server or ServerConfig()), output, max_in_flight(engine, batch), progress
+            )
             started = time.monotonic()
             await run.run(source)
         num_failed = run.num_failed + output.num_failed_before

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
+
 from quire.core import envs
 from quire.core.errors import ConfigError
 

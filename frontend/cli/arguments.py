@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -71,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
 
     # ------------------------------------------------------------------------------------------------- declaration
 
-    def add_struct(self, struct: type[Struct], *, without: Sequence[str] = ()) -> list[str]:
+    def add_struct(self, struct: type[Struct], *, without: Collection[str] = ()) -> list[str]:
         """Adds a flag for each field of `struct`, as a group named like it; returns the fields' names."""
         group = self.add_argument_group(struct.__name__, (struct.__doc__ or "").split("\n")[0])
         chosen = [field for field in fields_of(struct) if field.name not in without]
@@ -249,8 +249,9 @@ def add_batch_options(parser: CommandParser) -> None:
     parser.refused_sections.append("run-batch")
 
 
-def add_server_options(parser: CommandParser) -> None:
-    """All options of the HTTP server; `args.server_config` is then a `ServerConfig`."""
-    names = parser.add_struct(ServerConfig)
+def add_server_options(parser: CommandParser, *, only: Collection[str] | None = None) -> None:
+    """Options of the HTTP server, all or `only` some; `args.server_config` is then a `ServerConfig`."""
+    without = [] if only is None else [name for name in ServerConfig.__struct_fields__ if name not in only]
+    names = parser.add_struct(ServerConfig, without=without)
     parser.compose("server_config", names, lambda given: convert_group(ServerConfig, given))
     parser.refused_sections.append("server")

@@ -5,10 +5,18 @@ from quire.frontend.cli.program import Command, Program
 BENCH = Program(
     "Measure throughput, latency, a running server, or start-up.",
     {
-        "throughput": Command("quire.frontend.bench.throughput", "Requests and tokens per second of the engine."),
-        "latency": Command("quire.frontend.bench.latency", "Seconds that one batch takes, from start to end."),
-        "serve": Command("quire.frontend.bench.serve", "Load a running server; throughput and times to tokens."),
-        "startup": Command("quire.frontend.bench.startup", "Seconds from the start of a process to an answer."),
+        "throughput": Command(
+            "quire.frontend.bench.throughput", "Requests and tokens per second of the engine.", ("bench",)
+        ),
+        "latency": Command(
+            "quire.frontend.bench.latency", "Seconds that one batch takes, from start to end.", ("bench",)
+        ),
+        "serve": Command(
+            "quire.frontend.bench.serve", "Load a running server; throughput and times to tokens.", ("bench",)
+        ),
+        "startup": Command(
+            "quire.frontend.bench.startup", "Seconds from the start of a process to an answer.", ("bench",)
+        ),
     },
     refused={
         "sweep": "run one benchmark for each setting instead.",

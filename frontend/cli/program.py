@@ -27,6 +27,7 @@ class Command:
 
     module: str
     summary: str
+    refused_sections: tuple[str, ...] = ()  # of unsupported_flags.json, beside those that come with groups of options
 
     def run(self, prog: str, arguments: list[str]) -> int:
         """The exit code; errors of Quire's own tree become one line on stderr."""
@@ -35,6 +36,7 @@ class Command:
 
         module = importlib.import_module(self.module)
         parser = CommandParser(prog, self.summary)
+        parser.refused_sections.extend(self.refused_sections)
         module.add_arguments(parser)
         args = parser.parse_args(arguments)
         try:

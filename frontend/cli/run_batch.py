@@ -3,14 +3,20 @@
 import argparse
 import asyncio
 
-from quire.frontend.cli.arguments import CommandParser, add_batch_options, add_engine_options
+from quire.core.logging import configure
+from quire.frontend.cli.arguments import CommandParser, add_batch_options, add_engine_options, add_server_options
 
 COMMON = ["--model", "--resume", "--max-num-seqs", "--max-model-len", "--dtype", "--tensor-parallel-size", "--device"]
+ANSWERS = [
+    "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "response_role",
+    "enable_prompt_tokens_details", "max_log_len",
+]  # fmt: skip
 
 
 def add_arguments(parser: CommandParser) -> None:
     add_batch_options(parser)
     add_engine_options(parser)
+    add_server_options(parser, only=ANSWERS)
     parser.common = COMMON
 
 
@@ -18,4 +24,5 @@ def run(args: argparse.Namespace) -> int:
     """0 when every request succeeded."""
     from quire.frontend.run_batch import run_batch  # here, so that --help need not load the engine's client
 
-    return asyncio.run(run_batch(args.engine_args, args.batch_config))
+    configure("batch")
+    return asyncio.run(run_batch(args.engine_args, args.batch_config, args.server_config))
