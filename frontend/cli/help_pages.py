@@ -124,7 +124,8 @@ def _spelling(parser: "CommandParser", action: argparse.Action) -> str:
         return names + (f", {negated}" if negated in parser.flags else "")
     value = action.metavar if isinstance(action.metavar, str) else None
     if value is None:
-        value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+        plain = {int: "N", float: "X"}.get(action.type, "TEXT") if isinstance(action.type, type) else "TEXT"
+        value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else plain
     if action.nargs in ("+", "*"):
         value += " ..."
     return f"{names} {f'[{value}]' if action.nargs == '?' else value}"

@@ -1,9 +1,12 @@
 """Flags that are known and not supported are refused by name; the data file holds no flag that is."""
 
+import importlib
+
 import pytest
 
 from quire.frontend.cli import run_batch, serve
 from quire.frontend.cli.arguments import CommandParser
+from quire.frontend.cli.bench import BENCH
 from quire.frontend.cli.refusals import unsupported
 
 
@@ -18,6 +21,12 @@ def test_no_flag_is_both_supported_and_refused(command: object) -> None:
     parser = parser_of(command)
     refused = {flag for section in parser.refused_sections for flag in unsupported(section)}
     assert refused & set(parser.flags) == set()
+
+
+def test_no_benchmark_takes_a_flag_that_benchmarks_refuse() -> None:
+    modules = [importlib.import_module(command.module) for command in BENCH.commands.values()]  # type: ignore[union-attr]
+    taken = {flag for module in modules for flag in parser_of(module).flags}
+    assert taken & set(unsupported("bench")) == set()
 
 
 @pytest.mark.parametrize("section", ["engine", "server", "run-batch", "bench"])
