@@ -112,16 +112,18 @@ def weights_bytes(spec: ModelSpec, num_ranks: int, *, device: str) -> int:
     return (layers + embeddings) * dtype_bytes(spec.dtype) // num_ranks
 
 
-def workspace_bytes(spec: ModelSpec, *, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """Bytes of activations in the largest step: a layer's intermediates, and logits in float32 four times over.
+def workspace_bytes(spec: ModelSpec, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Bytes of activations in the largest step.
 
-    Four: the logits, the raw log-probabilities, the probabilities, and one temporary of the sampler.
+    A layer's intermediates; the keys and values of one full-length request, gathered from their pages; and logits in
+    float32 four times over: themselves, raw log-probabilities, probabilities, and one temporary of the sampler.
     """
     intermediate = int(spec.hf_config.get("intermediate_size", 4 * spec.hidden_size))
     heads = spec.head_dim * (2 * spec.num_attention_heads + 2 * spec.num_kv_heads)
     per_token = (4 * spec.hidden_size + 3 * intermediate + heads) * dtype_bytes(spec.dtype)
     rows = min(max_num_seqs, max_num_batched_tokens)
-    return max_num_batched_tokens * per_token + 4 * rows * spec.vocab_size * 4
+    gathered = 2 * max_model_len * spec.num_kv_heads * spec.head_dim * dtype_bytes(spec.dtype)
+    return max_num_batched_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -61,7 +61,10 @@ class Worker:
         page_bytes = math.prod(self._cache_shape(1)) * self._cache_dtype.itemsize * self._model.num_layers
         limits = config.limits
         workspace_bytes = memory.workspace_bytes(
-            spec, max_num_batched_tokens=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs
+            spec,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=config.max_model_len,
         )
         plan = memory.plan_cache(
             config.cache,

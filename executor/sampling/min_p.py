@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from quire.core.protocol import NewSlot
+from quire.executor.sampling.cut import drop_below
 from quire.executor.sampling.feature import SampleBatch
 
 
@@ -23,4 +24,4 @@ class MinP:
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         least = logits.amax(-1, keepdim=True) + batch.column(self._log_min_p)
-        return logits.masked_fill_(logits < least, -torch.inf)
+        return drop_below(logits, logits, least)

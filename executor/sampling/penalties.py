@@ -36,18 +36,12 @@ class Penalties:
         column = torch.arange(longest, device=device)
         known = column < torch.from_numpy(batch.positions).to(device).unsqueeze(1)
         generated = known & (column >= batch.column(table.num_prompt_tokens))
+        # Places past a row's end stand for its first token: a token that comes up again gets the same value again.
+        token_ids = torch.where(known, token_ids, token_ids[:, :1])
 
-        if (self._repetition[batch.slots] != 1).any():
-            seen = _counts(token_ids, known, logits.shape[1]) > 0
-            repetition = batch.column(self._repetition)
-            logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-        counts = _counts(token_ids, generated, logits.shape[1])
-        logits -= batch.column(self._frequency) * counts
-        logits -= batch.column(self._presence) * (counts > 0)
-        return logits
-
-
-def _counts(token_ids: torch.Tensor, counted: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Occurrences of each id among the places of its row that are `counted`: [num_rows, vocab_size] float32."""
-    counts = torch.zeros(token_ids.shape[0], vocab_size, device=token_ids.device)
-    return counts.scatter_add_(1, token_ids, counted.float())
+        counts = torch.zeros_like(logits).scatter_add_(1, token_ids, generated.float()).gather(1, token_ids)
+        seen = logits.gather(1, token_ids)
+        repetition = batch.column(self._repetition)
+        seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+        seen -= batch.column(self._frequency) * counts + batch.column(self._presence) * (counts > 0)
+        return logits.scatter_(1, token_ids, seen)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from quire.core.protocol import NewSlot
+from quire.executor.sampling.cut import drop_below
 from quire.executor.sampling.feature import SampleBatch
 
-_FIRST_LOOK = 1024
+_FIRST_LOOK = 256
 """Tokens among which the top-p cut is sought first: nearly always enough, and much less work than sorting them all."""
-_WIDER = 16
+_WIDER = 64
 
 
 class TopK:
@@ -33,7 +34,7 @@ class TopK:
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         likeliest = logits.topk(int(self._top_k[batch.slots].max()), dim=-1).values
         least = likeliest.gather(1, batch.column(self._top_k) - 1)
-        return logits.masked_fill_(logits < least, -torch.inf)
+        return drop_below(logits, logits, least)
 
 
 class TopP:
@@ -52,7 +53,7 @@ class TopP:
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         probs = logits.softmax(-1)
         least = _least_kept(probs, batch.column(self._top_p), _FIRST_LOOK)
-        return logits.masked_fill_(probs < least, -torch.inf)
+        return drop_below(logits, probs, least)
 
 
 def _least_kept(probs: torch.Tensor, top_p: torch.Tensor, look: int) -> torch.Tensor:

@@ -100,6 +100,9 @@ def test_weights_are_counted_before_they_are_loaded() -> None:
     layer = 128 * 8 * 16 + 2 * 128 * 2 * 16 + 8 * 16 * 128 + 3 * 128 * 512
     assert memory.weights_bytes(spec, 1, device="cuda") == 2 * (3 * layer + 128_000)
     assert memory.weights_bytes(spec, 2, device="cpu") == 3 * layer + 2 * 128_000
+    step = memory.workspace_bytes(spec, max_num_batched_tokens=100, max_num_seqs=8, max_model_len=64)
+    per_token = 2 * (4 * 128 + 3 * 512 + 16 * (2 * 8 + 2 * 2))
+    assert step == 100 * per_token + 2 * 64 * 2 * 16 * 2 + 4 * 8 * 1000 * 4
     with pytest.raises(ModelLoadError, match="24 bytes are missing"):
         memory.check_weights(1024, DeviceMemory(2000, 1000), "shape")
     memory.check_weights(1024, DeviceMemory(2000, 1024), "shape")
