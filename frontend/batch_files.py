@@ -92,14 +92,16 @@ async def _download(url: str, path: Path) -> None:
 
 async def _upload(path: Path, url: str) -> None:
     async def chunks() -> AsyncIterator[bytes]:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
 
-    # Stores with signed URLs insist on a length, which httpx does not know of a generator.
-    headers = {"Content-Type": "application/jsonl", "Content-Length": str(os.path.getsize(path))}
-    async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as client:
-        (await client.put(url, content=chunks(), headers=headers)).raise_for_status()
+    with path.open("rb") as file:
+        # Stores with signed URLs insist on a length, which httpx does not know of a generator.
+        length = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        headers = {"Content-Type": "application/jsonl", "Content-Length": str(length)}
+        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as client:
+            (await client.put(url, content=chunks(), headers=headers)).raise_for_status()
 
 
 @contextlib.contextmanager
