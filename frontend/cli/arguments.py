@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
 import msgspec
@@ -113,7 +113,7 @@ class CommandParser(argparse.ArgumentParser):
 
     # ----------------------------------------------------------------------------------------------------- parsing
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """The namespace, with the composed objects in place of their fields."""
         tokens = list(sys.argv[1:] if args is None else args)
         self._answer_help(tokens)

@@ -46,7 +46,7 @@ def json_or_text(text: str) -> Any:
     """The JSON value that `text` spells, else `text` itself."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return text
 
 
@@ -139,6 +139,8 @@ class Field:
             value = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"needs a JSON {wanted} such as {example}; {error.msg} at {error.pos}") from None
+        except RecursionError:
+            raise ValueError("is nested too deeply") from None
         if not isinstance(value, list if wanted == "list" else dict):
             raise ValueError(f"needs a JSON {wanted} such as {example}")
         return value
