@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from quire.core.config import LoadConfig, ModelSpec
-from quire.core.errors import ModelLoadError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from quire.core.config import LoadConfig, ModelSpec
+from quire.core.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -225,5 +226,3 @@ def _index(shard: Shard) -> Any:
 
 def _range(shard: Shard | None, dim: int, shape: tuple[int, ...]) -> range:
     return range(shard.start, shard.stop) if shard is not None and shard.dim == dim else range(shape[dim])
-
-

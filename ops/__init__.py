@@ -1,8 +1,8 @@
 """Kernels behind plain functions: the operations, and the choice of a backend.
 
-A backend is a module with the functions of `Backend`. It is bound once, where a model is built, and handed to the layers;
-nothing else asks which device it runs on. Tensors belong to the backend's device; `num_tokens` counts all new tokens of a
-step, of all its requests, one after the other.
+A backend is a module with the functions of `Backend`. It is bound once, where a model is built, and handed to the
+layers; nothing else asks which device it runs on. Tensors belong to the backend's device; `num_tokens` counts all new
+tokens of a step, of all its requests, one after the other.
 """
 
 from typing import Any, Literal, Protocol

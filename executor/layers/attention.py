@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, Part, RowLinear
 from quire.executor.weights import Shard
 from quire.ops import AttentionBatch
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Attention:
         qk_norm_eps: float | None = None,
         window: int | None = None,
     ) -> None:
-        """`qk_norm_eps`: normalise each head of queries and keys; `window`: tokens that a token sees, itself included."""
+        """With `qk_norm_eps` each head of queries and keys is normalised; `window` counts the token itself."""
         head_dim = shape.head_dim
         self._ops = context.ops
         self._window = window

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from quire.core.errors import ModelLoadError
 from quire.executor.parallel import ParallelGroup
 from quire.executor.weights import Shard, WeightReader
 from quire.ops import Backend
-from torch import Tensor
 
 
 @dataclass(frozen=True)

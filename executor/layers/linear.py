@@ -7,9 +7,10 @@ split, and adds the partial results of all ranks.
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights import Shard
-from torch import Tensor
 
 
 class Part(NamedTuple):

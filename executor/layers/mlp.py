@@ -1,9 +1,10 @@
 """The gated feed-forward network (SwiGLU, arXiv:2002.05202)."""
 
+from torch import Tensor
+
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, Part, RowLinear
 from quire.executor.weights import Shard
-from torch import Tensor
 
 
 class GatedMLP:

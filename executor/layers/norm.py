@@ -1,7 +1,8 @@
 """Root-mean-square norm as a layer."""
 
-from quire.executor.layers.context import ModelContext
 from torch import Tensor
+
+from quire.executor.layers.context import ModelContext
 
 
 class RMSNorm:

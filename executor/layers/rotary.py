@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
-from torch import Tensor
 
 
 class RotaryEmbedding:

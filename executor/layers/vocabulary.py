@@ -1,9 +1,10 @@
 """The two ends of a model, split over ranks by token id: embedding and language-model head."""
 
 import torch.nn.functional as F
+from torch import Tensor
+
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights import Shard
-from torch import Tensor
 
 
 class VocabularyWeight:

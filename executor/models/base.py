@@ -2,9 +2,10 @@
 
 from typing import Protocol
 
+from torch import Tensor
+
 from quire.executor.layers.context import ModelContext
 from quire.ops import AttentionBatch
-from torch import Tensor
 
 __all__ = ["Model", "ModelContext"]
 
@@ -24,5 +25,5 @@ class Model(Protocol):
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """`hidden` [num_sampled, hidden] → logits [num_sampled, vocab_size] over the whole vocabulary, on every rank."""
+        """`hidden` [num_sampled, hidden] → logits [num_sampled, vocab_size]: the whole vocabulary, on every rank."""
         ...

@@ -6,6 +6,8 @@ A family's file says how its layers differ; what is here, they have in common, t
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from quire.core.config import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, AttentionShape
@@ -15,7 +17,6 @@ from quire.executor.layers.norm import RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
 from quire.ops import AttentionBatch
-from torch import Tensor
 
 
 class DecoderLayer:
@@ -103,7 +104,9 @@ def check_activation(spec: ModelSpec) -> None:
     """Refuses a checkpoint whose feed-forward network is not gated by silu."""
     activation = spec.hf_config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ModelLoadError(f"{spec.name}: hidden_act {activation!r} is not supported for {spec.architecture}, only silu.")
+        raise ModelLoadError(
+            f"{spec.name}: hidden_act {activation!r} is not supported for {spec.architecture}, only silu."
+        )
 
 
 def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:

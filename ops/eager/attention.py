@@ -6,8 +6,9 @@ A layer's cache is [2, num_kv_heads, num_blocks, block_size, head_dim]. Heads co
 
 import torch
 import torch.nn.functional as F
-from quire.ops.eager.attention_plan import AttentionPlan, Group, Kind
 from torch import Tensor
+
+from quire.ops.eager.attention_plan import AttentionPlan, Group, Kind
 
 LARGEST = 1e18
 """Stands for infinity in the cache: still finite in float32 after a product with a query."""
@@ -27,9 +28,7 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> No
         cache.index_copy_(1, slot_mapping, finite)
 
 
-def attention(
-    q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None
-) -> Tensor:
+def attention(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None) -> Tensor:
     """Causal attention over pages, group by group."""
     _, num_kv_heads, _, block_size, head_dim = kv_cache.shape
     page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from quire import ops
 from quire.core.config import LoadConfig, ModelSpec
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel import ParallelGroup
 from quire.executor.weights import open_weights
-from torch import Tensor
 
 
 def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> ModelSpec:

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from quire.ops import Backend, bind
-from quire.ops.eager import attention_plan
 from torch import Tensor
 
-torch.set_num_threads(2)
+from quire.ops import Backend, bind
+from quire.ops.eager import attention_plan
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture(params=["cpu", "eager"])
@@ -89,9 +90,7 @@ def test_mixed_batch(ops: Backend, window: int | None) -> None:
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
     [(1, 1, 64, 16), (6, 2, 40, 8), (7, 1, 96, 1), (8, 8, 128, 32), (4, 2, 256, 5), (3, 3, 80, 128)],
 )
-def test_heads_and_block_sizes(
-    ops: Backend, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
-) -> None:
+def test_heads_and_block_sizes(ops: Backend, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
     step = Step(
         ops, MIXED[:8], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size
     )

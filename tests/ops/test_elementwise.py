@@ -1,0 +1,87 @@
+"""Norm, rotation, activation and embedding against their formulas, at odd sizes too."""
+
+import pytest
+import torch
+
+from quire.ops import Backend, bind
+
+torch.set_num_threads(1)
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(params=["cpu", "eager"])
+def ops(request: pytest.FixtureRequest) -> Backend:
+    return bind("cpu" if request.param == "cpu" else "cuda")  # the eager backend runs on the CPU as well
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def rms_formula(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.double()
+    return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (33, 1000), (2, 129)])
+def test_rms_norm(ops: Backend, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
+    before = x.clone()
+    assert_near(ops.rms_norm(x, weight, 1e-5), rms_formula(x, weight, 1e-5), dtype)
+    assert torch.equal(x, before)
+
+
+def test_rms_norm_of_nearly_nothing_leans_on_eps(ops: Backend) -> None:
+    x = torch.full((2, 8), 1e-6)
+    assert_near(ops.rms_norm(x, torch.ones(8), 1e-6), rms_formula(x, torch.ones(8), 1e-6), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_with_a_weight_per_head(ops: Backend, dtype: torch.dtype) -> None:
+    heads = torch.randn(5, 9, 24).to(dtype)[:, :6]  # a view, as when values follow queries and keys
+    weight = torch.randn(6, 24).to(dtype)
+    assert_near(ops.rms_norm(heads, weight, 1e-6), rms_formula(heads, weight, 1e-6), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm(ops: Backend, dtype: torch.dtype) -> None:
+    x, residual, weight = torch.randn(7, 50).to(dtype), torch.randn(7, 50).to(dtype), torch.randn(50).to(dtype)
+    total = x + residual
+    out, new_residual = ops.add_rms_norm(x, residual.clone(), weight, 1e-6)
+    assert torch.equal(new_residual, total)
+    assert_near(out, rms_formula(total, weight, 1e-6), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(8, 8), (40, 40), (64, 16), (80, 32)])
+def test_rotary_multiplies_complex_numbers(ops: Backend, head_dim: int, rotary_dim: int, dtype: torch.dtype) -> None:
+    x = torch.randn(5, 3, head_dim).to(dtype)
+    angles = torch.rand(5, 1, rotary_dim // 2) * 100
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(dtype)
+    pairs = torch.complex(x[..., : rotary_dim // 2].double(), x[..., rotary_dim // 2 : rotary_dim].double())
+    turned = pairs * torch.polar(torch.ones_like(angles).double(), angles.double())
+    expected = torch.cat((turned.real, turned.imag, x[..., rotary_dim:].double()), dim=-1)
+    assert_near(ops.rotary(x, cos, sin), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_silu_and_mul(ops: Backend, size: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(5, 2 * size) * 3).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    assert_near(ops.silu_and_mul(x), gate / (1 + (-gate).exp()) * up, dtype)
+
+
+def test_embedding(ops: Backend) -> None:
+    weight = torch.randn(11, 6)
+    assert torch.equal(ops.embedding(torch.tensor([10, 0, 10]), weight), weight[[10, 0, 10]])
+
+
+def test_unknown_device_is_named() -> None:
+    with pytest.raises(ValueError, match="abacus"):
+        bind("abacus")

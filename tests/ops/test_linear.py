@@ -1,0 +1,47 @@
+"""Linear layers with packed weights against the plain product, and their independence of the batch."""
+
+import pytest
+import torch
+
+from quire.ops import Backend, bind
+
+torch.set_num_threads(1)
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@pytest.fixture(params=["cpu", "eager"])
+def ops(request: pytest.FixtureRequest) -> Backend:
+    return bind("cpu" if request.param == "cpu" else "cuda")  # the eager backend runs on the CPU as well
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (7, 33), (130, 64), (257, 511)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear(ops: Backend, out_features: int, in_features: int, has_bias: bool, dtype: torch.dtype) -> None:
+    weight = (torch.randn(out_features, in_features) / in_features**0.5).to(dtype)
+    bias = torch.randn(out_features).to(dtype) if has_bias else None
+    packed = ops.pack_linear(weight, bias)
+    for num_tokens in (1, 3, 32, 65):
+        x = torch.randn(num_tokens, in_features).to(dtype)
+        expected = x.double() @ weight.double().T + (bias.double() if bias is not None else 0)
+        got = ops.linear(x, packed)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_input_may_be_a_view(ops: Backend) -> None:
+    weight = torch.randn(5, 8)
+    x = torch.randn(4, 16)[:, 8:]
+    torch.testing.assert_close(ops.linear(x, ops.pack_linear(weight)), x @ weight.T, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    ops = bind("cpu")
+    packed = ops.pack_linear(torch.randn(192, 128).to(dtype), torch.randn(192).to(dtype))
+    x = torch.randn(40, 128).to(dtype)
+    together = ops.linear(x, packed)
+    for row in (0, 17, 39):
+        alone = ops.linear(x[row : row + 1], packed)
+        torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
