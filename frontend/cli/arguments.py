@@ -113,7 +113,7 @@ class CommandParser(argparse.ArgumentParser):
 
     # ----------------------------------------------------------------------------------------------------- parsing
 
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """The namespace, with the composed objects in place of their fields."""
         tokens = list(sys.argv[1:] if args is None else args)
         self._answer_help(tokens)
