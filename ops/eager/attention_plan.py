@@ -160,6 +160,9 @@ class AttentionPlan:
 
         key_start = first_page * self._block_size
         key_len = int((pieces.end - key_start).max())
+        if kind is Kind.DECODE:
+            # Whole pages: a batched product of half-precision matrices is many times slower on a slice of them.
+            key_len = num_pages * self._block_size
         query_len = int(pieces.query_len.max())
         offsets = np.arange(query_len)
         is_valid = offsets < pieces.query_len[:, None]
