@@ -16,7 +16,19 @@ def add_arguments(parser: CommandParser) -> None:
     parser.common = COMMON
 
 
-def run(args: argparse.Namespace) -> int | None:
-    from quire.frontend import launch  # here, so that --help need not load the server
+def run(args: argparse.Namespace) -> None:
+    """Serves until told to stop."""
+    import uvloop  # here, as the rest, so that --help need not load the server
 
-    return launch.run_server(args.engine_args, args.server_config)
+    from quire.core.logging import configure
+    from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.listener import bind, release
+    from quire.frontend.server import serve
+
+    configure("serve")
+    listener = bind(args.server_config)
+    try:
+        engine = AsyncLLM.from_engine_args(args.engine_args, usage="server")
+        uvloop.run(serve(engine, args.server_config, listener))
+    finally:
+        release(listener, args.server_config)
