@@ -35,11 +35,10 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--input-len", type=int, help="Shorthand for --random-input-len.")
     group.add_argument("--output-len", type=int, help="Shorthand for --random-output-len.")
-    group.add_argument("--seed", type=int, default=0, help="Seed of lengths, tokens and arrival times.")
 
 
 def random_requests(
-    args: argparse.Namespace, vocab_size: int, tokenizer: Tokenizer | None = None
+    args: argparse.Namespace, vocab_size: int, seed: int, tokenizer: Tokenizer | None = None
 ) -> list[BenchRequest]:
     """`args.num_prompts` requests of random ids below `vocab_size`.
 
@@ -56,7 +55,7 @@ def random_requests(
             raise ConfigError(f"{name} must be at least 1, got {value}.")
     if not 0 <= args.random_range_ratio < 1:
         raise ConfigError(f"--random-range-ratio must be in [0, 1), got {args.random_range_ratio}.")
-    generator = np.random.default_rng(args.seed)
+    generator = np.random.default_rng(seed)
     input_lens = _lengths(generator, input_len, args.random_range_ratio, args.num_prompts)
     output_lens = _lengths(generator, output_len, args.random_range_ratio, args.num_prompts)
     prefix = generator.integers(0, vocab_size, args.random_prefix_len).tolist()

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--request-rate", type=float, default=float("inf"), help="Arrivals per second (default: inf).")
     load.add_argument("--burstiness", type=float, default=1.0, help="1 is Poisson arrivals, less is burstier.")
     load.add_argument("--num-warmups", type=int, default=0, help="Requests sent before the measurement.")
+    load.add_argument("--seed", type=int, default=0, help="Seed of lengths, tokens and arrival times.")
     load.add_argument("--ignore-eos", action="store_true", help="Generate the full length.")
     for name in SAMPLING:
         load.add_argument(f"--{name.replace('_', '-')}", type=float, help="Sampling parameter of every request.")
@@ -80,7 +81,7 @@ async def _measure(args: argparse.Namespace, percentiles: list[float]) -> tuple[
         body["ignore_eos"] = True
     target = Target(base_url + (args.endpoint or ENDPOINTS[args.backend]), args.backend == "openai-chat", headers, body)
     tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root))
-    requests = random_requests(args, tokenizer.vocab_size, tokenizer)
+    requests = random_requests(args, tokenizer.vocab_size, args.seed, tokenizer)
     options = {"burstiness": args.burstiness, "max_concurrency": args.max_concurrency, "seed": args.seed}
     if args.num_warmups:
         await run_load(requests[: args.num_warmups], target, request_rate=float("inf"), on_done=lambda: None, **options)

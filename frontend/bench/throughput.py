@@ -24,7 +24,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args) -> int:
     """Measures once. Returns the exit code."""
     with LLM(**args.engine_args.flat()) as llm:
-        requests = random_requests(args, llm.config.spec.vocab_size)
+        requests = random_requests(args, llm.config.spec.vocab_size, llm.config.seed)
         if args.num_warmups:
             _generate(llm, requests[: args.num_warmups], args)
             llm.reset_prefix_cache()
