@@ -66,7 +66,7 @@ def test_stream_survives_kill_9_of_the_engine(own_server: ServerProcess) -> None
 
 def test_request_present_at_two_crashes_is_refused_and_others_are_served(own_server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=own_server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
-    long = STREAM | {"max_tokens": 4000}
+    long = STREAM | {"max_tokens": 2000}
     with ThreadPoolExecutor() as pool:
         poisoned = pool.submit(lambda: client.completions.create(model="tiny", **long))
         wait_for(lambda: running_requests(own_server) == 1)
