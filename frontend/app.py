@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from litestar import Litestar
+import msgspec
+from litestar import Litestar, get
 from litestar.config.cors import CORSConfig
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, RedocRenderPlugin, SwaggerRenderPlugin
+from litestar.openapi.plugins import RedocRenderPlugin, SwaggerRenderPlugin
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -38,12 +39,13 @@ def create_app(
     state = state or ServerState()
     registry = registry if registry is not None else CollectorRegistry()
     register_collectors(registry, engine)
-    errors = ErrorReporter(log_stacks=server.log_error_stack)
+    errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guard = ApiKeyGuard(server.accepted_api_keys)
     return Litestar(
         route_handlers=[
             *openai_routes(engine, server, state, errors, [guard]),
             *service_routes(engine, server, state, registry),
+            *([] if server.disable_fastapi_docs else [_schema, _redoc]),
         ],
         exception_handlers={Exception: errors.handle},
         request_class=JsonRequest,
@@ -76,14 +78,23 @@ def _cors(server: ServerConfig) -> CORSConfig | None:
 
 
 def _documentation() -> OpenAPIConfig:
+    """Swagger's page at /docs. Litestar answers every unknown path below its root, so that cannot be /."""
     return OpenAPIConfig(
         title="Quire",
         version=quire.__version__,
         description="OpenAI-compatible API of a Quire server.",
-        path="/",
-        render_plugins=[
-            SwaggerRenderPlugin(path="/docs"),
-            RedocRenderPlugin(path="/redoc"),
-            JsonRenderPlugin(path="/openapi.json"),
-        ],
+        path="/docs",
+        render_plugins=[SwaggerRenderPlugin(path="/")],
     )
+
+
+@get("/openapi.json", include_in_schema=False, media_type="application/json")
+async def _schema(request: JsonRequest) -> bytes:
+    """The API's description, where clients look for it."""
+    return msgspec.json.encode(request.app.openapi_schema.to_schema())
+
+
+@get("/redoc", include_in_schema=False, media_type="text/html")
+async def _redoc(request: JsonRequest) -> bytes:
+    """The same on Redoc's page."""
+    return RedocRenderPlugin().render(request, request.app.openapi_schema.to_schema())

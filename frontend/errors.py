@@ -8,9 +8,8 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from litestar import Request
-from litestar.exceptions import HTTPException, MethodNotAllowedException
-from litestar.response.base import ASGIResponse
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, MethodNotAllowedException, ValidationException
 from msgspec import Struct
 
 from quire.core.errors import (
@@ -82,11 +81,9 @@ class Problem(Struct):
         kind = _TYPES.get(self.status) or (HTTPStatus(self.status).phrase.replace(" ", "") + "Error")
         return _encode(ErrorBody(ErrorDetail(self.message, kind, self.param, self.status)))
 
-    def response(self) -> ASGIResponse:
+    def response(self) -> Response[bytes]:
         """The whole answer."""
-        return ASGIResponse(
-            body=self.body(), status_code=self.status, media_type="application/json", headers=self.headers
-        )
+        return Response(self.body(), status_code=self.status, media_type="application/json", headers=self.headers)
 
 
 def describe(error: Exception) -> Problem:
@@ -110,6 +107,8 @@ def describe(error: Exception) -> Problem:
             return Problem(500, str(error))
         case HTTPException():
             return _describe_http(error)
+        case RecursionError():
+            return Problem(400, "The request is nested too deeply.")
         case _:
             return Problem(500, "Internal error; the server's log tells more.")
 
@@ -119,12 +118,11 @@ def _describe_http(error: HTTPException) -> Problem:
     headers = dict(error.headers or {})
     if isinstance(error, MethodNotAllowedException):
         return Problem(405, "This route does not take that method; see the Allow header.", headers=headers)
-    messages = {
-        404: "There is no such route; /docs lists them.",
-        413: "The request body exceeds the limit; the server's --max-request-body-bytes raises it.",
-    }
+    if isinstance(error, ValidationException):  # ours is the decoding of bodies, so what is left is that there is none
+        return Problem(400, "The request body is empty; send a JSON object.")
     status = error.status_code
-    return Problem(status, messages.get(status, error.detail or HTTPStatus(status).phrase), headers=headers)
+    message = error.detail or HTTPStatus(status).phrase
+    return Problem(status, "There is no such route; /docs lists them." if status == 404 else message, headers=headers)
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
@@ -136,14 +134,21 @@ class ErrorReporter:
 
     Args:
         log_stacks: log the stack of every error answer, the client's mistakes included.
+        max_body_bytes: the limit that a 413 tells.
     """
 
-    def __init__(self, *, log_stacks: bool) -> None:
+    def __init__(self, *, log_stacks: bool, max_body_bytes: int) -> None:
         self._log_stacks = log_stacks
+        self._max_body_bytes = max_body_bytes
 
     def report(self, error: Exception, where: str) -> Problem:
         """Describes `error` after logging what should be logged. `where` names the request."""
         problem = describe(error)
+        if problem.status == 413:
+            problem.message = (
+                f"The request body exceeds {self._max_body_bytes} bytes; "
+                "the server's --max-request-body-bytes raises the limit."
+            )
         if problem.status == 500 and not isinstance(error, QuireError):
             logger.error("%s failed", where, exc_info=error)
         elif self._log_stacks and problem.status != CLIENT_GONE:
@@ -152,6 +157,6 @@ class ErrorReporter:
             logger.error("%s failed: %s", where, error)
         return problem
 
-    def handle(self, request: Request[Any, Any, Any], error: Exception) -> Any:
+    def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         """Litestar's exception handler for everything."""
         return self.report(error, f"{request.method} {request.url.path}").response()

@@ -44,7 +44,7 @@ def decode_body(body: bytes, kind: Any) -> Any:
     except UnicodeDecodeError:
         raise ParameterError(f"The request body is not valid UTF-8{_first_bad_byte(body)}.") from None
     except msgspec.DecodeError as error:
-        raise ParameterError(f"The request body is not valid JSON: {_lower(str(error))}.{_hint(body)}") from None
+        raise ParameterError(f"The request body is not valid JSON: {_complaint(error, body)}.") from None
     except RecursionError:
         raise ParameterError("The request body is nested too deeply.") from None
 
@@ -85,12 +85,14 @@ def _first_bad_byte(body: bytes) -> str:
     return ""
 
 
-def _hint(body: bytes) -> str:
-    if re.search(rb"(?<![\w\"])-?(NaN|Infinity)\b", body):
-        return " NaN and Infinity are not JSON numbers."
+def _complaint(error: msgspec.DecodeError, body: bytes) -> str:
+    """msgspec's own words, or better ones for the two mistakes that clients make."""
+    text = str(error).removeprefix("JSON is malformed: ")
+    if re.search(rb"[:,\[]\s*-?(NaN|Infinity)\b", body):
+        return f"{text}; NaN and Infinity are not JSON numbers"
     if re.search(rb"\\u[dD][89a-fA-F]", body):
-        return " A \\ud800 to \\udfff escape must be half of a surrogate pair."
-    return ""
+        return "a \\ud800 to \\udfff escape must be half of a surrogate pair"
+    return _lower(text)
 
 
 def _join(path: str, name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import uvicorn
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from quire.core import envs
 from quire.core.errors import EngineDeadError
@@ -154,6 +154,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> RequestObserver:
+    disable_created_metrics()  # a timestamp beside every counter, which nobody asked for
     registry = CollectorRegistry()
     unlogged = (server.disable_access_log_for_endpoints or "").split(",")
     return RequestObserver(
