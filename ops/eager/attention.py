@@ -1,14 +1,15 @@
-"""Attention over pages in plain torch: gather a group's pages, then batched products or torch's fused attention.
+"""Attention over pages in plain torch: gather a group's pages, then two batched products.
 
 A layer's cache is [2, num_kv_heads, num_blocks, block_size, head_dim]. Heads come first, so that gathered pages of a
-(head, row) lie in one piece: [num_kv_heads * rows, keys, head_dim] is then a batch of plain matrices.
+(head, row) lie in one piece: [num_kv_heads * rows, keys, head_dim] is then a batch of plain matrices. On CPUs without
+matrix units that is several times faster than torch's fused attention, at all lengths.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.eager.attention_plan import AttentionPlan, Group, Kind
+from quire.ops.eager import attention_plan
+from quire.ops.eager.attention_plan import AttentionPlan, Group
 
 LARGEST = 1e18
 """Stands for infinity in the cache: still finite in float32 after a product with a query."""
@@ -32,7 +33,7 @@ def attention(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float
     """Causal attention over pages, group by group."""
     _, num_kv_heads, _, block_size, head_dim = kv_cache.shape
     page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()
-    groups = batch.groups(window, num_kv_heads, page_bytes)
+    groups = batch.groups(window, q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
         return _attend(q, kv_cache, groups[0], scale)
     out = torch.empty_like(q)
@@ -52,40 +53,30 @@ def _attend(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Tensor:
     keys, values = (_gather(cache, group).to(q.dtype) for cache in kv_cache)
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    queries = split.permute(2, 0, 3, 1, 4).flatten(0, 1)  # [num_kv_heads * R, heads a KV head, Q, head_dim]
-    if group.kind is Kind.DECODE:
-        out = _decode(queries.squeeze(2), keys, values, group, scale).unsqueeze(2)
-    else:
-        out = _prefill(queries, keys, values, group, scale)
-    out = out.unflatten(0, (num_kv_heads, group.num_rows)).permute(1, 3, 0, 2, 4)
-    return out.reshape(q.shape)
+    queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
+    step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
+    parts = [
+        _products(queries[:, :, :, begin : begin + step], keys, values, group, begin, scale)
+        for begin in range(0, group.query_len, step)
+    ]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+    return out.permute(1, 3, 0, 2, 4).reshape(q.shape)
 
 
 def _gather(cache: Tensor, group: Group) -> Tensor:
     """The group's pages of `cache` [heads, pages, block_size, head_dim] as [heads * R, L, head_dim]."""
     gathered = cache.index_select(1, group.pages)
-    return gathered.view(cache.shape[0] * group.num_rows, -1, cache.shape[3])[:, : group.key_len]
+    return gathered.view(cache.shape[0] * group.num_rows, group.key_len, cache.shape[3])
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> Tensor:
-    """One query a row: `q` [num_kv_heads * R, heads a KV head, head_dim]; softmax in float32."""
-    scores = torch.bmm(q, k.transpose(1, 2))
+def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, scale: float) -> Tensor:
+    """Attention of `q` [num_kv_heads, R, heads a KV head, queries, head_dim], which begin at the group's `begin`."""
+    shape = q.shape
+    scores = torch.bmm(q.reshape(len(k), -1, shape[-1]), k.transpose(1, 2))
     if q.dtype == torch.float16:
         scores.clamp_(-65504, 65504)  # a hidden key of another request may overflow, and inf - inf is no number
-    bias = group.decode_bias()
-    if bias is None:
-        scores = scores.float() * scale
-    else:
-        by_row = scores.unflatten(0, (-1, group.num_rows))
-        scores = torch.add(bias, by_row, alpha=scale).flatten(0, 1)
-    return torch.bmm(torch.softmax(scores, dim=-1).to(q.dtype), v)
-
-
-def _prefill(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> Tensor:
-    """Several queries a row: `q` [num_kv_heads * R, heads a KV head, Q, head_dim]; keys are shared by stride 0."""
-    shape = (-1, q.shape[1], -1, -1)
-    k, v = k.unsqueeze(1).expand(shape), v.unsqueeze(1).expand(shape)
-    if group.kind is Kind.FRESH:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    mask = group.attention_mask(q.shape[0] // group.num_rows, q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = scores.view(*shape[:-1], -1)
+    bias = group.bias(begin, begin + shape[3])
+    scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)
+    weights = torch.softmax(scores, dim=-1).to(q.dtype)
+    return torch.bmm(weights.view(len(k), -1, k.shape[1]), v).view(shape)

@@ -1,35 +1,29 @@
 """How one step's rows are grouped for attention: made once a step, with NumPy, and used by every layer.
 
-A layer must not loop over requests, so rows of similar size are padded to one shape and computed together. Long
-prompts are first cut into pieces of at most `MAX_QUERY_LEN` tokens, which bounds masks and skips most of the upper
-triangle. A group gathers the pages of all its rows into one workspace of at most `WORKSPACE_BYTES` for keys and as
-much for values; a single longer row is a group of its own.
+A layer must not loop over requests, so rows of similar size are padded to one shape and computed together. Prompts are
+first cut into pieces of at most `MAX_QUERY_LEN` tokens, which skips most of the upper triangle. A group gathers the
+pages of all its rows into one workspace of at most `WORKSPACE_BYTES` for keys and as much for values, and has at most
+`MAX_SCORES` scores; a single larger row is a group of its own.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-MAX_QUERY_LEN = 512
-"""Tokens of one row that are computed against the cache at once."""
+MAX_QUERY_LEN = 128
+"""Tokens of one row that are computed against one gathering of its pages."""
 
 WORKSPACE_BYTES = 16 << 20
 """Most gathered keys of a group; small enough for the allocator to reuse, large enough to amortise a kernel's start."""
 
-MAX_MASK_ELEMENTS = 4 << 20
-"""Most elements in a mask that groups several rows; and in one that is kept for the next layer."""
+MAX_SCORES = 4 << 20
+"""Most attention scores (heads * queries * keys) that exist at once, in float32."""
 
-
-class Kind(IntEnum):
-    """How a group is computed."""
-
-    DECODE = 0  # one query a row: two batched matrix products
-    FRESH = 1  # queries from position 0 on: plain causal attention
-    MASKED = 2  # several queries after earlier context, or within a window
+MAX_KEPT_BIAS = 1 << 20
+"""Elements up to which a group's bias is kept for the next layer; a larger one is made again."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +41,8 @@ class Pieces:
 
 @dataclass
 class Group:
-    """Rows computed together: R rows of up to Q queries over up to L keys."""
+    """Rows computed together: R rows of up to Q queries over L keys, which are whole pages."""
 
-    kind: Kind
     num_rows: int
     query_len: int
     key_len: int
@@ -60,33 +53,28 @@ class Group:
     query_positions: Tensor  # [R, Q] int64
     key_positions: Tensor  # [R, L] int64
     window: int | None
-    needs_mask: bool
-    _mask: Tensor | None = field(default=None, repr=False)
+    sees_all: bool  # every query sees every key
+    _bias: Tensor | None = field(default=None, repr=False)
 
-    def decode_bias(self) -> Tensor | None:
-        """[R, 1, L] float32: 0 for keys that the row's query sees, -inf for others. None: it sees all."""
-        if self._mask is None and self.needs_mask:
-            self._mask = self._additive(torch.float32)
-        return self._mask
+    def bias(self, begin: int, end: int) -> Tensor | None:
+        """[R, 1, end - begin, L] float32 for queries `begin:end`: 0 for keys that they see, -inf for others.
 
-    def attention_mask(self, num_kv_heads: int, dtype: torch.dtype) -> Tensor:
-        """[num_kv_heads * R, 1, Q, L] (or [1, 1, Q, L] for one row) of `dtype`: 0 or -inf."""
-        if self._mask is not None:
-            return self._mask
-        mask = self._additive(dtype)
-        if self.num_rows > 1:
-            mask = mask.expand(num_kv_heads, *mask.shape).flatten(0, 1)
-        mask = mask.unsqueeze(1)
-        if mask.numel() <= MAX_MASK_ELEMENTS:
-            self._mask = mask
-        return mask
+        None if they see all.
+        """
+        if self.sees_all:
+            return None
+        if self.num_rows * self.query_len * self.key_len > MAX_KEPT_BIAS:
+            return self._make_bias(begin, end)
+        if self._bias is None:
+            self._bias = self._make_bias(0, self.query_len)
+        return self._bias[:, :, begin:end]
 
-    def _additive(self, dtype: torch.dtype) -> Tensor:
-        distance = self.query_positions.unsqueeze(2) - self.key_positions.unsqueeze(1)
+    def _make_bias(self, begin: int, end: int) -> Tensor:
+        distance = self.query_positions[:, begin:end].unsqueeze(2) - self.key_positions.unsqueeze(1)
         hidden = distance < 0
         if self.window is not None:
             hidden |= distance >= self.window
-        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+        return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
 
 
 class AttentionPlan:
@@ -108,40 +96,33 @@ class AttentionPlan:
         self._pieces = _cut(query_lens, seq_lens)
         self._groups: dict[tuple[int | None, int, int], list[Group]] = {}
 
-    def groups(self, window: int | None, num_kv_heads: int, page_bytes: int) -> list[Group]:
+    def groups(self, window: int | None, num_heads: int, page_bytes: int) -> list[Group]:
         """Groups that together hold each query once; `page_bytes` is the size of one page's keys."""
-        key = (window, num_kv_heads, page_bytes)
+        key = (window, num_heads, page_bytes)
         if key not in self._groups:
-            self._groups[key] = [self._group(kind, part, window) for kind, part in self._split(*key)]
+            self._groups[key] = [self._group(part, window) for part in self._split(*key)]
         return self._groups[key]
 
-    def _split(self, window: int | None, num_kv_heads: int, page_bytes: int) -> Iterator[tuple[Kind, Pieces]]:
-        """Pieces of one kind and of similar size, within the limits on workspace and mask."""
+    def _split(self, window: int | None, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
+        """Pieces of similar size, within the limits on workspace and scores."""
         pieces = self._pieces
-        start = pieces.end - pieces.query_len
-        kind = np.full(len(start), Kind.MASKED)
-        kind[(start == 0) & (pieces.end <= (window or pieces.end))] = Kind.FRESH
-        kind[pieces.query_len == 1] = Kind.DECODE
         num_pages = -(-pieces.end // self._block_size) - self._first_page(pieces, window)
-        order = np.lexsort((num_pages, pieces.query_len, kind))[::-1]
+        order = np.lexsort((num_pages, pieces.query_len))[::-1]
         begin = 0
         while begin < len(order):
             first = order[begin]
             queries, pages = int(pieces.query_len[first]), int(num_pages[first])
-            limit = max(1, WORKSPACE_BYTES // (pages * page_bytes))
-            if kind[first] == Kind.MASKED:
-                elements = num_kv_heads * queries * pages * self._block_size
-                limit = min(limit, max(1, MAX_MASK_ELEMENTS // elements))
-            candidates = order[begin : begin + limit]
+            by_workspace = WORKSPACE_BYTES // (pages * page_bytes)
+            by_scores = MAX_SCORES // (num_heads * queries * pages * self._block_size)
+            candidates = order[begin : begin + max(1, min(by_workspace, by_scores))]
             similar = (
-                (kind[candidates] == kind[first])
-                & (pieces.query_len[candidates] * 4 >= queries * 3)
+                (pieces.query_len[candidates] * 4 >= queries * 3)
                 & (num_pages[candidates] <= pages)
                 & (num_pages[candidates] * 4 + 16 >= pages * 3)
             )
             count = len(candidates) if similar.all() else int(similar.argmin())
             # In order of their tokens: a whole step of decodes then needs no reordering.
-            yield Kind(int(kind[first])), pieces.take(np.sort(order[begin : begin + count]))
+            yield pieces.take(np.sort(order[begin : begin + count]))
             begin += count
 
     def _first_page(self, pieces: Pieces, window: int | None) -> np.ndarray:
@@ -150,7 +131,7 @@ class AttentionPlan:
         first_key = np.maximum(pieces.end - pieces.query_len + 1 - window, 0)
         return first_key // self._block_size
 
-    def _group(self, kind: Kind, pieces: Pieces, window: int | None) -> Group:
+    def _group(self, pieces: Pieces, window: int | None) -> Group:
         first_page = self._first_page(pieces, window)
         last_page = (pieces.end - 1) // self._block_size
         num_pages = int((last_page - first_page).max()) + 1
@@ -159,10 +140,8 @@ class AttentionPlan:
         pages = self._block_tables[pieces.row[:, None], page_index]
 
         key_start = first_page * self._block_size
-        key_len = int((pieces.end - key_start).max())
-        if kind is Kind.DECODE:
-            # Whole pages: a batched product of half-precision matrices is many times slower on a slice of them.
-            key_len = num_pages * self._block_size
+        # Whole pages: a batched product of half-precision matrices is many times slower on a slice of them.
+        key_len = num_pages * self._block_size
         query_len = int(pieces.query_len.max())
         offsets = np.arange(query_len)
         is_valid = offsets < pieces.query_len[:, None]
@@ -171,9 +150,7 @@ class AttentionPlan:
         padded = not is_valid.all()
         in_sequence = not padded and int(tokens[-1] - tokens[0]) + 1 == len(tokens)
         valid = np.flatnonzero(is_valid) if padded else None
-        exact = bool((pieces.end - key_start == key_len).all())
         return Group(
-            kind=kind,
             num_rows=len(pieces.row),
             query_len=query_len,
             key_len=key_len,
@@ -184,7 +161,7 @@ class AttentionPlan:
             query_positions=self._send((pieces.end - pieces.query_len)[:, None] + clipped),
             key_positions=self._send(key_start[:, None] + np.arange(key_len)),
             window=window,
-            needs_mask=not exact or window is not None,
+            sees_all=query_len == 1 and window is None and bool((pieces.end == key_len).all()),
         )
 
     def _send(self, array: np.ndarray) -> Tensor:

@@ -117,11 +117,12 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
 ) -> None:
     monkeypatch.setattr(attention_plan, "MAX_QUERY_LEN", 16)
     monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", 6 * 16 * 2 * 32 * 4)  # six pages
-    monkeypatch.setattr(attention_plan, "MAX_MASK_ELEMENTS", 3000)
+    monkeypatch.setattr(attention_plan, "MAX_KEPT_BIAS", 3000)
+    monkeypatch.setattr(attention_plan, "MAX_SCORES", 9000)
     step = Step(ops, [(50, 50), (33, 90), *[(1, 40)] * 5, (90, 91), *[(3, 8)] * 4, (1, 400)])
     for window in (None, 30):
         torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
-        for group in step.batch.groups(window, 2, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
+        for group in step.batch.groups(window, 4, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
             assert group.query_len <= 16
             assert group.num_rows == 1 or len(group.pages) <= 6
 
@@ -129,7 +130,7 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
 def test_decode_rows_of_similar_length_form_one_group(ops: Backend) -> None:
     step = Step(ops, [(1, 120 + row) for row in range(32)], num_heads=2, num_kv_heads=1, head_dim=32)
     step.run()
-    assert len(step.batch.groups(None, 1, 16 * 32 * 4)) == 1  # type: ignore[attr-defined]
+    assert len(step.batch.groups(None, 2, 16 * 32 * 4)) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("query_len", [1, 4])
