@@ -21,6 +21,7 @@ from quire.core.logging import get_logger
 from quire.core.protocol import EngineReady
 from quire.frontend.app import create_app
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.greeting import greeting
 from quire.frontend.listener import bind, release, url_of
 from quire.frontend.middleware import HttpMetrics, RequestObserver
 from quire.frontend.server_config import ServerConfig
@@ -35,11 +36,14 @@ HEALTH_SECONDS = 1.0
 _UVICORN_LEVELS = {"info": logging.WARNING, "trace": 5}  # what it tells at "info" is in our own lines already
 
 
-async def serve(engine: AsyncLLM, server: ServerConfig, listener: socket.socket | None = None) -> None:
+async def serve(
+    engine: AsyncLLM, server: ServerConfig, listener: socket.socket | None = None, *, greet: bool = False
+) -> None:
     """Serves until SIGTERM or SIGINT, then drains, closes the engine and returns.
 
     Args:
         listener: from `bind`, taken before the engine was made; bound here when left out.
+        greet: print how to talk to the server once it is ready.
 
     Raises:
         ConfigError: the address is taken, or the model cannot be loaded.
@@ -47,7 +51,7 @@ async def serve(engine: AsyncLLM, server: ServerConfig, listener: socket.socket 
     """
     listener = listener or bind(server)
     try:
-        await HttpServer(engine, server, listener).run()
+        await HttpServer(engine, server, listener, greet=greet).run()
     finally:
         await engine.aclose()
         release(listener, server)
@@ -56,8 +60,9 @@ async def serve(engine: AsyncLLM, server: ServerConfig, listener: socket.socket 
 class HttpServer:
     """One run of the server."""
 
-    def __init__(self, engine: AsyncLLM, server: ServerConfig, listener: socket.socket) -> None:
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, listener: socket.socket, *, greet: bool) -> None:
         self._engine = engine
+        self._greet = greet
         self._server = server
         self._listener = listener
         self._state = ServerState(ready=False)
@@ -98,7 +103,10 @@ class HttpServer:
             num_tokens / ready.max_model_len,
             f"{ready.max_model_len:,}",
         )
-        logger.info("ready       %s after %.1f s", url_of(self._listener, self._server), seconds)
+        url = url_of(self._listener, self._server)
+        logger.info("ready       %s after %.1f s", url, seconds)
+        if self._greet:
+            print(greeting(url, self._engine.model.name, needs_key=bool(self._server.accepted_api_keys)), flush=True)
 
     def _watch(self) -> list[asyncio.Task[None]]:
         watchers = [asyncio.create_task(self._watch_engine())]

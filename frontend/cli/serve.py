@@ -1,6 +1,7 @@
 """`quire serve`: the HTTP server on one model."""
 
 import argparse
+import sys
 
 from quire.frontend.cli.arguments import CommandParser, add_engine_options, add_server_options
 
@@ -29,6 +30,8 @@ def run(args: argparse.Namespace) -> None:
     listener = bind(args.server_config)
     try:
         engine = AsyncLLM.from_engine_args(args.engine_args, usage="server")
-        uvloop.run(serve(engine, args.server_config, listener))
+        # People at a terminal, and whoever tries the demo model, want to see what to do next; a service's log does not.
+        greet = args.engine_args.model.model is None or sys.stdout.isatty()
+        uvloop.run(serve(engine, args.server_config, listener, greet=greet))
     finally:
         release(listener, args.server_config)

@@ -1,0 +1,22 @@
+"""What a newcomer sees once a server is ready: how to talk to it, ready to paste."""
+
+
+def greeting(url: str, model: str, *, needs_key: bool) -> str:
+    """A curl line and a Python snippet for a server at `url` (without /v1)."""
+    header = "-H 'Authorization: Bearer YOUR_KEY' " if needs_key else ""
+    key = "YOUR_KEY" if needs_key else "none"
+    return f"""
+Try it:
+
+  curl {url}/v1/chat/completions {header}-H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+
+or, after `pip install openai`:
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="{key}")
+  messages = [{{"role": "user", "content": "What is 27 + 15?"}}]
+  print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message.content)
+
+or `quire chat{"" if url.endswith(":8000") else f" --url {url}/v1"}` in another terminal. Ctrl-C stops the server.
+"""
