@@ -6,6 +6,7 @@ in which they finish: `{"id": ..., "custom_id": ..., "response": {"status_code",
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 import uuid
@@ -131,6 +132,11 @@ def read_custom_id(line: bytes) -> str | None:
     try:
         return msgspec.json.decode(line, type=_PartialRequest).custom_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    try:  # the standard library reads some lines that msgspec refuses, such as those with lone surrogates
+        custom_id = json.loads(line)["custom_id"]
+        return custom_id if custom_id.isprintable() else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
