@@ -16,8 +16,8 @@ from torch import Tensor
 MAX_QUERY_LEN = 128
 """Tokens of one row that are computed against one gathering of its pages."""
 
-WORKSPACE_BYTES = 16 << 20
-"""Most gathered keys of a group; small enough for the allocator to reuse, large enough to amortise a kernel's start."""
+WORKSPACE_BYTES = 4 << 20
+"""Most gathered keys of a group; near the size of a core's cache, large enough to amortise a kernel's start."""
 
 MAX_SCORES = 4 << 20
 """Most attention scores (heads * queries * keys) that exist at once, in float32."""
