@@ -241,8 +241,8 @@ def _listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """One prompt as a list of one; a list of numbers is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
-    many = list(prompts)
-    return [many] if many and all(isinstance(each, int) for each in many) else many  # type: ignore[list-item]
+    many: list[Any] = list(prompts)
+    return [many] if many and all(isinstance(each, int) for each in many) else many
 
 
 def _one_each(
