@@ -31,7 +31,7 @@ class Channel:
         self._socket = socket
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
-        self._fd = socket.getsockopt(zmq.FD)
+        self._fd: int = socket.FD
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
@@ -44,7 +44,7 @@ class Channel:
         """Queues one message. A peer that is gone drops it: whoever owns the request notices by other means."""
         self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         # ZeroMQ's descriptor is edge-triggered and a send may swallow the edge, so look again.
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._drain)
 
     def close(self, linger_ms: int = 0) -> None:
@@ -64,7 +64,7 @@ class Channel:
 
 def bind_router(address: str, keys: CurveKeys | None, on_message: Callable[[list[bytes]], None]) -> Channel:
     """The engine's end; frames are [frontend identity, message]."""
-    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     _unbounded(socket)
     if keys is not None:
         socket.curve_server = True
@@ -75,7 +75,7 @@ def bind_router(address: str, keys: CurveKeys | None, on_message: Callable[[list
 
 def connect_dealer(address: str, keys: CurveKeys | None, on_message: Callable[[list[bytes]], None]) -> Channel:
     """A frontend's end; frames are [message]. The engine may not have bound yet: ZeroMQ keeps trying."""
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     _unbounded(socket)
     socket.setsockopt(zmq.RECONNECT_IVL, 20)
     if keys is not None:

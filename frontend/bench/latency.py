@@ -1,5 +1,6 @@
 """`quire bench latency`: seconds for one batch from start to end, offline."""
 
+import argparse
 import time
 
 import numpy as np
@@ -27,7 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--output-json", help="File for the figures.")
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measures `--num-iters` batches. Returns the exit code."""
     params = SamplingParams(
         n=args.n,
@@ -44,7 +45,7 @@ def run(args) -> int:
             # Fresh prompts each time: a repeated batch would find its prefix cached and measure something else.
             tokens = generator.integers(0, vocab_size, (args.batch_size, args.input_len)).tolist()
             started = time.perf_counter()
-            llm.generate([{"prompt_token_ids": row} for row in tokens], params, use_tqdm=False)
+            llm.generate(tokens, params, use_tqdm=False)
             return time.perf_counter() - started
 
         for _ in range(args.num_iters_warmup):

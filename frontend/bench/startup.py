@@ -1,5 +1,6 @@
 """`quire bench startup`: seconds from `quire serve` to a healthy server and to its first answered request."""
 
+import argparse
 import contextlib
 import os
 import signal
@@ -34,7 +35,7 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--output-json", help="File for the figures.")
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Starts and stops servers. Returns the exit code."""
     folder = find_model(args.engine_args.model, args.engine_args.load)
     options = _flags_of(args.engine_args.flat())
@@ -45,15 +46,13 @@ def run(args) -> int:
     for _ in range(args.num_iters_warmup):
         _start_once(options)
     warm = [_start_once(options) for _ in range(args.num_iters_warm)]
-    figures = {}
+    medians: dict[str, float] = {}
     for name, starts in (("cold", cold), ("warm", warm)):
         if starts:
             healthy, answered = (float(np.median(column)) for column in zip(*starts, strict=True))
-            figures |= {f"{name}_healthy_seconds": healthy, f"{name}_first_answer_seconds": answered}
-            figures[f"{name}_starts"] = starts
-    rows = [(name.replace("_", " "), f"{value:.2f}") for name, value in figures.items() if not name.endswith("_starts")]
-    print_table("Start-up (median)", rows)
-    write_json(args.output_json, figures)
+            medians |= {f"{name}_healthy_seconds": healthy, f"{name}_first_answer_seconds": answered}
+    print_table("Start-up (median)", [(name.replace("_", " "), f"{value:.2f}") for name, value in medians.items()])
+    write_json(args.output_json, medians | {"cold_starts": cold, "warm_starts": warm})
     return 0
 
 

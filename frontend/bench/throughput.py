@@ -1,5 +1,6 @@
 """`quire bench throughput`: offline tokens per second, all requests handed over at once."""
 
+import argparse
 import time
 
 from quire.core.sampling_params import SamplingParams
@@ -21,7 +22,7 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--output-json", help="File for the figures.")
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measures once. Returns the exit code."""
     with LLM(**args.engine_args.flat()) as llm:
         requests = random_requests(args, llm.config.spec.vocab_size, llm.config.seed)
@@ -57,7 +58,7 @@ def run(args) -> int:
     return 0
 
 
-def _generate(llm: LLM, requests: list[BenchRequest], args) -> list[RequestOutput]:
+def _generate(llm: LLM, requests: list[BenchRequest], args: argparse.Namespace) -> list[RequestOutput]:
     params = [
         SamplingParams(
             n=args.n,
@@ -68,4 +69,4 @@ def _generate(llm: LLM, requests: list[BenchRequest], args) -> list[RequestOutpu
         )
         for request in requests
     ]
-    return llm.generate([{"prompt_token_ids": request.prompt_token_ids} for request in requests], params)
+    return llm.generate([request.prompt_token_ids for request in requests], params)
