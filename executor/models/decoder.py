@@ -55,9 +55,10 @@ class Decoder:
     ) -> None:
         """`make_attention(name, index)` builds the attention of one layer."""
         config = spec.hf_config
-        check_activation(spec)
-        eps = config["rms_norm_eps"]
+        check_supported(spec)
+        eps = rms_norm_eps(spec)
 
+        intermediate_size = config["intermediate_size"]
         embedding = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         self._embed = VocabEmbedding(context, embedding)
         self._rotary = RotaryEmbedding(context, config, spec.head_dim)
@@ -66,9 +67,7 @@ class Decoder:
                 RMSNorm(context, f"model.layers.{index}.input_layernorm", spec.hidden_size, eps),
                 make_attention(f"model.layers.{index}.self_attn", index),
                 RMSNorm(context, f"model.layers.{index}.post_attention_layernorm", spec.hidden_size, eps),
-                GatedMLP(
-                    context, f"model.layers.{index}.mlp", spec.hidden_size, config["intermediate_size"], bias=mlp_bias
-                ),
+                GatedMLP(context, f"model.layers.{index}.mlp", spec.hidden_size, intermediate_size, bias=mlp_bias),
             )
             for index in range(spec.num_layers)
         ]
@@ -100,18 +99,36 @@ def attention_shape(spec: ModelSpec) -> AttentionShape:
     return AttentionShape(spec.hidden_size, spec.num_attention_heads, spec.num_kv_heads, spec.head_dim)
 
 
-def check_activation(spec: ModelSpec) -> None:
-    """Refuses a checkpoint whose feed-forward network is not gated by silu."""
-    activation = spec.hf_config.get("hidden_act", "silu")
+def rms_norm_eps(spec: ModelSpec) -> float:
+    """The families' common default where config.json does not say."""
+    return spec.hf_config.get("rms_norm_eps", 1e-6)
+
+
+def check_supported(spec: ModelSpec) -> None:
+    """Refuses a checkpoint that these layers would misread.
+
+    Raises:
+        ModelLoadError: another activation than silu, quantised weights, or a config.json that lacks a size.
+    """
+    config = spec.hf_config
+    activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelLoadError(
-            f"{spec.name}: hidden_act {activation!r} is not supported for {spec.architecture}, only silu."
+            f"{spec.name}: hidden_act {activation!r} is not supported in {spec.architecture}; only silu."
         )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ModelLoadError(
+            f"{spec.name} is quantised ({method}), which is not supported; use the unquantised checkpoint."
+        )
+    for name in ("intermediate_size", "max_position_embeddings"):
+        if not isinstance(config.get(name), int):
+            raise ModelLoadError(f"config.json of {spec.name} lacks {name!r}.")
 
 
 def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
     """Each layer's window, as Qwen checkpoints write it: `layer_types`, or every layer from `max_window_layers` on."""
-    window = config.get("sliding_window") if config.get("use_sliding_window", False) else None
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", 28)

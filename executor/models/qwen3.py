@@ -3,7 +3,7 @@
 from quire.core.config import ModelSpec
 from quire.executor.layers.attention import Attention
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.decoder import Decoder, attention_shape, sliding_windows
+from quire.executor.models.decoder import Decoder, attention_shape, rms_norm_eps, sliding_windows
 
 
 class Qwen3ForCausalLM(Decoder):
@@ -17,7 +17,7 @@ class Qwen3ForCausalLM(Decoder):
         def attention(name: str, index: int) -> Attention:
             return Attention(
                 context, name, attention_shape(spec), qkv_bias=bias, output_bias=bias,
-                qk_norm_eps=config["rms_norm_eps"], window=windows[index],
+                qk_norm_eps=rms_norm_eps(spec), window=windows[index],
             )  # fmt: skip
 
         super().__init__(spec, context, attention)
