@@ -1,4 +1,4 @@
-"""Engines started by these tests compute on one thread: tiny models gain nothing from two, and lose all on a busy host."""
+"""Engines started by these tests compute on one thread: on a busy host, tiny models lose much with two."""
 
 import os
 
