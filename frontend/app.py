@@ -7,6 +7,7 @@ from litestar import Litestar, get
 from litestar.config.cors import CORSConfig
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import RedocRenderPlugin, SwaggerRenderPlugin
+from litestar.openapi.spec import Server
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -51,7 +52,7 @@ def create_app(
         request_class=JsonRequest,
         request_max_body_size=server.max_request_body_bytes,
         cors_config=_cors(server),
-        openapi_config=None if server.disable_fastapi_docs else _documentation(),
+        openapi_config=None if server.disable_fastapi_docs else _documentation(server),
         logging_config=None,
     )
 
@@ -77,12 +78,13 @@ def _cors(server: ServerConfig) -> CORSConfig | None:
     )
 
 
-def _documentation() -> OpenAPIConfig:
+def _documentation(server: ServerConfig) -> OpenAPIConfig:
     """Swagger's page at /docs. Litestar answers every unknown path below its root, so that cannot be /."""
     return OpenAPIConfig(
         title="Quire",
         version=quire.__version__,
         description="OpenAI-compatible API of a Quire server.",
+        servers=[Server(url=server.root_path or "/")],
         path="/docs",
         render_plugins=[SwaggerRenderPlugin(path="/")],
     )

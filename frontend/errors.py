@@ -62,6 +62,7 @@ _TYPES = {
     404: "NotFoundError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
+    CLIENT_GONE: "ClientGoneError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }

@@ -70,7 +70,7 @@ def url_of(listener: socket.socket, server: ServerConfig) -> str:
         return f"unix:{server.uds}"
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"{'https' if server.ssl_certfile else 'http'}://{shown}:{port}{server.root_path or ''}"
+    return f"{'https' if server.ssl_certfile else 'http'}://{shown}:{port}"
 
 
 def release(listener: socket.socket, server: ServerConfig) -> None:

@@ -68,6 +68,7 @@ class RequestObserver:
         request_id_headers: answer with X-Request-Id, the client's own or a fresh one.
         access_log: log a line for each request.
         unlogged_paths: paths that the access log leaves out.
+        root_path: prefix that a proxy may leave on paths, or may have taken away; routes are found either way.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class RequestObserver:
         request_id_headers: bool,
         access_log: bool,
         unlogged_paths: frozenset[str],
+        root_path: str = "",
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._request_id_headers = request_id_headers
         self._access_log = access_log
         self._unlogged_paths = unlogged_paths
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -93,6 +96,8 @@ class RequestObserver:
 
     async def _observe(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
+        if self._root_path and scope["path"].startswith(self._root_path + "/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path)
         path, status, request_bytes, response_bytes = scope["path"], 500, 0, 0
         request_id = _ensure_request_id(scope) if self._request_id_headers else None
 

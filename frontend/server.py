@@ -171,6 +171,7 @@ def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> 
         request_id_headers=server.enable_request_id_headers,
         access_log=server.uvicorn_log_level in ("debug", "trace") and not server.disable_uvicorn_access_log,
         unlogged_paths=frozenset(path.strip() for path in unlogged),
+        root_path=(server.root_path or "").rstrip("/"),
     )
 
 
@@ -188,7 +189,6 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         log_level=_UVICORN_LEVELS.get(server.uvicorn_log_level, server.uvicorn_log_level),
         access_log=False,
         server_header=False,
-        root_path=server.root_path or "",
         timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
         ssl_keyfile=server.ssl_keyfile,
         ssl_certfile=server.ssl_certfile,

@@ -45,8 +45,10 @@ class LogprobFormatter:
             out.text_offset.append(offset)
             out.token_logprobs.append(_finite(row[sampled]))
             out.tokens.append(token)
-            shown = dict.fromkeys([sampled, *self._top(row)])
-            out.top_logprobs.append({self._text(i): _finite(row[i]) for i in shown})
+            shown: dict[str, float] = {}
+            for token_id in (sampled, *self._top(row)):  # of tokens that look alike (U+FFFD), the first is kept
+                shown.setdefault(self._text(token_id), _finite(row[token_id]))
+            out.top_logprobs.append(shown)
             offset += len(token)
         return out
 
