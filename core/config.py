@@ -162,6 +162,10 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
             description="uni runs the worker in the engine process, mp gives each its own; by worker count when unset."
         ),
     ] = None
+    engine_transport: Annotated[
+        Literal["ipc", "tcp"],
+        Meta(description="How frontend and engine talk: sockets in a private folder, or encrypted TCP on loopback."),
+    ] = "ipc"
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True):

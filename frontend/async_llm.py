@@ -74,7 +74,8 @@ class AsyncLLM:
         tokenizer = None if args.model.skip_tokenizer_init else Tokenizer.from_folder(tokenizer_folder)
         model = ServedModel.from_args(args, folder)
         metrics = EngineMetrics(model.name, config.max_model_len) if config.log_stats else None
-        client = EngineClient(launch.EngineLauncher(config), on_stats=metrics.on_stats if metrics else None)
+        launcher = launch.EngineLauncher(config, args.parallel.engine_transport)
+        client = EngineClient(launcher, on_stats=metrics.on_stats if metrics else None)
         return cls(config, model, client, tokenizer, metrics)
 
     # ----------------------------------------------------------------------------------------------------- lifetime

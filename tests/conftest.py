@@ -1,7 +1,12 @@
 """Fixtures that the whole suite shares: tiny checkpoints, and one server process on one of them."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# Before torch is imported, and inherited by engines: tiny models gain nothing from threads, and on a busy machine
+# OpenMP's barriers make each step fifty times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
