@@ -7,8 +7,10 @@ from typing import Any, NoReturn
 
 import msgspec
 from litestar import Request
+from litestar.exceptions import InternalServerException
 
 from quire.core.errors import ParameterError
+from quire.frontend.errors import ClientGoneError
 
 _PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -23,6 +25,13 @@ def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
 
 class JsonRequest(Request[Any, Any, Any]):
     """A request whose `data` argument is decoded by us, not by way of a dictionary."""
+
+    async def body(self) -> bytes:
+        """The whole body. Raises ClientGoneError when the client closes the connection halfway."""
+        try:
+            return await super().body()
+        except InternalServerException:  # Litestar's word for it
+            raise ClientGoneError("The client closed the connection while sending its request.") from None
 
     async def json(self) -> Any:
         """The body as the type that the handler declares for `data`."""

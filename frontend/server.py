@@ -189,6 +189,7 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         log_level=_UVICORN_LEVELS.get(server.uvicorn_log_level, server.uvicorn_log_level),
         access_log=False,
         server_header=False,
+        timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE", 5)),
         timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
         ssl_keyfile=server.ssl_keyfile,
         ssl_certfile=server.ssl_certfile,

@@ -23,7 +23,7 @@ class Version(Struct):
 
 
 class Load(Struct):
-    """Answer of GET /load: generation requests in flight."""
+    """Answer of GET /load: requests that the model or its tokenizer works on."""
 
     server_load: int
 
@@ -60,7 +60,7 @@ def service_routes(
 
     @get("/load", summary="Load")
     async def load() -> ASGIApp:
-        """How many generation requests are in flight."""
+        """How many requests are in flight."""
         return json_answer(Load(state.num_in_flight))
 
     handlers: list[Any] = [health, ping, version, metrics]

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.servers import ServerProcess
+
 LONG = {"model": "tiny", "prompt": "on and on", "max_tokens": 2000, "ignore_eos": True}
 PATIENCE_SECONDS = 2.0
 
@@ -70,10 +72,11 @@ def test_prompts_of_one_request_end_together(client: httpx.Client) -> None:
     assert aborted(client) == before + 3
 
 
-def test_half_a_request_disturbs_nobody(client: httpx.Client) -> None:
+def test_half_a_request_disturbs_nobody(client: httpx.Client, server: ServerProcess) -> None:
     with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
     assert client.post("/v1/completions", json={**LONG, "max_tokens": 1}).status_code == 200
+    assert "Traceback" not in server.logs()
 
 
 def test_bad_requests_leave_the_server_serving(client: httpx.Client) -> None:

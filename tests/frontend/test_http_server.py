@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.core.errors import ConfigError, ModelLoadError
+from quire.core.engine_client import EngineClient
+from quire.core.errors import ConfigError, EngineDeadError, ModelLoadError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.listener import bind, url_of
 from quire.frontend.server import serve
@@ -151,6 +152,32 @@ def test_model_that_cannot_be_loaded_ends_the_server(checkpoint: Callable[..., P
 
     with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
         asyncio.run(main())
+
+
+def test_signal_while_the_model_loads_ends_the_server(checkpoint: Callable[..., Path]) -> None:
+    server = ServerConfig(host="127.0.0.1", port=0)
+
+    async def main() -> None:
+        listener = bind(server)
+        engine = AsyncLLM.from_engine_args(model=str(checkpoint("llama")))
+        asyncio.get_running_loop().call_later(0.1, stop)
+        await asyncio.wait_for(serve(engine, server, listener), 20)
+
+    asyncio.run(main())
+
+
+def test_death_of_the_engine_for_good_ends_the_server(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: EngineClient) -> None:
+        raise EngineDeadError("it crashed too often")
+
+    async def scenario(client: httpx.AsyncClient) -> tuple[int, int]:
+        monkeypatch.setattr(EngineClient, "check_health", die)
+        return (await client.get("/health")).status_code, (await client.post("/ping")).status_code
+
+    with pytest.raises(EngineDeadError, match="too often"):
+        assert run(checkpoint("llama"), scenario) == (503, 503)
 
 
 def test_port_in_use_is_told_before_anything_is_loaded() -> None:
