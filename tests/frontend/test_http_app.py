@@ -300,3 +300,12 @@ def test_chat_template_options(caller: Callable[..., Caller], tmp_path: Path) ->
         for extra, expected in (({}, "[x|calm]"), ({"chat_template_kwargs": {"mood": "wild"}}, "[x|wild]")):
             tokens = call("POST", "/tokenize", json={**body, **extra}).json()["tokens"]
             assert call("POST", "/detokenize", json={"tokens": tokens}).json()["prompt"] == expected
+
+
+def test_error_stacks_are_logged_when_asked(caller: Callable[..., Caller], caplog: pytest.LogCaptureFixture) -> None:
+    caller()("POST", "/tokenize", json={})
+    assert not caplog.records
+    caller(log_error_stack=True)("POST", "/tokenize", json={})
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert "POST /tokenize was answered 400" in record.getMessage()
