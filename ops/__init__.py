@@ -5,7 +5,7 @@ layers; nothing else asks which device it runs on. Tensors belong to the backend
 tokens of a step, of all its requests, one after the other.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from torch import Tensor
@@ -101,14 +101,15 @@ class Backend(Protocol):
 
 def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
     """The backend for a device type; readies this process for it."""
-    # Imported on demand, so that a CPU process never loads what only an accelerator needs.
+    # Imported on demand, so that a CPU process never loads what only an accelerator needs. Cast, because a backend's
+    # `attention` takes the batch that the same backend made, and not any AttentionBatch.
     if device == "cpu":
         from quire.ops import cpu
 
         cpu.keep_freed_memory()
-        return cpu
+        return cast(Backend, cpu)
     if device == "cuda":
         from quire.ops import eager
 
-        return eager
+        return cast(Backend, eager)
     raise ValueError(f"No kernels for device {device!r}; choose cpu or cuda.")

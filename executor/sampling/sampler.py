@@ -50,8 +50,9 @@ class Sampler:
 
     def admit(self, request: NewSlot) -> None:
         """Takes over the parameters of a request that enters a slot."""
-        for feature in (*self._features, self._logprobs):
+        for feature in self._features:
             feature.admit(request)
+        self._logprobs.admit(request)
         self._greedy[request.slot] = request.sampling.greedy
         self._seeds[request.slot] = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
 
