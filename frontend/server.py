@@ -178,7 +178,7 @@ def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> 
 def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Config:
     for name in ("uvicorn.error", "uvicorn.asgi"):
         uvicorn_logger = logging.getLogger(name)
-        uvicorn_logger.handlers = logging.getLogger("quire").handlers
+        uvicorn_logger.handlers = list(logging.getLogger("quire").handlers)
         uvicorn_logger.propagate = False
     return uvicorn.Config(
         app,
