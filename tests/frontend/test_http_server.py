@@ -26,13 +26,20 @@ LONG = {"prompt": "on and on", "max_tokens": 2000, "ignore_eos": True}
 Scenario = Callable[[httpx.AsyncClient], Awaitable[Any]]
 
 
-def run(checkpoint: Path, scenario: Scenario, *, tls: ssl.SSLContext | None = None, **options: Any) -> Any:
+def run(
+    checkpoint: Path,
+    scenario: Scenario,
+    *,
+    tls: ssl.SSLContext | None = None,
+    engine_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Serves `checkpoint` while `scenario` runs, which must end the server; returns what the scenario returned."""
 
     async def main() -> Any:
         server = ServerConfig(**{"host": "127.0.0.1", "port": 0, **options})
         listener = bind(server)
-        engine = AsyncLLM.from_engine_args(model=str(checkpoint), num_gpu_blocks_override=512)
+        engine = AsyncLLM.from_engine_args(model=str(checkpoint), num_gpu_blocks_override=512, **(engine_options or {}))
         serving = asyncio.create_task(serve(engine, server, listener))
         transport = httpx.AsyncHTTPTransport(uds=server.uds, verify=tls or False)
         url = "http://localhost" if server.uds else url_of(listener, server)
@@ -99,6 +106,28 @@ def test_with_a_timeout_running_requests_finish_and_new_ones_are_refused(checkpo
     assert late == 503
     assert '"finish_reason":"length"' in events[-2]
     assert events[-1] == "data: [DONE]"
+
+
+def test_full_queue_is_429_with_retry_after(checkpoint: Callable[..., Path]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> list[httpx.Response]:
+        bodies = [{**LONG, "stream": index % 2 == 1} for index in range(8)]
+        pending = [asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies]
+        refused = []
+        for each in asyncio.as_completed(pending):
+            refused.append(await each)
+            if len(refused) == 6:
+                break
+        metrics = await client.get("/metrics")
+        assert 'reason="max_num_queued_reqs"} 6.0' in metrics.text
+        stop()
+        await asyncio.gather(*pending)
+        return refused
+
+    engine_options = {"max_num_seqs": 1, "max_num_queued_reqs": 1}
+    refused = run(checkpoint("llama"), scenario, engine_options=engine_options)
+    assert [answer.status_code for answer in refused] == [429] * 6
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert refused[0].json()["error"]["type"] == "RateLimitError"
 
 
 def test_unix_socket_is_served_and_removed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
