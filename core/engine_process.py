@@ -165,10 +165,10 @@ class EngineProcess:
                 self._send(frontend, protocol.Heartbeat(stats))
 
     def _report(self, error: Exception) -> None:
-        if isinstance(error, QuireError):
-            logger.error("%s", error)
-        else:
+        if not isinstance(error, QuireError):
             logger.exception("the engine failed")
+        elif not self._frontends:  # else a frontend tells it, once
+            logger.error("%s", error)
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
         failed = protocol.EngineFailed(text, fatal=isinstance(error, ConfigError))
         for frontend in self._frontends:
