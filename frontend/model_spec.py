@@ -77,7 +77,7 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         )
     if config.get("head_dim") is None and facts["hidden_size"] % heads:
         raise ConfigError(f"{path}: hidden_size ({facts['hidden_size']}) is not a multiple of the {heads} heads.")
-    facts["max_position_embeddings"] = _context_length(config, facts["max_position_embeddings"])
+    facts["max_position_embeddings"] = _context_length(config, facts["max_position_embeddings"], path)
     return ModelSpec(
         path=str(folder),
         name=model.model or folder.name,
@@ -152,11 +152,17 @@ def _positive_int(config: dict[str, Any], keys: tuple[str, ...], path: Path, def
     return value
 
 
-def _context_length(config: dict[str, Any], positions: int) -> int:
+def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What the checkpoint says about rotary scaling; empty when it says nothing."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if (value := config.get(key)) is not None and not isinstance(value, dict):
+            raise ConfigError(f"{path}: {key} must be an object, got {value!r}.")
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _context_length(config: dict[str, Any], positions: int, path: Path) -> int:
     """Tokens that the model can attend over, with the stretching that its rotary scaling stands for."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, dict):
-        return positions
+    rope = _rope(config, path)
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
     if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
         return positions  # llama3 and longrope give the stretched length already
@@ -213,13 +219,16 @@ class _TokenizerJson(Struct):
 def _eos_token_ids(config: dict[str, Any], model: ModelConfig, folder: Path, tokenizer_folder: Path) -> list[int]:
     """Every id that ends a generation, by any of the three files that may name one."""
     found: list[int] = []
-    for source in (_generation_config(folder, model), config):
+    for name, source in (("generation_config.json", _generation_config(folder, model)), ("config.json", config)):
         value = source.get("eos_token_id")
-        found += value if isinstance(value, list) else [value] if value is not None else []
+        ids = value if isinstance(value, list) else [value] if value is not None else []
+        if any(type(token_id) is not int for token_id in ids):
+            raise ConfigError(f"{folder / name}: eos_token_id must be a token id or a list of them, got {value!r}.")
+        found += ids
     from_tokenizer = _tokenizer_eos(tokenizer_folder)
     if from_tokenizer is not None:
         found.append(from_tokenizer)
-    return sorted({token_id for token_id in found if isinstance(token_id, int)})
+    return sorted(set(found))
 
 
 def _tokenizer_eos(folder: Path) -> int | None:
