@@ -173,14 +173,19 @@ class ChatTemplate:
 
 def _plain(value: Any) -> Any:
     """JSON types all the way down, copied, so that a template can neither call methods nor change the caller's data."""
-    return msgspec.json.decode(msgspec.json.encode(value))
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value))
+    except UnicodeEncodeError as error:
+        raise ParameterError(f"The messages are no valid Unicode: {error.reason}.", param="messages") from None
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise ParameterError(f"The messages must be plain JSON data: {error}.", param="messages") from None
 
 
 def _part_text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_FIELDS:
+    if not isinstance(kind, str) or kind not in _TEXT_FIELDS:
         raise ParameterError(f"{where} is of type {kind!r}, but this model reads text only.", param="messages")
     text = part.get(_TEXT_FIELDS[kind])
     if not isinstance(text, str):
@@ -188,8 +193,10 @@ def _part_text(part: Any, where: str) -> str:
     return text
 
 
-def _parse_arguments(calls: list[dict[str, Any]], index: int) -> None:
+def _parse_arguments(calls: Any, index: int) -> None:
     """OpenAI sends a call's arguments as JSON text; templates want the object."""
+    if not isinstance(calls, list):
+        raise ParameterError(f"messages[{index}].tool_calls must be a list.", param="messages")
     for i, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict):
