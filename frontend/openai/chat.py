@@ -109,7 +109,8 @@ class ChatCompletions:
             )
         except ParameterError as error:
             renamed = {"max_tokens": field, "prompt": "messages", "logprobs": "top_logprobs"}
-            raise ParameterError(str(error), param=renamed.get(error.param or "", error.param)) from None
+            message = str(error).replace("max_tokens", field)
+            raise ParameterError(message, param=renamed.get(error.param or "", error.param)) from None
 
     def _role(self, request: ChatRequest) -> str:
         """Role of the answer; a message that is gone on with keeps its own."""
