@@ -69,20 +69,25 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ParameterError(f"{name} must be a finite number, got {value!r}.", param=name)
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise ParameterError(f"{name} must be a whole number, got {value!r}.", param=name)
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ParameterError(f"{name} must be between {low} and {high}, got {value}.", param=name)
-        if self.repetition_penalty <= 0:
-            raise ParameterError(
-                f"repetition_penalty must be above 0, got {self.repetition_penalty}.", param="repetition_penalty"
-            )
+                allowed = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                raise ParameterError(f"{name} must be {allowed}, got {value}.", param=name)
         if self.top_p <= 0:
             raise ParameterError(f"top_p must be above 0, got {self.top_p}; use 1 to keep all tokens.", param="top_p")
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ParameterError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
             )
+        if not _is_list_of(str, self.stop_strings):
+            raise ParameterError("stop must be a string or a list of strings.", param="stop")
+        if not _is_list_of(int, self.stop_token_ids or ()):
+            raise ParameterError("stop_token_ids must be a list of token ids.", param="stop_token_ids")
         if any(not stop for stop in self.stop_strings):
             raise ParameterError("stop must not hold an empty string.", param="stop")
         if self.stop_strings and not self.detokenize:
@@ -104,15 +109,24 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, **changes)
 
 
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
+
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by them would overflow."""
 
 MAX_TOKEN_COUNT = 2**31 - 1
+MAX_COMPLETIONS = 16384
+"""Completions that one request may ask for."""
+
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    ("n", 1, 16384),
+    ("n", 1, MAX_COMPLETIONS),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 1e-6, 1e6),  # beyond, logits in 32 bits overflow
     ("temperature", 0.0, math.inf),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),

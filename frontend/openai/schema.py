@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
 
 HARMLESS = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
@@ -269,6 +269,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         if kinds == {int}:
             return [prompt]  # type: ignore[list-item]
         if kinds in ({str}, {list}):
+            num_completions = len(prompt) * (self.n or 1)
+            if num_completions > MAX_COMPLETIONS:
+                raise ParameterError(
+                    f"{len(prompt)} prompts with n={self.n or 1} make {num_completions} completions, but one request "
+                    f"may ask for {MAX_COMPLETIONS}; send several requests.",
+                    param="prompt",
+                )
             return prompt  # type: ignore[return-value]
         raise ParameterError(
             "prompt must be a string, a list of strings, token ids, or a list of lists of token ids, not a mixture.",
