@@ -1,0 +1,41 @@
+"""The same requests on an accelerator as on the CPU. Skipped where there is none; `scripts/gpu_check` runs only these."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+PROMPTS = [[(7 * i * n + 3) % 300 + 3 for i in range(5 + 9 * n)] for n in range(1, 12)]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=1),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=32, ignore_eos=True, logprobs=1),
+]
+
+
+def outputs_on(device: str, folder: Path, **options: object) -> list[tuple[list[int], float]]:
+    """(tokens, cumulative log-probability) of every prompt under both kinds of sampling."""
+    with LLM(str(folder), device=device, max_model_len=512, num_gpu_blocks_override=512, **options) as llm:
+        prompts = [prompt for prompt in PROMPTS for _ in PARAMS]
+        outputs = llm.generate(prompts, PARAMS * len(PROMPTS), use_tqdm=False)
+    return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob or 0.0) for output in outputs]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_float32_tokens_are_those_of_the_cpu(checkpoint: Callable[..., Path], family: str) -> None:
+    folder = checkpoint(family)
+    for (gpu_tokens, gpu_logprob), (cpu_tokens, cpu_logprob) in zip(
+        outputs_on("cuda", folder), outputs_on("cpu", folder), strict=True
+    ):
+        assert gpu_tokens == cpu_tokens
+        assert gpu_logprob == pytest.approx(cpu_logprob, abs=1e-2)
+
+
+def test_bfloat16_runs_in_chunks_and_with_preemption(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("qwen3", dtype="bfloat16")
+    tight = outputs_on("cuda", folder, max_num_batched_tokens=32, enable_prefix_caching=False)
+    assert [len(tokens) for tokens, _ in tight] == [32] * len(tight)
