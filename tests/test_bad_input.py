@@ -1,0 +1,287 @@
+"""Whatever a person gets wrong, in a checkpoint or a request, is told in one clear line, and disturbs nobody else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.servers import ServerProcess, free_port
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def truncate_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
+
+
+def configure(**settings: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+    return change
+
+
+def overwrite(name: str, text: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated weights": (truncate_weights, "model.safetensors is corrupt or cut short"),
+    "no weights": (remove("model.safetensors"), "holds no weights"),
+    "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), "There is no tokenizer"),
+    "broken tokenizer": (overwrite("tokenizer.json", '{"model": '), "tokenizer.json"),
+    "no config": (remove("config.json"), "has no config.json"),
+    "config that is no JSON": (overwrite("config.json", '{"architectures": ['), "config.json"),
+    "unknown architecture": (configure(architectures=["ParrotForCausalLM"]), "Supported: LlamaForCausalLM"),
+    "config of the wrong type": (configure(hidden_size="big"), "hidden_size must be a positive whole number"),
+    "rope of the wrong type": (configure(rope_parameters=5), "rope_parameters must be an object"),
+    "EOS of the wrong type": (configure(eos_token_id="</s>"), "eos_token_id must be a token id"),
+    "quantised": (configure(quantization_config={"quant_method": "awq"}), "use the unquantised checkpoint"),
+}
+
+
+def refused(*arguments: str) -> str:
+    """What `quire serve ARGUMENTS` says before it ends with 1, leaving neither process nor socket behind."""
+    with tempfile.TemporaryDirectory(prefix="q") as sockets:  # a short path: those of sockets are limited
+        ended = subprocess.run(
+            [sys.executable, "-m", "quire", "serve", *arguments, "--host", "127.0.0.1", "--port", str(free_port())],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"QUIRE_RPC_BASE_PATH": sockets},
+        )
+        assert ended.returncode == 1
+        assert not os.listdir(sockets)
+        assert not [process for process in psutil.process_iter() if _environment(process) == sockets]
+    assert ended.stdout == ""
+    return ended.stderr
+
+
+def _environment(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("QUIRE_RPC_BASE_PATH")
+    except psutil.Error:
+        return None
+
+
+@pytest.mark.parametrize("fault", CHECKPOINTS)
+def test_bad_checkpoint_is_told_in_one_line(checkpoint: Callable[..., Path], tmp_path: Path, fault: str) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(checkpoint("llama"), folder)
+    change, message = CHECKPOINTS[fault]
+    change(folder)
+    [line] = refused(str(folder)).splitlines()
+    assert line.startswith("quire serve: ")
+    assert message in line
+
+
+def test_path_that_is_no_checkpoint_is_told(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama")
+    assert "name the folder that holds it" in refused(str(folder / "config.json"))
+    assert f"Did you mean {str(folder)!r}?" in refused(f"{folder}x")
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GOOD: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"model": "tiny", "prompt": "Hello", "max_tokens": 1},
+    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
+}
+
+FIELDS: list[tuple[str, str, Any, str]] = [
+    # path, field, value, a part of the message
+    (COMPLETIONS, "prompt", "word " * 3000, "limited to 2048"),
+    (COMPLETIONS, "prompt", [5] * 2048, "at most 2047 tokens"),
+    (COMPLETIONS, "prompt", "", "at least one token"),
+    (COMPLETIONS, "prompt", [], "must not be an empty list"),
+    (COMPLETIONS, "prompt", [[]], "at least one token"),
+    (COMPLETIONS, "prompt", [320], "0 to 319"),
+    (COMPLETIONS, "prompt", [-1], "0 to 319"),
+    (COMPLETIONS, "prompt", [2**70], "0 to 319"),
+    (COMPLETIONS, "prompt", [[5], [999]], "0 to 319"),
+    (COMPLETIONS, "prompt", [5, "a"], "not a mixture"),
+    (COMPLETIONS, "prompt", {"text": "a"}, "got object"),
+    (COMPLETIONS, "prompt", [[5]] * 16385, "16384"),
+    (COMPLETIONS, "max_tokens", -1, "between 1 and"),
+    (COMPLETIONS, "max_tokens", 0, "between 1 and"),
+    (COMPLETIONS, "max_tokens", 10**9, "lower max_tokens to 2044"),
+    (COMPLETIONS, "max_tokens", 10**30, "between 1 and"),
+    (COMPLETIONS, "max_tokens", 1.5, "got float"),
+    (COMPLETIONS, "max_tokens", "5", "got str"),
+    (COMPLETIONS, "temperature", -0.1, "at least 0"),
+    (COMPLETIONS, "temperature", "hot", "got str"),
+    (COMPLETIONS, "top_p", 0, "above 0"),
+    (COMPLETIONS, "top_p", 1.1, "between 0.0 and 1.0"),
+    (COMPLETIONS, "top_k", -2, "between -1 and"),
+    (COMPLETIONS, "min_p", 2, "between 0.0 and 1.0"),
+    (COMPLETIONS, "presence_penalty", 3, "between -2.0 and 2.0"),
+    (COMPLETIONS, "frequency_penalty", -3, "between -2.0 and 2.0"),
+    (COMPLETIONS, "repetition_penalty", 0, "between 1e-06 and"),
+    (COMPLETIONS, "repetition_penalty", 1e300, "between 1e-06 and"),
+    (COMPLETIONS, "n", 0, "between 1 and 16384"),
+    (COMPLETIONS, "n", 10**6, "between 1 and 16384"),
+    (COMPLETIONS, "seed", 2**70, "between"),
+    (COMPLETIONS, "stop", [""], "must not hold an empty string"),
+    (COMPLETIONS, "stop", [5], "got int"),
+    (COMPLETIONS, "stop_token_ids", [-1], "0 to 319"),
+    (COMPLETIONS, "stop_token_ids", [10**6], "0 to 319"),
+    (COMPLETIONS, "logprobs", 21, "at most 20"),
+    (COMPLETIONS, "logprobs", -1, "at most 20"),
+    (COMPLETIONS, "min_tokens", 2, "must not exceed max_tokens (1)"),
+    (COMPLETIONS, "stream", "yes", "got str"),
+    (COMPLETIONS, "stream_options", {"include_usage": True}, "needs stream=true"),
+    (COMPLETIONS, "temprature", 1, "Did you mean 'temperature'?"),
+    (COMPLETIONS, "logit_bias", {"5": 1}, "not supported yet"),
+    (COMPLETIONS, "cache_salt", "", "must not be empty"),
+    (CHAT, "messages", [], "must not be empty"),
+    (CHAT, "messages", "Hello", "got str"),
+    (CHAT, "messages", [{}], "with a role"),
+    (CHAT, "messages", [{"role": 5, "content": "a"}], "with a role"),
+    (CHAT, "messages", [{"role": "user", "content": 5}], "string or a list of parts"),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": "image_url"}]}], "text only"),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": {}}]}], "text only"),
+    (CHAT, "messages", [{"role": "assistant", "content": "", "tool_calls": 5}], "must be a list"),
+    (CHAT, "messages", [{"role": "user", "content": "word " * 3000}], "limited to 2048"),
+    (CHAT, "max_completion_tokens", -3, "max_completion_tokens must be between 1 and"),
+    (CHAT, "top_logprobs", 3, "needs logprobs=true"),
+    (CHAT, "tools", [{}], "function with a name"),
+    (CHAT, "tool_choice", "required", "not supported yet"),
+    (CHAT, "chat_template_kwargs", {"messages": []}, "must not set 'messages'"),
+]
+
+BODIES: list[tuple[bytes, int, str]] = [
+    (b"", 400, "empty"),
+    (b"{", 400, "truncated"),
+    (b"[]", 400, "expected object, got array"),
+    (b'{"prompt": "a",}', 400, "trailing comma"),
+    (b'{"prompt": "a", "temperature": NaN}', 400, "NaN and Infinity are not JSON numbers"),
+    (b'{"prompt": "a", "temperature": -Infinity}', 400, "NaN and Infinity are not JSON numbers"),
+    (b'{"prompt": "a", "temperature": 1e999}', 400, "out of range"),
+    (b'{"prompt": "\\ud800"}', 400, "half of a surrogate pair"),
+    (b'{"prompt": "\xed\xa0\x80"}', 400, "not valid UTF-8 (byte 12)"),
+    (b"\xff\xfe", 400, "not valid JSON"),
+    (b"[" * 100_000, 400, "expected object"),
+    (b'{"metadata": ' + b"[" * 100_000, 400, "nested too deeply"),
+    (b'{"prompt": "' + b"a" * 10 * 2**20 + b'"}', 413, "--max-request-body-bytes"),
+]
+
+ROUTES: list[tuple[str, str, int]] = [
+    ("GET", "/v1/completions", 405),
+    ("DELETE", "/v1/models", 405),
+    ("POST", "/health", 405),
+    ("GET", "/v1/nowhere", 404),
+    ("GET", "/", 404),
+    ("GET", "/v1/models/other", 404),
+]
+
+
+@pytest.fixture(scope="module")
+def client(base_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base_url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_left_behind(server: ServerProcess, client: httpx.Client) -> Iterator[None]:
+    """After all of it the server serves, holds no page, and has written no traceback."""
+    yield
+    for path, body in GOOD.items():
+        assert client.post(path, json=body).status_code == 200
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    deadline = time.monotonic() + 5
+    while any(gauge(client, name) for name in gauges):
+        assert time.monotonic() < deadline, "a request still runs, or its pages are still held"
+        time.sleep(0.02)
+    assert "Traceback" not in server.logs()
+
+
+def gauge(client: httpx.Client, name: str) -> float:
+    [line] = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name + "{")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of an answer, in OpenAI's shape."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    assert error["type"].endswith("Error")
+    return error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "field", "value", "message"), FIELDS, ids=[f"{row[1]}={str(row[2])[:20]}" for row in FIELDS]
+)
+def test_bad_field_is_named(
+    client: httpx.Client, path: str, field: str, value: Any, message: str, stream: bool
+) -> None:
+    body = {**GOOD[path], **({"stream": True} if stream and field != "stream_options" else {}), field: value}
+    error = error_of(client.post(path, json=body), 400)
+    assert error["param"].startswith(field)
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(("body", "status", "message"), BODIES, ids=[str(row[0][:24]) for row in BODIES])
+def test_bad_body_is_explained(client: httpx.Client, body: bytes, status: int, message: str) -> None:
+    error = error_of(client.post(COMPLETIONS, content=body), status)
+    assert message in error["message"]
+
+
+def test_bad_body_in_chunks_is_explained(client: httpx.Client) -> None:
+    error_of(client.post(COMPLETIONS, content=iter([b'{"prompt":', b' "a"'])), 400)
+    error_of(client.post(COMPLETIONS, content=(b"a" * 2**16 for _ in range(160))), 413)
+
+
+@pytest.mark.parametrize(("method", "path", "status"), ROUTES)
+def test_wrong_route_or_method_is_told(client: httpx.Client, method: str, path: str, status: int) -> None:
+    error_of(client.request(method, path), status)
+
+
+def test_odd_but_good_requests_are_served(client: httpx.Client) -> None:
+    odd = [
+        {"stop": [str(number) for number in range(1000)]},
+        {"temperature": 1e308},
+        {"prompt": "\0\x01\ufffe"},
+        {"seed": -5},
+        {"n": 100},
+        {"request_id": "x" * 10_000},
+    ]
+    for fields in odd:
+        answer = client.post(COMPLETIONS, json=GOOD[COMPLETIONS] | fields)
+        assert answer.status_code == 200, (fields, answer.text)
+
+
+def test_openai_client_raises_its_own_errors(base_url: str) -> None:
+    with openai.OpenAI(base_url=base_url + "/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt="a", max_tokens=-1)
+        assert caught.value.param == "max_tokens"
+        with pytest.raises(openai.NotFoundError, match="use 'tiny'"):
+            client.completions.create(model="other", prompt="a")
