@@ -107,7 +107,8 @@ def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
         from quire.ops import cpu
 
         cpu.keep_freed_memory()
-        return cast(Backend, cpu)
+        kernels = cpu.load_kernels()
+        return cast(Backend, cpu if kernels is None else cpu.NativeBackend(kernels))
     if device == "cuda":
         from quire.ops import eager
 

@@ -1,7 +1,12 @@
-"""The CPU backend: oneDNN linear layers with prepacked weights; everything else in plain torch."""
+"""The CPU backend: oneDNN linear layers with prepacked weights, and C++ kernels that are built on the machine.
 
+This module is the backend without those kernels, in plain torch; `bind` chooses.
+"""
+
+from quire.ops.cpu.compiler import load_kernels
 from quire.ops.cpu.linear import linear, pack_linear
 from quire.ops.cpu.memory import keep_freed_memory
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager import (
     add_rms_norm,
     attention,
@@ -15,6 +20,7 @@ from quire.ops.eager import (
 )
 
 __all__ = [
+    "NativeBackend",
     "add_rms_norm",
     "attention",
     "attention_batch",
@@ -22,6 +28,7 @@ __all__ = [
     "keep_freed_memory",
     "kv_cache_shape",
     "linear",
+    "load_kernels",
     "pack_linear",
     "rms_norm",
     "rotary",

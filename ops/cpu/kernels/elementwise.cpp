@@ -1,0 +1,157 @@
+// Norms, rotation, activation and the cache's writes in one pass over memory each: loaded once, computed in float32,
+// rounded where torch's formula in `quire.ops.eager` rounds, stored once. See `quire.ops.Backend` for their meaning.
+//
+// Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
+
+#include "vector.h"
+
+#include <cmath>
+#include <type_traits>
+
+namespace quire {
+namespace {
+
+constexpr long WORTH_A_THREAD = 1 << 14;  // elements below which waking the other threads costs more than they save
+
+// body(i) for i in [0, count), in equal parts on all threads if there are `elements` enough.
+template <class Body> void parallel(long count, long elements, long num_threads, Body body) {
+#pragma omp parallel for schedule(static) num_threads((int)num_threads) if (num_threads > 1 && elements > WORTH_A_THREAD)
+    for (long i = 0; i < count; i++) body(i);
+}
+
+// Calls body with a null pointer of the dtype's type.
+template <class Body> int with_type(long dtype, Body body) {
+    switch (dtype) {
+        case FLOAT32: return body(static_cast<float*>(nullptr)), 0;
+        case BFLOAT16: return body(static_cast<BFloat16*>(nullptr)), 0;
+#if defined(QUIRE_HAS_FLOAT16)
+        case FLOAT16: return body(static_cast<Half*>(nullptr)), 0;
+#endif
+        default: return 1;
+    }
+}
+
+template <class T> void normalise(const T* x, const T* weight, T* out, long size, float eps) {
+    Floats squares{};
+    for (long i = 0; i < size; i += LANES) {
+        Floats part = load(x + i, size - i);
+        squares += part * part;
+    }
+    const float inverse = 1 / std::sqrt(sum(squares) / size + eps);
+    for (long i = 0; i < size; i += LANES) {
+        Floats scaled = rounded<T>(load(x + i, size - i) * inverse);
+        store(out + i, scaled * load(weight + i, size - i), size - i);
+    }
+}
+
+// cos and sin hold each angle twice, sin's first half negated: out = x * cos + (halves of x exchanged) * sin.
+template <class T> void rotate(const T* x, const T* cos, const T* sin, T* out, long head_dim, long rotary_dim) {
+    const long half = rotary_dim / 2;
+    for (long i = 0; i < half; i += LANES) {
+        const long count = half - i;
+        Floats first = load(x + i, count), second = load(x + half + i, count);
+        Floats new_first = first * load(cos + i, count) + second * load(sin + i, count);
+        Floats new_second = second * load(cos + half + i, count) + first * load(sin + half + i, count);
+        store(out + i, new_first, count);
+        store(out + half + i, new_second, count);
+    }
+    std::memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(T));
+}
+
+// NaN becomes 0, what is beyond `largest` becomes it.
+template <class T, class Cache> void store_finite(const T* x, Cache* to, long size, float largest) {
+    for (long i = 0; i < size; i += LANES) {
+        Floats value = load(x + i, size - i);
+        value = value == value ? value : Floats{};
+        value = value > largest ? fill(largest) : value;
+        value = value < -largest ? fill(-largest) : value;
+        store(to + i, value, size - i);
+    }
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+// x [num_tokens, heads, size] with strides, weight [heads, size] with a stride of 0 or size → out, dense.
+extern "C" int quire_rms_norm(
+    const void* x, const void* weight, void* out, long num_tokens, long heads, long size, long token_stride,
+    long head_stride, long weight_stride, double eps, long dtype, long num_threads) {
+    return with_type(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        parallel(num_tokens, num_tokens * heads * size, num_threads, [&](long token) {
+            for (long head = 0; head < heads; head++)
+                normalise((const T*)x + token * token_stride + head * head_stride,
+                          (const T*)weight + head * weight_stride, (T*)out + (token * heads + head) * size, size,
+                          (float)eps);
+        });
+    });
+}
+
+// residual += x; out = norm(residual); all [num_tokens, size], dense.
+extern "C" int quire_add_rms_norm(
+    const void* x, void* residual, const void* weight, void* out, long num_tokens, long size, double eps, long dtype,
+    long num_threads) {
+    return with_type(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        parallel(num_tokens, num_tokens * size, num_threads, [&](long token) {
+            const T* from = (const T*)x + token * size;
+            T* to = (T*)residual + token * size;
+            for (long i = 0; i < size; i += LANES)
+                store(to + i, load(to + i, size - i) + load(from + i, size - i), size - i);
+            normalise((const T*)to, (const T*)weight, (T*)out + token * size, size, (float)eps);
+        });
+    });
+}
+
+// x [num_tokens, heads, head_dim] with strides, cos and sin [num_tokens, rotary_dim], dense → out, dense.
+extern "C" int quire_rotary(
+    const void* x, const void* cos, const void* sin, void* out, long num_tokens, long heads, long head_dim,
+    long rotary_dim, long token_stride, long head_stride, long dtype, long num_threads) {
+    return with_type(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        parallel(num_tokens, num_tokens * heads * head_dim, num_threads, [&](long token) {
+            for (long head = 0; head < heads; head++)
+                rotate((const T*)x + token * token_stride + head * head_stride, (const T*)cos + token * rotary_dim,
+                       (const T*)sin + token * rotary_dim, (T*)out + (token * heads + head) * head_dim, head_dim,
+                       rotary_dim);
+        });
+    });
+}
+
+// x [num_tokens, 2 * size] = [gate | up], rows token_stride apart → out [num_tokens, size], dense.
+extern "C" int quire_silu_and_mul(
+    const void* x, void* out, long num_tokens, long size, long token_stride, long dtype, long num_threads) {
+    return with_type(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        parallel(num_tokens, num_tokens * size, num_threads, [&](long token) {
+            const T *gate = (const T*)x + token * token_stride, *up = gate + size;
+            T* to = (T*)out + token * size;
+            for (long i = 0; i < size; i += LANES) {
+                Floats g = load(gate + i, size - i);
+                store(to + i, g / (1 + exp(-g)) * load(up + i, size - i), size - i);
+            }
+        });
+    });
+}
+
+// x [num_tokens, heads, head_dim] with strides → cache [heads, slots, head_dim] at slots[token], finite.
+extern "C" int quire_write_cache(
+    const void* x, void* cache, const int64_t* slots, long num_tokens, long heads, long head_dim, long token_stride,
+    long head_stride, long cache_head_stride, double largest, long dtype, long cache_dtype, long num_threads) {
+    int failed = 0;
+    int unknown = with_type(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        failed = with_type(cache_dtype, [&](auto* cache_type) {
+            using Cache = std::remove_pointer_t<decltype(cache_type)>;
+            parallel(num_tokens, num_tokens * heads * head_dim, num_threads, [&](long token) {
+                for (long head = 0; head < heads; head++)
+                    store_finite((const T*)x + token * token_stride + head * head_stride,
+                                 (Cache*)cache + head * cache_head_stride + slots[token] * head_dim, head_dim,
+                                 (float)largest);
+            });
+        });
+    });
+    return unknown | failed;
+}

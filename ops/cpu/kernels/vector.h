@@ -1,0 +1,153 @@
+// Vectors of float32 as wide as the machine's registers, and the ways in and out of them.
+//
+// Written with the compiler's vector extension, so that one source serves AVX-512, AVX2 and NEON; intrinsics stand only
+// where the extension has no word for an instruction that matters. All arithmetic is in float32.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Shorts __attribute__((vector_size(2 * LANES)));
+
+struct BFloat16 { uint16_t bits; };
+struct Half { uint16_t bits; };
+
+// The numbers that Python passes for dtypes.
+enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+#if (defined(__AVX512F__) && defined(__AVX512VL__)) || (defined(__AVX__) && defined(__F16C__))
+#define QUIRE_HAS_FLOAT16 1
+#endif
+
+inline long round_up(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+template <class To, class From> inline To bits_as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From), "a cast of bits keeps the size");
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+template <class T> inline T read(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+inline Floats fill(float value) { return value - Floats{}; }
+
+inline Floats load(const float* from) { return read<Floats>(from); }
+
+inline Floats load(const BFloat16* from) {
+    return bits_as<Floats>(__builtin_convertvector(read<Shorts>(from), Words) << 16);
+}
+
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
+
+inline void store(BFloat16* to, Floats x) {
+#if defined(__AVX512BF16__)
+    if constexpr (LANES == 16) {
+        __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+        std::memcpy(to, &half, sizeof(half));
+        return;
+    }
+#endif
+    Words bits = bits_as<Words>(x);
+    Words even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+    Words rounded = x == x ? even : (bits >> 16) | 0x40;      // a NaN stays one
+    Shorts half = __builtin_convertvector(rounded, Shorts);
+    std::memcpy(to, &half, sizeof(half));
+}
+
+#if defined(QUIRE_HAS_FLOAT16)
+inline Floats load(const Half* from) {
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+    return (Floats)_mm512_cvtph_ps(read<__m256i>(from));
+#else
+    return (Floats)_mm256_cvtph_ps(read<__m128i>(from));
+#endif
+}
+
+inline void store(Half* to, Floats x) {
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+    auto half = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    auto half = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#endif
+    std::memcpy(to, &half, sizeof(half));
+}
+#endif
+
+// The first `count` elements; the other lanes are zero.
+template <class T> inline Floats load(const T* from, long count) {
+    if (count >= LANES) return load(from);
+    T padded[LANES] = {};
+    std::memcpy(padded, from, count * sizeof(T));
+    return load(padded);
+}
+
+template <class T> inline void store(T* to, Floats x, long count) {
+    if (count >= LANES) return store(to, x);
+    T padded[LANES];
+    store(padded, x);
+    std::memcpy(to, padded, count * sizeof(T));
+}
+
+// As if stored and loaded again: what a tensor of T would hold.
+template <class T> inline Floats rounded(Floats x) {
+    T memory[LANES];
+    store(memory, x);
+    return load(memory);
+}
+
+inline float sum(Floats x) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+}
+
+inline float largest(Floats x) {
+#if defined(__AVX512F__)
+    if constexpr (LANES == 16) return _mm512_reduce_max_ps((__m512)x);
+#endif
+    float most = x[0];
+    for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+// e^x within 2 ulp, by 2^n * e^r with |r| <= ln(2) / 2. Beyond the range of normal numbers the nearest end; NaN is kept.
+inline Floats exp(Floats x) {
+    const Floats low = fill(-87.3f), high = fill(88.3f), magic = fill(12582912.0f);  // 1.5 * 2^23: rounds to integers
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    Floats shifted = x * 1.44269504f + magic;
+    Floats n = shifted - magic;
+    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Floats p = fill(1.98756915e-4f);
+    p = p * r + 1.39819995e-3f;
+    p = p * r + 8.33345205e-3f;
+    p = p * r + 4.16657962e-2f;
+    p = p * r + 1.66666657e-1f;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    Ints exponent = (bits_as<Ints>(shifted) - bits_as<Ints>(magic) + 127) << 23;
+    return p * bits_as<Floats>(exponent);
+}
+
+}  // namespace quire

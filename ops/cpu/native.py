@@ -1,0 +1,196 @@
+"""The CPU backend with the C++ kernels of `kernels/`: tensors in, pointers out.
+
+What the kernels do not cover (another dtype, a layout that is not dense) goes to plain torch.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops import eager
+from quire.ops.cpu.linear import PackedWeight, linear, pack_linear
+from quire.ops.eager.attention import LARGEST
+from quire.ops.eager.attention_plan import AttentionPlan
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_MAX_GROUP = 64
+"""Most query heads that share a KV head."""
+
+_POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+
+
+class _AttentionCall(ctypes.Structure):
+    """`AttentionCall` in attention.cpp."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("q", "out", "keys", "values", "query_lens", "seq_lens", "block_tables")),
+        *((name, ctypes.c_int64) for name in (
+            "q_token_stride", "q_head_stride", "kv_head_stride", "num_requests", "table_stride", "block_size",
+            "num_kv_heads", "group", "head_dim", "window", "q_dtype", "kv_dtype", "num_threads",
+        )),
+        ("scale", _DOUBLE),
+    )  # fmt: skip
+
+
+class NativePlan(AttentionPlan):
+    """One step's rows as the kernel reads them; the groups of plain torch are made only where it is needed."""
+
+    def __init__(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        block_size: int,
+    ) -> None:
+        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+        self.query_lens = np.ascontiguousarray(query_lens, np.int64)
+        self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
+        self.block_tables = np.ascontiguousarray(block_tables, np.int32)
+
+
+class NativeBackend:
+    """Implements `quire.ops.Backend`."""
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        """`kernels` comes from `quire.ops.cpu.compiler`."""
+
+        def kernel(name: str, *arguments: type) -> Callable[..., int]:
+            function = kernels[name]
+            function.argtypes = arguments
+            return function
+
+        self._attention = kernel("quire_attention", ctypes.POINTER(_AttentionCall))
+        self._rms_norm = kernel("quire_rms_norm", *[_POINTER] * 3, *[_LONG] * 6, _DOUBLE, _LONG, _LONG)
+        self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
+        self._rotary = kernel("quire_rotary", *[_POINTER] * 4, *[_LONG] * 8)
+        self._silu_and_mul = kernel("quire_silu_and_mul", *[_POINTER] * 2, *[_LONG] * 5)
+        self._write_cache = kernel("quire_write_cache", *[_POINTER] * 3, *[_LONG] * 6, _DOUBLE, *[_LONG] * 3)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Backend.rms_norm`."""
+        if x.dim() == 3 and x.stride(2) == 1 and weight.is_contiguous() and _same_dtype(x, weight):
+            out = torch.empty(x.shape, dtype=x.dtype)
+            tokens, heads, size = x.shape
+            weight_stride = size if weight.dim() == 2 else 0
+            if not self._rms_norm(
+                x.data_ptr(), weight.data_ptr(), out.data_ptr(), tokens, heads, size, x.stride(0), x.stride(1),
+                weight_stride, eps, _dtype(x), torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        elif x.dim() == 2 and weight.dim() == 1:
+            return self.rms_norm(x.unsqueeze(1), weight, eps).squeeze(1)
+        return eager.rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `Backend.add_rms_norm`."""
+        dense = x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
+        if dense and x.dim() == 2 and _same_dtype(x, residual, weight):
+            out = torch.empty_like(x)
+            if not self._add_rms_norm(
+                x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, _dtype(x),
+                torch.get_num_threads(),
+            ):  # fmt: skip
+                return out, residual
+        return eager.add_rms_norm(x, residual, weight, eps)
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See `Backend.rotary`."""
+        if x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous() and _same_dtype(x, cos, sin):
+            out = torch.empty(x.shape, dtype=x.dtype)
+            if not self._rotary(
+                x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), *x.shape, cos.shape[-1], x.stride(0),
+                x.stride(1), _dtype(x), torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return eager.rotary(x, cos, sin)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """See `Backend.silu_and_mul`."""
+        if x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES:
+            tokens, size = x.shape[0], x.shape[1] // 2
+            out = torch.empty(tokens, size, dtype=x.dtype)
+            if not self._silu_and_mul(
+                x.data_ptr(), out.data_ptr(), tokens, size, x.stride(0), _dtype(x), torch.get_num_threads()
+            ):
+                return out
+        return eager.silu_and_mul(x)
+
+    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """See `Backend.embedding`."""
+        return eager.embedding(token_ids, weight)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+        """See `Backend.pack_linear`."""
+        return pack_linear(weight, bias)
+
+    def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
+        """See `Backend.linear`."""
+        return linear(x, packed)
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """See `Backend.kv_cache_shape`."""
+        return eager.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+        """See `Backend.write_kv`."""
+        if not (_is_cache(kv_cache) and all(x.stride(2) == 1 and x.dtype in _DTYPES for x in (k, v))):
+            return eager.write_kv(k, v, kv_cache, slot_mapping)
+        largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
+        slots, threads = slot_mapping.contiguous(), torch.get_num_threads()
+        keys, half = kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
+        for x, cache in ((k, keys), (v, keys + half)):
+            if self._write_cache(
+                x.data_ptr(), cache, slots.data_ptr(), *x.shape, x.stride(0), x.stride(1), kv_cache.stride(1), largest,
+                _dtype(x), _dtype(kv_cache), threads,
+            ):  # fmt: skip
+                return eager.write_kv(k, v, kv_cache, slot_mapping)
+        return None
+
+    def attention_batch(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        *,
+        block_size: int,
+    ) -> NativePlan:
+        """See `Backend.attention_batch`."""
+        return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, batch: NativePlan, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See `Backend.attention`."""
+        num_tokens, num_heads, head_dim = q.shape
+        num_kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[3]
+        group = num_heads // num_kv_heads
+        if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in _DTYPES:
+            out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
+            keys, half = kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
+            call = _AttentionCall(
+                q.data_ptr(), out.data_ptr(), keys, keys + half, batch.query_lens.ctypes.data,
+                batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
+                kv_cache.stride(1), len(batch.query_lens), batch.block_tables.shape[1], block_size, num_kv_heads, group,
+                head_dim, window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
+            )  # fmt: skip
+            if not self._attention(ctypes.byref(call)):
+                return out
+        return eager.attention(q, kv_cache, batch, scale=scale, window=window)
+
+
+def _dtype(x: Tensor) -> int:
+    return _DTYPES[x.dtype]
+
+
+def _same_dtype(x: Tensor, *others: Tensor) -> bool:
+    return x.dtype in _DTYPES and all(other.dtype == x.dtype for other in others)
+
+
+def _is_cache(kv_cache: Tensor) -> bool:
+    """Whether pages of a head lie one after another, as `kv_cache_shape` lays them out."""
+    return kv_cache.dtype in _DTYPES and kv_cache.is_contiguous()
