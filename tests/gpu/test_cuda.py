@@ -1,4 +1,4 @@
-"""The same requests on an accelerator as on the CPU. Skipped where there is none; `scripts/gpu_check` runs only these."""
+"""Requests on an accelerator as on the CPU. Skipped where there is none; `scripts/gpu_check` runs only these."""
 
 from collections.abc import Callable
 from pathlib import Path
