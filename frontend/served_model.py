@@ -6,6 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from quire.core.config import EngineArgs
+from quire.core.errors import ConfigError, ParameterError
+from quire.core.sampling_params import SamplingParams
 from quire.frontend.model_source import DEMO_MODEL_NAME
 from quire.frontend.model_spec import read_default_sampling
 
@@ -25,11 +27,23 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_args(cls, args: EngineArgs, folder: Path) -> "ServedModel":
-        """Reads the defaults of the checkpoint in `folder`."""
+        """Reads the defaults of the checkpoint in `folder`.
+
+        Raises:
+            ConfigError: they are no sampling parameters.
+        """
+        default_sampling = read_default_sampling(folder, args.model)
+        try:
+            SamplingParams(**default_sampling)
+        except ParameterError as error:
+            raise ConfigError(
+                f"generation_config.json of {folder}, or --override-generation-config: {error} "
+                "--generation-config vllm does without the file."
+            ) from None
         return cls(
             names=args.model.served_model_name or [args.model.model or DEMO_MODEL_NAME],
             folder=str(folder),
-            default_sampling=read_default_sampling(folder, args.model),
+            default_sampling=default_sampling,
             max_logprobs=args.model.max_logprobs,
             log_requests=args.observability.enable_log_requests,
         )

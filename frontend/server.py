@@ -16,7 +16,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from quire.core import envs
-from quire.core.errors import EngineDeadError
+from quire.core.errors import ConfigError, EngineDeadError
 from quire.core.logging import get_logger
 from quire.core.protocol import EngineReady
 from quire.frontend.app import create_app
@@ -164,6 +164,7 @@ class _Uvicorn(uvicorn.Server):
 def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> RequestObserver:
     disable_created_metrics()  # a timestamp beside every counter, which nobody asked for
     registry = CollectorRegistry()
+    root_path = (server.root_path or "").strip("/")
     unlogged = (server.disable_access_log_for_endpoints or "").split(",")
     return RequestObserver(
         create_app(engine, server, state=state, registry=registry),
@@ -171,7 +172,7 @@ def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> 
         request_id_headers=server.enable_request_id_headers,
         access_log=server.uvicorn_log_level in ("debug", "trace") and not server.disable_uvicorn_access_log,
         unlogged_paths=frozenset(path.strip() for path in unlogged),
-        root_path=(server.root_path or "").rstrip("/"),
+        root_path=f"/{root_path}" if root_path else "",
     )
 
 
@@ -180,7 +181,7 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers = list(logging.getLogger("quire").handlers)
         uvicorn_logger.propagate = False
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http="httptools",
         loop="none",
@@ -197,6 +198,14 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         ssl_cert_reqs=server.ssl_cert_reqs,
         ssl_ciphers=server.ssl_ciphers or "TLSv1",
     )
+    try:
+        config.load()  # now, before the model is
+    except OSError as error:  # of which ssl's errors are a kind
+        raise ConfigError(
+            f"--ssl-certfile {server.ssl_certfile} and its companions cannot be used: {error}. Both it and "
+            "--ssl-keyfile must be PEM files, of one certificate without a password."
+        ) from None
+    return config
 
 
 def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:

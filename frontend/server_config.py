@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from quire.core import envs
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ParameterError
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -125,9 +125,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: neither a readable file nor Jinja text.
         """
-        if self.chat_template is None or any(mark in self.chat_template for mark in ("{{", "{%", "\n")):
-            return self.chat_template
+        if self.chat_template is None:
+            return None
+        from quire.frontend.chat_template import ChatTemplate  # here, as reading options alone needs no Jinja
+
+        text = self.chat_template
         try:
-            return Path(self.chat_template).read_text(encoding="utf-8")
+            if not any(mark in text for mark in ("{{", "{%", "\n")):
+                text = Path(text).read_text(encoding="utf-8")
+            ChatTemplate(text, {})
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--chat-template: cannot read {self.chat_template!r}: {error}.") from None
+        except ParameterError as error:
+            raise ConfigError(f"--chat-template: {error}") from None
+        return text

@@ -105,6 +105,24 @@ def test_path_that_is_no_checkpoint_is_told(checkpoint: Callable[..., Path]) -> 
     assert f"Did you mean {str(folder)!r}?" in refused(f"{folder}x")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--override-generation-config", '{"temperature": "hot"}'], "temperature must be a finite number"),
+        (["--chat-template", "{% if"], "--chat-template: The chat template is no valid Jinja"),
+        (["--ssl-certfile", __file__, "--ssl-keyfile", __file__], "must be PEM files"),
+        (["--max-model-len", "1000000"], "exceeds the checkpoint's own limit of 2048"),
+        (["--tokenizer", "/nowhere"], "--tokenizer: there is no folder '/nowhere'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_option_that_does_not_go_with_the_model_is_told(
+    checkpoint: Callable[..., Path], arguments: list[str], message: str
+) -> None:
+    [line] = refused(str(checkpoint("llama")), *arguments).splitlines()
+    assert message in line
+
+
 # ------------------------------------------------------------------------------------------------------------- requests
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -25,7 +25,10 @@ def test_chat_template_is_a_file_or_text(tmp_path: Path) -> None:
     file.write_text("{{ messages }}")
     assert ServerConfig().read_chat_template() is None
     assert ServerConfig(chat_template=str(file)).read_chat_template() == "{{ messages }}"
-    assert ServerConfig(chat_template="{% for m in messages %}").read_chat_template() == "{% for m in messages %}"
+    text = "{% for m in messages %}{% endfor %}"
+    assert ServerConfig(chat_template=text).read_chat_template() == text
+    with pytest.raises(ConfigError, match="--chat-template: The chat template is no valid Jinja"):
+        ServerConfig(chat_template="{% for m in messages %}").read_chat_template()
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere"):
         ServerConfig(chat_template="nowhere.jinja").read_chat_template()
 
