@@ -1,12 +1,13 @@
 """`quire`: the table of commands, and the way out of the process."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from quire.frontend.cli.bench import BENCH
-from quire.frontend.cli.program import Command, Program
+from quire.frontend.cli.program import FAILED, Command, Program, complain
 
 INTERRUPTED = 130
 
@@ -30,7 +31,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left; Python would complain again as it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output left
+        _drop_output()
         code = 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        code = complain("quire", f"cannot write: {error.strerror}.", FAILED)
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Sends what is still to be written to nowhere, or Python would complain as it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
