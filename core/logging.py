@@ -5,6 +5,7 @@ import os
 import sys
 
 from quire.core import envs
+from quire.core.errors import ConfigError
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(part)s  %(message)s"
 
@@ -28,6 +29,9 @@ def configure(part: str) -> None:
     prefix = envs.read("LOGGING_PREFIX", "") or ""
     handler.setFormatter(logging.Formatter(prefix + _FORMAT, datefmt="%H:%M:%S", defaults={"part": part}))
     root.addHandler(handler)
-    root.setLevel((envs.read("LOGGING_LEVEL", "INFO") or "INFO").upper())
+    level = (envs.read("LOGGING_LEVEL") or "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"QUIRE_LOGGING_LEVEL must be DEBUG, INFO, WARNING or ERROR, got {level!r}.")
+    root.setLevel(level)
     root.propagate = False
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
