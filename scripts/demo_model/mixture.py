@@ -1,0 +1,106 @@
+"""The training mixture and the evaluation sets."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+from . import tasks as t
+from .tools import tool_task
+
+CATEGORIES = {
+    "greetings": t.greeting,
+    "facts": t.fact,
+    "arithmetic": t.arithmetic,
+    "words": t.word_task,
+    "json": t.json_task,
+    "tools": tool_task,
+    "thinking": t.thinking,
+}
+BROAD = {"greetings": 7, "facts": 18, "arithmetic": 22, "words": 22, "json": 14, "tools": 16, "thinking": 13}
+EXACT = {"greetings": 5, "facts": 30, "arithmetic": 55, "words": 34, "json": 18, "tools": 20, "thinking": 26}
+CAREFUL = {"greetings": 7, "facts": 30, "arithmetic": 20, "words": 22, "json": 42, "tools": 42, "thinking": 45}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training: how often each category comes and whether sums are answered without their step."""
+
+    weights: dict[str, int]
+    bare_sums: bool
+
+
+OPENING = Phase(BROAD, bare_sums=True)
+CLOSING = Phase(CAREFUL, bare_sums=False)
+PHASES = [(10, OPENING), (15, Phase(EXACT, bare_sums=True)), (30, Phase(EXACT, bare_sums=False))]
+
+
+def phase_of_pool(number: int) -> Phase:
+    """First everything alike, then more of the short exact tasks, then sums with their step, at last copying."""
+    return next((phase for end, phase in PHASES if number < end), CLOSING)
+
+
+def _drop_steps(sample: t.Sample) -> None:
+    """Shorten the sums of a sample: `47 + 38 = 70 + 15 = 85` to `47 + 38 = 85`."""
+    for message in sample.messages:
+        if message["role"] == "assistant" and message.get("content"):
+            message["content"] = re.sub(r"^(\d+ [+-] \d+) = .* = (-?\d+)$", r"\1 = \2", message["content"])
+
+
+def _one(rng: random.Random, phase: Phase) -> t.Sample:
+    while True:
+        category = rng.choices(list(phase.weights), list(phase.weights.values()))[0]
+        sample = CATEGORIES[category](rng, False)
+        if phase.bare_sums:
+            _drop_steps(sample)
+            return sample
+        if "bare sum" not in sample.tags:
+            return sample
+
+
+def _plain(rng: random.Random, phase: Phase) -> t.Sample:
+    """A sample that may stand anywhere in a conversation: no tools, no thought that a later turn would hide."""
+    while True:
+        sample = _one(rng, phase)
+        if sample.category not in ("tools", "thinking") and sample.messages[0]["role"] != "system":
+            return sample
+
+
+def _turns_before(rng: random.Random) -> int:
+    """How many exchanges come before a sample: mostly none, sometimes a few, rarely a long talk."""
+    roll = rng.random()
+    if roll < 0.012:
+        return rng.randint(8, 34)
+    return rng.choice((1, 1, 2, 2, 3, 4, 6)) if roll < 0.15 else 0
+
+
+def _lengthen(sample: t.Sample, turns: int, rng: random.Random, phase: Phase) -> None:
+    """Put other exchanges before a sample, behind its system message."""
+    first = int(sample.messages[0]["role"] == "system")
+    for _ in range(turns):
+        sample.messages[first:first] = _plain(rng, phase).messages
+
+
+def training_sample(rng: random.Random, phase: Phase, system_share: float = 0.25) -> t.Sample:
+    """One training conversation: mostly a single exchange, some with more turns before it or a system message."""
+    sample = _one(rng, phase)
+    _lengthen(sample, _turns_before(rng), rng, phase)
+    if rng.random() < system_share and sample.messages[0]["role"] != "system":
+        sample.messages.insert(0, {"role": "system", "content": rng.choice(t.SYSTEM_PROMPTS)})
+    return sample
+
+
+def evaluation_set(category: str, count: int, seed: int) -> list[t.Sample]:
+    """Distinct held-out items of one category; `conversations` are items of all categories late in a talk."""
+    rng, seen, samples = random.Random(f"{seed} {category}"), set(), []
+    while len(samples) < count:
+        name = rng.choice(list(CATEGORIES)) if category == "conversations" else category
+        sample = CATEGORIES[name](rng, True)
+        if category == "conversations":
+            _lengthen(sample, rng.randint(1, 8), rng, CLOSING)
+        key = repr((sample.messages, sample.tools))
+        if key not in seen and "bare sum" not in sample.tags:
+            seen.add(key)
+            samples.append(sample)
+    return samples

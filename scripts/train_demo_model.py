@@ -1,0 +1,393 @@
+"""Train the demo model that `quire serve` serves when no model is named, or evaluate the shipped one.
+
+The script makes all text itself and needs no download. A run is a pure function of its options: data is drawn in
+numbered pools, each from its own seed, and the learning rate depends on the pool alone, so a run resumed from a
+checkpoint goes the way of a run that never stopped.
+
+    python scripts/train_demo_model.py              # train, evaluate and write quire/demo_model
+    python scripts/train_demo_model.py --evaluate   # evaluate quire/demo_model; fails if a category is below 95 %
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from demo_model import mixture
+from demo_model import tokenizer as tok
+from demo_model.tasks import Sample
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SHIPPED = Path(__file__).resolve().parent.parent / "quire" / "demo_model"
+GOAL = 0.95
+MAX_REPLY = 160
+ROPE_BASE = 10000.0
+RATE_POINTS = [(0, 1.0), (15, 1.0), (30, 0.21), (30, 0.35), (40, 0.0)]
+
+
+@dataclass
+class Recipe:
+    """Everything that decides what a run produces."""
+
+    seed: int = 7
+    pools: int = 40
+    pool_size: int = 4096
+    micro_tokens: int = 4096
+    micro_batches: int = 1
+    warmup_steps: int = 50
+    muon_rate: float = 0.015
+    adam_rate: float = 0.004
+    weight_decay: float = 0.05
+    vocabulary: int = 880
+    hidden: int = 192
+    layers: int = 6
+    heads: int = 6
+    inner: int = 512
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+class Encoder:
+    """Turns samples into token ids and a mask of the tokens the model has to learn to say."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self.header = tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
+
+    def encode(self, samples: list[Sample]) -> list[tuple[list[int], list[bool]]]:
+        """Encode samples whose asked-for thoughts, if any, are in the last reply only."""
+        texts = [tok.conversation_text(self.tokenizer, sample) for sample in samples]
+        rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return [(ids, self._mask(ids, sample.enable_thinking)) for ids, sample in zip(rows, samples, strict=True)]
+
+    def _mask(self, ids: list[int], last_only: bool) -> list[bool]:
+        """Mark assistant tokens with the closing mark; a flag to think speaks about the last reply alone."""
+        mask, size, inside = [False] * len(ids), len(self.header), False
+        for index, token in enumerate(ids):
+            if inside:
+                mask[index] = True
+                inside = token != self.end
+            elif ids[index + 1 - size : index + 1] == self.header:
+                inside = True
+                if last_only:
+                    mask = [False] * len(ids)
+        return mask
+
+
+def pool_rows(recipe: Recipe, encoder: Encoder, number: int) -> list[tuple[list[int], list[bool]]]:
+    """The encoded samples of one numbered pool."""
+    rng = random.Random(f"{recipe.seed} pool {number}")
+    phase = mixture.phase_of_pool(number)
+    rows = encoder.encode([mixture.training_sample(rng, phase) for _ in range(recipe.pool_size)])
+    return [row for row in rows if len(row[0]) <= 1600]
+
+
+def micro_batches(recipe: Recipe, encoder: Encoder, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of (ids, labels) of rows of like length, so that little is padded, in random order."""
+    rows = sorted(pool_rows(recipe, encoder, number), key=lambda row: len(row[0]))
+    groups: list[list[tuple[list[int], list[bool]]]] = [[]]
+    for row in rows:
+        if (len(groups[-1]) + 1) * len(row[0]) > recipe.micro_tokens and groups[-1]:
+            groups.append([])
+        groups[-1].append(row)
+    random.Random(f"{recipe.seed} order {number}").shuffle(groups)
+    for group in groups:
+        width = max(len(ids) for ids, _ in group)
+        ids = torch.zeros(len(group), width, dtype=torch.long)
+        labels = torch.full((len(group), width), -100)
+        for index, (tokens, mask) in enumerate(group):
+            line = torch.tensor(tokens)
+            ids[index, : len(tokens)] = line
+            labels[index, : len(tokens)] = torch.where(torch.tensor(mask), line, -100)
+        yield ids, labels
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A freshly drawn Llama of the recipe's shape."""
+    torch.manual_seed(recipe.seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.inner,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=tok.CONTEXT_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_optimizers(recipe: Recipe, model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms: about half the steps of AdamW."""
+    layers = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
+    known = {id(p) for p in layers}
+    rest = [p for p in model.parameters() if id(p) not in known]
+    return [
+        torch.optim.Muon(layers, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
+        torch.optim.AdamW(rest, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def rate_factor(recipe: Recipe, step: int, pool: float) -> float:
+    """Short warm-up, then linear between the points of the schedule, which names pools and factors."""
+    warm = min(1.0, (step + 1) / recipe.warmup_steps)
+    for (left, high), (right, low) in pairwise(RATE_POINTS):
+        if left <= pool < right:
+            return warm * (high + (low - high) * (pool - left) / (right - left))
+    return 0.0
+
+
+def loss_sum(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Summed cross entropy of the assistant's tokens; only they go through the output layer."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        wanted = labels[:, 1:] != -100
+        logits = model.lm_head(hidden[wanted])
+    return torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][wanted], reduction="sum")
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    pool: int = 0
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def train_step(
+    recipe: Recipe,
+    model: LlamaForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    factor: float,
+) -> float:
+    """One update from a few micro-batches; returns the mean loss per learned token."""
+    learned = sum(int((labels != -100).sum()) for _, labels in batches)
+    total = 0.0
+    for ids, labels in batches:
+        loss = loss_sum(model, ids, labels) / learned
+        loss.backward()
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer, rate in zip(optimizers, (recipe.muon_rate, recipe.adam_rate), strict=True):
+        optimizer.param_groups[0]["lr"] = rate * factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return total
+
+
+def train_pool(
+    recipe: Recipe, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], encoder: Encoder, at: Progress
+) -> float:
+    """Train on one pool and move the progress on; returns the mean loss."""
+    batches, losses = list(micro_batches(recipe, encoder, at.pool)), []
+    model.train()
+    for first in range(0, len(batches), recipe.micro_batches):
+        factor = rate_factor(recipe, at.step, at.pool + first / len(batches))
+        group = batches[first : first + recipe.micro_batches]
+        losses.append(train_step(recipe, model, optimizers, group, factor))
+        at.step += 1
+        at.tokens += sum(ids.numel() for ids, _ in group)
+    at.pool += 1
+    return sum(losses) / len(losses)
+
+
+def train(recipe: Recipe, work: Path | None, resume: Path | None, probe_every: int) -> tuple[Any, Any, Progress]:
+    """Train from the start or from a checkpoint; returns the model, its tokenizer and the progress."""
+    rng = random.Random(f"{recipe.seed} vocabulary")
+    tokenizer = tok.build([mixture.training_sample(rng, mixture.OPENING) for _ in range(20_000)], recipe.vocabulary)
+    model, encoder, at = new_model(recipe, tokenizer), Encoder(tokenizer), Progress()
+    optimizers = make_optimizers(recipe, model)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
+    if resume:
+        state = torch.load(resume, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        at = Progress(**state["progress"])
+    while at.pool < recipe.pools:
+        start = time.monotonic()
+        loss = train_pool(recipe, model, optimizers, encoder, at)
+        at.seconds += time.monotonic() - start
+        line = f"pool {at.pool}/{recipe.pools} step {at.step} tokens {at.tokens / 1e6:.2f}M loss {loss:.4f}"
+        print(f"{line} minutes {at.seconds / 60:.1f}", flush=True)
+        if probe_every and at.pool % probe_every == 0:
+            print("  " + format_scores(evaluate(model, tokenizer, 60)), flush=True)
+        if work and at.pool % 5 == 0:
+            save_checkpoint(work / f"pool{at.pool}.pt", model, optimizers, at)
+    return model, tokenizer, at
+
+
+def save_checkpoint(path: Path, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], at: Progress) -> None:
+    """Write what a resumed run needs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "progress": vars(at)}
+    torch.save(state, path)
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+def is_right(sample: Sample, reply: str) -> bool:
+    """Whether a greedy reply is the expected one; JSON and tool calls are compared by value, thoughts by their end."""
+    if sample.category == "thinking":
+        thought, mark, answer = reply.partition("</think>")
+        wanted = sample.reply.split("</think>")[1].strip()
+        return bool(mark) and thought.startswith("<think>") and answer.strip() == wanted
+    if sample.category == "json":
+        return _same_json(reply, sample.reply)
+    calls = sample.messages[-1].get("tool_calls")
+    if calls:
+        function = dict(calls[0]["function"])
+        if isinstance(function["arguments"], str):
+            function["arguments"] = json.loads(function["arguments"])
+        inner = reply.strip().removeprefix("<tool_call>").removesuffix("</tool_call>")
+        return reply.strip() != inner and _same_json(inner, json.dumps(function))
+    return reply.strip() == sample.reply.strip()
+
+
+def _same_json(left: str, right: str) -> bool:
+    try:
+        return bool(json.loads(left) == json.loads(right))
+    except ValueError:
+        return False
+
+
+@torch.no_grad()
+def greedy(model: Any, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> list[str]:
+    """Greedy replies up to the closing mark; a reply that does not stop by itself comes back with a note."""
+    tokenizer.padding_side = "left"
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+    out = model.generate(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        do_sample=False,
+        max_new_tokens=MAX_REPLY,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    replies = []
+    for ids in out[:, batch["input_ids"].shape[1] :].tolist():
+        stopped = tokenizer.eos_token_id in ids
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        replies.append(text if stopped else text + " (did not stop)")
+    return replies
+
+
+def evaluate(
+    model: Any, tokenizer: PreTrainedTokenizerFast, count: int, seed: int = 1, show: int = 0
+) -> dict[str, tuple[int, int]]:
+    """Right answers and items per category, over held-out items."""
+    model.eval()
+    scores = {}
+    for category in [*mixture.CATEGORIES, "conversations"]:
+        samples = mixture.evaluation_set(category, count, seed)
+        samples.sort(key=lambda sample: len(str(sample.messages) + str(sample.tools)))
+        right, wrong = 0, []
+        for first in range(0, len(samples), 50):
+            part = samples[first : first + 50]
+            replies = greedy(model, tokenizer, [tok.conversation_text(tokenizer, s, prompt_only=True) for s in part])
+            for sample, reply in zip(part, replies, strict=True):
+                right += is_right(sample, reply)
+                if not is_right(sample, reply):
+                    wrong.append((sample, reply))
+        scores[category] = (right, len(samples))
+        for sample, reply in wrong[:show]:
+            wanted = sample.messages[-1]
+            print(f"[{category}] {sample.messages[-2]['content']!r} -> {reply!r}, wanted {wanted}")
+    return scores
+
+
+def format_scores(scores: dict[str, tuple[int, int]]) -> str:
+    """Scores on one line."""
+    return ", ".join(f"{category} {right / count:.1%}" for category, (right, count) in scores.items())
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def save_model(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the checkpoint in bf16, as any Llama loader expects it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = model.to(torch.bfloat16)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.do_sample = False
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    rewrite_json(folder / "config.json", {"rope_theta": ROPE_BASE})
+    rewrite_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def rewrite_json(path: Path, changes: dict[str, Any]) -> None:
+    """Add the names that older readers of the format look for."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
+
+
+def load_shipped(folder: Path) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Load a checkpoint as anyone would; the weights are bf16, the sums are done in fp32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+
+
+def report(folder: Path, count: int, show: int) -> bool:
+    """Evaluate a written checkpoint and print a table; true when every category reaches the goal."""
+    model, tokenizer = load_shipped(folder)
+    scores = evaluate(model, tokenizer, count, show=show)
+    print("| category | right | items | share |\n|---|---:|---:|---:|")
+    for category, (right, items) in scores.items():
+        print(f"| {category} | {right} | {items} | {right / items:.1%} |")
+    return all(right / items >= GOAL for right, items in scores.values())
+
+
+def parse_options() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=SHIPPED, help="folder of the checkpoint")
+    parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint in the output folder")
+    parser.add_argument("--items", type=int, default=400, help="evaluation items per category")
+    parser.add_argument("--show", type=int, default=0, help="wrong answers to show per category")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, help="folder for checkpoints to resume from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
+    parser.add_argument("--probe-every", type=int, default=0, help="evaluate every so many pools")
+    for name, value in vars(Recipe()).items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Train or evaluate; the exit status tells whether the goal is reached."""
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    if not options.evaluate:
+        recipe = Recipe(**{name: getattr(options, name) for name in vars(Recipe())})
+        model, tokenizer, at = train(recipe, options.work, options.resume, options.probe_every)
+        save_model(options.output, model, tokenizer)
+        print(f"trained on {at.tokens / 1e6:.1f}M tokens in {at.seconds / 60:.1f} minutes", flush=True)
+    return 0 if report(options.output, options.items, options.show) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
