@@ -1,6 +1,7 @@
 """The house rules that a machine can hold: who may import whom, and that every folder is in the package."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -67,3 +68,14 @@ def test_package_list_matches_the_folders() -> None:
     }
     assert set(settings["packages"]) == on_disk
     assert settings["package-dir"] == {"quire": "quire"} | {f"quire.{room}": room for room in ROOMS}
+
+
+def test_every_environment_variable_is_documented() -> None:
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/environment.md").read_text(), re.MULTILINE))
+    read = {
+        name
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for name in re.findall(r'(?:envs\.read(?:_float)?\(\s*"|"QUIRE_)([A-Z_]+)"', path.read_text())
+    }
+    assert read == documented
