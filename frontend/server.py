@@ -151,6 +151,7 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(serving, *others, return_exceptions=True)
         await self._state.close()
+        await self._engine.aclose()  # while a second Ctrl-C is still ours to catch
 
 
 class _Uvicorn(uvicorn.Server):
