@@ -117,6 +117,9 @@ template <class T> inline Floats rounded(Floats x) {
 }
 
 inline float sum(Floats x) {
+#if defined(__AVX512F__)
+    if constexpr (LANES == 16) return _mm512_reduce_add_ps((__m512)x);
+#endif
     float total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;

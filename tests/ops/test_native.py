@@ -1,0 +1,162 @@
+"""The C++ kernels against the formulas where the shared tests do not reach: types, odd shapes, threads, neighbours."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops import eager
+from quire.ops.cpu import NativeBackend, load_kernels
+from tests.ops.test_attention import MIXED, Step
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
+
+
+@pytest.fixture(scope="module")
+def native() -> NativeBackend:
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("this machine has no C++ compiler")
+    return NativeBackend(kernels)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_way_back(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about the kernels: none may be passed by plain torch."""
+    if "falls_back" in request.node.name:
+        return
+    for name in ("attention", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "write_kv"):
+        monkeypatch.delattr(eager, name)
+
+
+def assert_near(step: Step, window: int | None, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_any_two_types(native: NativeBackend, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    step = Step(native, MIXED, dtype=dtype)
+    step.kv_cache = step.kv_cache.to(cache_dtype)
+    for window in (None, 40):
+        assert_near(step, window, dtype if dtype == cache_dtype else torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
+    [(1, 1, 1, 1), (3, 1, 33, 3), (64, 1, 16, 16), (14, 2, 72, 7), (16, 8, 128, 16), (2, 2, 256, 64), (5, 5, 100, 65)],
+)
+def test_odd_shapes(
+    native: NativeBackend, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    rows = [(1, 1), (1, 63), (1, 64), (1, 65), (3, 66), (70, 70), (35, 140), (1, 200)]
+    step = Step(
+        native, rows, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size,
+        dtype=dtype,
+    )  # fmt: skip
+    for window in (None, 1, 64, 65):
+        assert_near(step, window, dtype)
+
+
+def take(step: Step, row: int, first: int, last: int, native: NativeBackend, window: int | None) -> Tensor:
+    """New tokens [first, last) of one row of a step, computed as a step of their own."""
+    start = int(step.query_lens[:row].sum())
+    computed = step.seq_lens[row] - step.query_lens[row]
+    batch = native.attention_batch(
+        np.array([last - first]), np.array([computed + last]), step.block_tables[row : row + 1],
+        torch.empty(0, dtype=torch.int64), block_size=16,
+    )  # fmt: skip
+    queries = step.q[start + first : start + last]
+    return native.attention(queries, step.kv_cache, batch, scale=step.scale, window=window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 30])
+def test_bits_depend_neither_on_the_batch_nor_on_chunks(
+    native: NativeBackend, two_threads: None, dtype: torch.dtype, window: int | None
+) -> None:
+    step = Step(native, [(1, 90), (150, 150), (1, 7), (40, 260), (1, 300)], dtype=dtype)
+    together = step.run(window)
+    assert torch.equal(take(step, 0, 0, 1, native, window), together[:1])
+    assert torch.equal(take(step, 3, 0, 40, native, window), together[152:192])
+    chunks = [
+        take(step, 1, first, last, native, window) for first, last in ((0, 13), (13, 100), (100, 101), (101, 150))
+    ]
+    assert torch.equal(torch.cat(chunks), together[1:151])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_broken_row_shows_and_leaves_the_others_alone(native: NativeBackend, dtype: torch.dtype) -> None:
+    step = Step(native, [(1, 30), (2, 40), (1, 50)], dtype=dtype)
+    healthy = step.run()
+    step.q[1:3] = float("nan")
+    broken = step.run()
+    assert broken[1:3].isnan().all()
+    assert torch.equal(broken[[0, 3]], healthy[[0, 3]])
+
+
+def test_pages_before_the_window_are_not_read(native: NativeBackend) -> None:
+    step = Step(native, [(1, 200), (5, 300)])
+    expected = step.run(window=20)
+    for row, first in ((0, 180), (1, 276)):
+        step.block_tables[row, : first // 16] = 10**6  # given away
+    step.batch = native.attention_batch(
+        step.query_lens, step.seq_lens, step.block_tables, step.batch.slot_mapping, block_size=16
+    )
+    assert torch.equal(step.run(window=20), expected)
+
+
+def test_too_many_heads_of_a_group_fall_back_to_torch_falls_back(native: NativeBackend) -> None:
+    assert_near(Step(native, MIXED[:4], num_heads=65, num_kv_heads=1, head_dim=8), None, torch.float32)
+
+
+def test_a_type_without_a_kernel_falls_back(native: NativeBackend) -> None:
+    x, weight = torch.randn(3, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    torch.testing.assert_close(native.rms_norm(x, weight, 1e-6), torch.nn.functional.rms_norm(x, (8,), weight, 1e-6))
+    torch.testing.assert_close(native.silu_and_mul(x), torch.nn.functional.silu(x[:, :4]) * x[:, 4:])
+
+
+def test_large_inputs_use_all_threads_alike(native: NativeBackend, two_threads: None) -> None:
+    x, residual, weight = torch.randn(300, 200), torch.randn(300, 200), torch.randn(200)
+    rms = torch.nn.functional.rms_norm
+    torch.testing.assert_close(native.rms_norm(x, weight, 1e-6), rms(x, (200,), weight, 1e-6))
+    out, total = native.add_rms_norm(x, residual.clone(), weight, 1e-6)
+    torch.testing.assert_close(total, x + residual)
+    torch.testing.assert_close(out, rms(x + residual, (200,), weight, 1e-6))
+    torch.testing.assert_close(native.silu_and_mul(x), torch.nn.functional.silu(x[:, :100]) * x[:, 100:])
+
+
+def test_silu_of_extremes(native: NativeBackend) -> None:
+    gate = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 200.0, 1e30, float("nan")]])
+    got = native.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    torch.testing.assert_close(got, torch.nn.functional.silu(gate), equal_nan=True, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_write_kv(native: NativeBackend, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    heads = torch.randn(9, 5, 24).to(dtype)
+    k, v = heads[:, :2], heads[:, 3:]  # views, as they come out of one projection
+    k[0, 0, 0], k[0, 0, 1], v[1, 1, 2] = float("nan"), float("inf"), float("-inf")
+    cache = torch.zeros(native.kv_cache_shape(3, 4, 2, 24), dtype=cache_dtype)
+    slots = torch.tensor([11, 3, 4, 0, 7, 8, 1, 10, 5])
+    native.write_kv(k, v, cache, slots)
+    flat = cache.flatten(2, 3)
+    largest = min(1e18, torch.finfo(cache_dtype).max)
+    for stored, new in zip(flat, (k, v), strict=True):
+        expected = new.transpose(0, 1).float().nan_to_num(0.0, largest, -largest).clamp(-largest, largest)
+        assert torch.equal(stored[:, slots], expected.to(cache_dtype))
+        assert not stored[:, [2, 6, 9]].any()
