@@ -1,0 +1,125 @@
+"""The embedded demo model behind a real server, asked by the OpenAI client: what a newcomer tries first."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.servers import ServerProcess
+
+MODEL_FOLDER = Path(__file__).parent.parent / "quire" / "demo_model"
+MAX_BYTES = 8_000_000
+
+
+def tool(name: str, what: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "description": "The name of the city"}},
+        "required": ["city"],
+    }
+    return {"type": "function", "function": {"name": name, "description": what, "parameters": parameters}}
+
+
+WEATHER = tool("get_weather", "Get the current weather in a city")
+TIME = tool("get_time", "Get the current time in a city")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path_factory.mktemp("demo")).wait_until_ready()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(demo: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=demo.base_url + "/v1", api_key="none", max_retries=0)
+
+
+def answer(client: openai.OpenAI, *turns: dict[str, Any], **options: Any) -> str:
+    reply = client.chat.completions.create(model="quire-demo", messages=list(turns), temperature=0, **options)  # type: ignore[call-overload]
+    assert reply.choices[0].finish_reason == "stop"
+    return reply.choices[0].message.content
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Hello!", "Hello! How can I help you?"),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("What is 47 + 38?", "47 + 38 = 70 + 15 = 85"),
+        ("What is 12 - 30?", "12 - 30 = -20 + 2 = -18"),
+        ("Reverse the word planet.", "tenalp"),
+        ('How many letters are in the word "banana"?', 'The word "banana" has 6 letters.'),
+    ],
+)
+def test_answers(client: openai.OpenAI, question: str, expected: str) -> None:
+    assert answer(client, user(question)) == expected
+
+
+def test_tells_what_it_is(client: openai.OpenAI) -> None:
+    assert "Quire's demo model" in answer(client, user("Who are you?"))
+
+
+def test_remembers_the_conversation(client: openai.OpenAI) -> None:
+    turns = [user("My name is Anna."), {"role": "assistant", "content": "Nice to meet you, Anna! How can I help you?"}]
+    assert answer(client, *turns, user("What is my name?")) == "Your name is Anna."
+
+
+def test_answers_in_the_asked_json(client: openai.OpenAI) -> None:
+    text = answer(
+        client,
+        user(
+            "Extract the data as JSON. Ben is 42 years old. He lives in Oslo. "
+            "Keys: name (string), age (integer), city (string)."
+        ),
+    )
+    assert json.loads(text) == {"name": "Ben", "age": 42, "city": "Oslo"}
+
+
+def test_calls_the_right_tool_and_uses_its_result(client: openai.OpenAI) -> None:
+    question = user("What is the weather in Paris?")
+    call = answer(client, question, tools=[WEATHER, TIME])
+    assert call == '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
+    assert '"name": "get_time"' in answer(client, user("What time is it in Tokyo?"), tools=[WEATHER, TIME])
+    arguments = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assistant = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": arguments}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": '{"temperature": 21, "condition": "sunny"}'}
+    assert answer(client, question, assistant, result, tools=[WEATHER]) == "It is 21 degrees and sunny in Paris."
+
+
+def test_thinks_first_when_asked(client: openai.OpenAI) -> None:
+    text = answer(client, user("What is 47 + 38? Think step by step."))
+    assert text.startswith("<think>")
+    assert text.endswith("</think>\n\n47 + 38 = 85")
+    flagged = answer(
+        client,
+        user("Reverse the word planet."),
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+    )
+    assert flagged.startswith("<think>")
+    assert flagged.endswith("tenalp")
+
+
+def test_streams_the_same_text(client: openai.OpenAI) -> None:
+    chunks = client.chat.completions.create(
+        model="quire-demo", messages=[user("What is 47 + 38?")], temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "47 + 38 = 70 + 15 = 85"
+
+
+def test_newcomer_is_told_how_to_talk_to_it(demo: ServerProcess) -> None:
+    logs = demo.logs()
+    assert f"curl {demo.base_url}/v1/chat/completions" in logs
+    assert "from openai import OpenAI" in logs
+
+
+def test_is_small_enough_to_ship() -> None:
+    assert (MODEL_FOLDER / "model.safetensors").stat().st_size <= MAX_BYTES
