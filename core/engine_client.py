@@ -6,6 +6,7 @@ position), so a stream goes on as if nothing had happened. A request that was pr
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -71,6 +72,7 @@ class EngineClient:
     """
 
     def __init__(self, launcher: Launcher, *, on_stats: Callable[[SchedulerStats], None] | None = None) -> None:
+        self._process_id = os.getpid()
         self._launcher = launcher
         self._on_stats = on_stats or (lambda stats: None)
         self._encoder = protocol.encoder()
@@ -149,6 +151,8 @@ class EngineClient:
 
     def close_nowait(self) -> None:
         """Ends the engine by force, without waiting for anything; for interpreter exit and signals."""
+        if os.getpid() != self._process_id:  # a fork inherits this object, and not the engine
+            return
         self._closing = True
         self._dead = self._dead or EngineDeadError("it was shut down.")
         if self._handle is not None:

@@ -1,5 +1,6 @@
 """The asynchronous front door: prompts in, streams of outputs out. The HTTP server and `LLM` both stand on it."""
 
+import os
 import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from quire.core.logging import get_logger
 from quire.core.protocol import EngineReady
 from quire.core.sampling_params import SamplingParams
 from quire.frontend import launch, model_source
+from quire.frontend.cli.refusals import Refusals
 from quire.frontend.input_processor import InputProcessor, PromptLike
 from quire.frontend.metrics import EngineMetrics
 from quire.frontend.output_processor import RequestStream
@@ -67,7 +69,7 @@ class AsyncLLM:
         """
         if args is not None and options:
             raise ConfigError("Give engine options either as EngineArgs or as keywords, not both.")
-        args = args or EngineArgs.from_flat(**options)
+        args = args or _read_options(options)
         folder = model_source.find_model(args.model, args.load)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = launch.resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
@@ -239,3 +241,15 @@ class AsyncLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint recommends for requests that name nothing."""
         return self.input_processor.default_sampling_params()
+
+
+def _read_options(options: dict[str, Any]) -> EngineArgs:
+    """Keywords as engine options; one that does not exist is refused as the command line refuses its flag."""
+    flags = ["--" + name.replace("_", "-") for name in EngineArgs().flat()]
+    for name in options:
+        flag = "--" + name.replace("_", "-")
+        if flag not in flags:
+            raise ConfigError(f"Option {name!r}: {Refusals(flags, ['engine']).explain(flag)}")
+    if isinstance(options.get("model"), os.PathLike):
+        options["model"] = os.fspath(options["model"])
+    return EngineArgs.from_flat(**options)

@@ -1,11 +1,14 @@
 """An event loop on a thread of its own, so that blocking code can drive asynchronous parts, inside Jupyter too."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import uvloop
+
+from quire.core.errors import QuireError
 
 T = TypeVar("T")
 
@@ -14,6 +17,7 @@ class EventLoopThread:
     """Runs until `close`. A daemon thread: it never keeps the interpreter from ending."""
 
     def __init__(self, name: str) -> None:
+        self._process_id = os.getpid()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
@@ -23,8 +27,24 @@ class EventLoopThread:
         """Whether the caller is on this thread, where `run` would wait for itself."""
         return threading.current_thread() is self._thread
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a fork of the process that made it: the thread stayed there."""
+        return os.getpid() != self._process_id
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` to its end and returns its result. Ctrl-C cancels it and waits for its cleaning up."""
+        """Runs `work` to its end and returns its result. Ctrl-C cancels it and waits for its cleaning up.
+
+        Raises:
+            QuireError: the thread has ended, or is not in this process.
+        """
+        if self.is_inherited or self._loop.is_closed():
+            work.close()
+            raise QuireError(
+                "This LLM belongs to the process that was forked; make one in this process, or start it by `spawn`."
+                if self.is_inherited
+                else "This LLM was shut down; make another."
+            )
         ended = threading.Event()
         tasks: list[asyncio.Task[T]] = []
 
@@ -43,7 +63,7 @@ class EventLoopThread:
 
     def close(self) -> None:
         """Ends the loop and its thread. Harmless when called again."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or self.is_inherited:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         if not self.is_current:

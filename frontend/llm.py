@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
+import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from quire.core.config import EngineConfig
@@ -40,7 +41,7 @@ class LLM:
         ConfigError: an option or the checkpoint is wrong.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._thread = EventLoopThread("quire-llm")
         try:
             self._llm = AsyncLLM.from_engine_args(usage="llm", model=model, **options)
@@ -229,6 +230,8 @@ class LLM:
 
 
 def _end(thread: EventLoopThread, llm: AsyncLLM) -> None:
+    if thread.is_inherited:  # a fork ends, and the engine is not its own
+        return
     try:
         if not thread.is_current:  # the garbage collector may run anywhere
             thread.run(llm.aclose())
@@ -241,6 +244,8 @@ def _listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """One prompt as a list of one; a list of numbers is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ParameterError(f"prompts must be one prompt or a list, not {type(prompts).__name__}.", param="prompts")
     many: list[Any] = list(prompts)
     return [many] if many and all(isinstance(each, int) for each in many) else many
 
@@ -250,6 +255,10 @@ def _one_each(
 ) -> list[SamplingParams | None]:
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params] * len(prompts)
+    if not isinstance(sampling_params, (list, tuple)) or not all(
+        isinstance(each, SamplingParams) or each is None for each in sampling_params
+    ):
+        raise ParameterError("sampling_params must be SamplingParams, or a list of them.", param="sampling_params")
     if len(sampling_params) != len(prompts):
         raise ParameterError(
             f"sampling_params has {len(sampling_params)} entries for {len(prompts)} prompts; give one, or one each.",

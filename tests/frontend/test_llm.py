@@ -201,9 +201,36 @@ def test_no_engine_outlives_its_owner(folder: str, end: str) -> None:
     assert gone(pids)
 
 
+def test_fork_has_no_say_over_the_engine(folder: str) -> None:
+    end = """
+        import os, sys
+        child = os.fork()
+        if child == 0:
+            try:
+                llm.generate("a")
+            except Exception as error:
+                sys.exit(3 if "was forked" in str(error) else 4)
+            sys.exit(5)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(llm.generate("a")))
+    """
+    code, pids, output = run_script(end, folder)
+    assert code == 0, output
+    assert "3 1" in output
+    assert gone(pids)
+
+
+def test_wrong_types_are_told(llm: LLM) -> None:
+    for arguments, param in (((5,), "prompts"), (("a", 5), "sampling_params"), (("a", [5]), "sampling_params")):
+        with pytest.raises(ParameterError, match=f"^{param} must be") as caught:
+            llm.generate(*arguments)
+        assert caught.value.param == param
+
+
 def test_bad_checkpoints_and_options_are_named(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Unknown engine option 'max_sequences'"):
-        LLM(folder, max_sequences=4)
+    with pytest.raises(ConfigError, match=r"'max_model_length': there is no option .* did you mean --max-model-len\?"):
+        LLM(folder, max_model_length=4)
+    with pytest.raises(ConfigError, match=r"Option 'quantization': .* is not supported: Quantised checkpoints"):
+        LLM(folder, quantization="awq")
     with pytest.raises(ConfigError, match="there is no folder"):
         LLM(str(tmp_path / "nothing"))
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
