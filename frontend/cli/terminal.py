@@ -32,6 +32,8 @@ def converse(banner: str, answer: Callable[[str], None]) -> None:
         try:
             line = input("> " if interactive else "")
         except EOFError:
+            if interactive:
+                print()  # what comes next has a line of its own
             return
         except KeyboardInterrupt:
             if not interactive:
