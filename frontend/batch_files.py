@@ -40,7 +40,7 @@ async def open_input(name: str) -> AsyncIterator[Path]:
     with _temporary_file() as path:
         try:
             await _download(name, path)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(f"--input-file: downloading {name} failed: {error}") from None
         yield path
 
@@ -59,7 +59,7 @@ async def open_output(name: str) -> AsyncIterator[Path]:
         yield path
         try:
             await _upload(path, name)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             kept = path.with_suffix(".kept.jsonl")
             path.rename(kept)
             raise ConfigError(f"--output-file: PUT {name} failed: {error}. The answers are in {kept}.") from None
@@ -177,8 +177,9 @@ class OutputFile:
             self._file: BinaryIO = path.open("r+b" if end else "wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"--output-file: cannot write {str(path)!r}: {error.strerror}.") from None
-        self._file.truncate(end)
-        self._file.seek(end)
+        if end:  # else there is nothing to cut, and a pipe or a terminal is welcome
+            self._file.truncate(end)
+            self._file.seek(end)
 
     def _read(self) -> int:
         """Learns which answers are there; returns the number of bytes to keep."""
@@ -194,7 +195,7 @@ class OutputFile:
                         return
                     try:
                         answer = decoder.decode(line)
-                    except msgspec.MsgspecError:
+                    except (msgspec.MsgspecError, UnicodeDecodeError):
                         raise ConfigError(
                             f"--resume: line {number} of {str(self._path)!r} is no answer of a batch; "
                             "give another --output-file, or leave --resume out to write it anew."

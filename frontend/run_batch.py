@@ -218,7 +218,7 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
     """
     if batch.resume and batch_files.is_url(batch.output_file):
         raise ConfigError("--resume needs an --output-file on this machine; a URL cannot be continued.")
-    if batch.input_file == batch.output_file:
+    if batch.input_file == batch.output_file or _is_one_file(batch.input_file, batch.output_file):
         raise ConfigError("--input-file and --output-file must differ.")
     async with contextlib.AsyncExitStack() as stack:
         source = await stack.enter_async_context(batch_files.open_input(batch.input_file))
@@ -240,6 +240,11 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
             *(run.num_succeeded, run.num_failed, run.num_skipped, time.monotonic() - started),
         )
     return 1 if num_failed else 0
+
+
+def _is_one_file(first: str, second: str) -> bool:
+    """Whether two names lead to one file, which writing would destroy before it is read."""
+    return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
 
 
 def max_in_flight(engine: AsyncLLM, batch: BatchConfig) -> int:

@@ -176,8 +176,11 @@ def test_files_and_folders_that_do_not_exist(run: Callable[..., int], tmp_path: 
         run(tmp_path / "no.jsonl", tmp_path / "out.jsonl")
     with pytest.raises(ConfigError, match=r"--output-file: there is no folder"):
         run(source, tmp_path / "no" / "out.jsonl")
-    with pytest.raises(ConfigError, match="must differ"):
-        run(source, source)
+    same = tmp_path / "link.jsonl"
+    same.symlink_to(source)
+    for output in (source, same, tmp_path / "." / ".." / tmp_path.name / "in.jsonl"):
+        with pytest.raises(ConfigError, match="must differ"):
+            run(source, output)
 
 
 class Store(http.server.ThreadingHTTPServer):
