@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import sys
 
 from quire.core.logging import configure
 from quire.frontend.cli.arguments import CommandParser, add_batch_options, add_engine_options, add_server_options
@@ -25,4 +26,8 @@ def run(args: argparse.Namespace) -> int:
     from quire.frontend.run_batch import run_batch  # here, so that --help need not load the engine's client
 
     configure("batch")
-    return asyncio.run(run_batch(args.engine_args, args.batch_config, args.server_config))
+    try:
+        return asyncio.run(run_batch(args.engine_args, args.batch_config, args.server_config))
+    except KeyboardInterrupt:
+        print("quire run-batch: stopped; the same command with --resume goes on from here.", file=sys.stderr)
+        raise
