@@ -91,6 +91,8 @@ def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[fl
         ("Output tokens per second", f"{figures['output_throughput']:.2f}"),
         ("Total tokens per second", f"{figures['total_token_throughput']:.2f}"),
     ]
+    if "request_goodput" in figures:
+        rows.append(("Requests per second that met the objectives", f"{figures['request_goodput']:.2f}"))
     for name in metrics:
         rows.append((f"{METRICS[name]}: mean (ms)", f"{figures[f'mean_{name}_ms']:.2f}"))
         rows.append((f"{METRICS[name]}: median (ms)", f"{figures[f'median_{name}_ms']:.2f}"))

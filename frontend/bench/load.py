@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from quire.frontend.bench.dataset import BenchRequest
+from quire.frontend.bench.datasets.request import BenchRequest
 from quire.frontend.bench.figures import RequestTiming
 
 

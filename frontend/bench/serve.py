@@ -5,15 +5,19 @@ import asyncio
 import contextlib
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 import httpx
 from rich.progress import Progress
 
 from quire.core.errors import ConfigError, QuireError
-from quire.frontend.bench.dataset import add_dataset_arguments, random_requests
-from quire.frontend.bench.figures import METRICS, print_table, serve_rows, summarize, write_json
+from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
+from quire.frontend.bench.datasets.request import Vocabulary
+from quire.frontend.bench.figures import METRICS, RequestTiming, print_table, serve_rows, summarize, write_json
+from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.load import Target, run_load
+from quire.frontend.bench.result_file import add_result_arguments, details, result_path, settings
 from quire.frontend.tokenizer import Tokenizer
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -21,7 +25,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags, as far as they concern text generation with synthetic requests."""
+    """vLLM's flags, as far as they concern text generation."""
     add_dataset_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="Which API to talk to.")
@@ -47,7 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report = parser.add_argument_group("report")
     report.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="Latencies to show, by comma.")
     report.add_argument("--metric-percentiles", default="99", help="Percentiles to show, by comma.")
+    report.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help="Objectives per request, of ttft, tpot and e2el; shows how many requests per second meet all.",
+    )
     report.add_argument("--output-json", help="File for the figures.")
+    add_result_arguments(report)
     report.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
 
 
@@ -57,31 +69,36 @@ def run(args: argparse.Namespace) -> int:
     metrics = args.percentile_metrics.split(",")
     if unknown := set(metrics) - set(METRICS):
         raise ConfigError(f"--percentile-metrics: unknown {sorted(unknown)[0]!r}; choose from {', '.join(METRICS)}.")
-    figures, errors = asyncio.run(_measure(args, percentiles))
+    objectives = parse_objectives(args.goodput)
+    now = datetime.now()
+    asked = settings(args, args.model or "", now)
+    model, timings, duration = asyncio.run(_measure(args))
+    figures = summarize(timings, duration, percentiles)
+    if objectives:
+        figures["request_goodput"] = request_goodput(timings, objectives, duration)
     print_table("Serving benchmark", serve_rows(figures, metrics, percentiles))
     write_json(args.output_json, figures)
-    if errors:
+    if args.save_result:
+        saved = asked | {"model_id": model} | figures | (details(timings) if args.save_detailed else {})
+        write_json(str(result_path(args, model, now)), saved)
+    if errors := [timing.error for timing in timings if timing.error]:
         raise QuireError(f"{len(errors)} requests failed; the first: {errors[0]}")
     return 0
 
 
-async def _measure(args: argparse.Namespace, percentiles: list[float]) -> tuple[dict, list[str]]:
+async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], float]:
+    """(the model's name, every request's times, seconds in all)."""
     base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     headers = {"Content-Type": "application/json"} | dict(item.split("=", 1) for item in args.header)
     if key := os.environ.get("OPENAI_API_KEY"):
         headers.setdefault("Authorization", f"Bearer {key}")
     await _wait_until_ready(base_url, args.ready_check_timeout_sec)
     name, root = await _served_model(base_url, headers)
-    body = {"model": args.model or name} | {
-        key: getattr(args, key) for key in SAMPLING if getattr(args, key) is not None
-    }
-    if args.top_k is not None:
-        body["top_k"] = int(args.top_k)
-    if args.ignore_eos:
-        body["ignore_eos"] = True
-    target = Target(base_url + (args.endpoint or ENDPOINTS[args.backend]), args.backend == "openai-chat", headers, body)
+    model = args.model or name
+    url = base_url + (args.endpoint or ENDPOINTS[args.backend])
+    target = Target(url, args.backend == "openai-chat", headers, {"model": model} | _sampling(args))
     tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root))
-    requests = random_requests(args, tokenizer.vocab_size, args.seed, tokenizer)
+    requests = make_requests(args, Vocabulary(tokenizer.vocab_size, tokenizer), args.seed, as_text=True)
     options = {"burstiness": args.burstiness, "max_concurrency": args.max_concurrency, "seed": args.seed}
     if args.num_warmups:
         await run_load(requests[: args.num_warmups], target, request_rate=float("inf"), on_done=lambda: None, **options)
@@ -90,7 +107,17 @@ async def _measure(args: argparse.Namespace, percentiles: list[float]) -> tuple[
         timings, duration = await run_load(
             requests, target, request_rate=args.request_rate, on_done=lambda: progress.advance(bar), **options
         )
-    return summarize(timings, duration, percentiles), [timing.error for timing in timings if timing.error]
+    return model, timings, duration
+
+
+def _sampling(args: argparse.Namespace) -> dict:
+    """What every request's body says about sampling."""
+    body = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    if args.top_k is not None:
+        body["top_k"] = int(args.top_k)
+    if args.ignore_eos:
+        body["ignore_eos"] = True
+    return body
 
 
 async def _wait_until_ready(base_url: str, seconds: float) -> None:

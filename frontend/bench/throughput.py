@@ -3,16 +3,20 @@
 import argparse
 import time
 
+from quire.core.config import EngineArgs
 from quire.core.sampling_params import SamplingParams
-from quire.frontend.bench.dataset import BenchRequest, add_dataset_arguments, random_requests
+from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
+from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.cli.arguments import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
+from quire.frontend.model_source import find_model, find_tokenizer
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.tokenizer import Tokenizer
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """vLLM's flags, as far as they concern text generation with synthetic requests, and all engine options."""
+    """vLLM's flags, as far as they concern text generation, and all engine options."""
     add_engine_options(parser)
     add_dataset_arguments(parser)
     group = parser.add_argument_group("throughput")
@@ -25,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures once. Returns the exit code."""
     with LLM(**args.engine_args.flat()) as llm:
-        requests = random_requests(args, llm.config.spec.vocab_size, llm.config.seed)
+        requests = make_requests(args, _vocabulary(llm, args.engine_args), llm.config.seed, as_text=False)
         if args.num_warmups:
             _generate(llm, requests[: args.num_warmups], args)
             llm.reset_prefix_cache()
@@ -70,3 +74,11 @@ def _generate(llm: LLM, requests: list[BenchRequest], args: argparse.Namespace) 
         for request in requests
     ]
     return llm.generate([request.prompt_token_ids for request in requests], params)
+
+
+def _vocabulary(llm: LLM, args: EngineArgs) -> Vocabulary:
+    size = llm.config.spec.vocab_size
+    if args.model.skip_tokenizer_init:
+        return Vocabulary(size)
+    folder = find_tokenizer(args.model, args.load, find_model(args.model, args.load))
+    return Vocabulary(size, Tokenizer.from_folder(folder))

@@ -1,6 +1,5 @@
 """Benchmarks: the arithmetic of their figures, their requests, and each command against the real thing."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -10,48 +9,13 @@ from pathlib import Path
 import pytest
 
 from quire.core.errors import ConfigError
-from quire.frontend.bench.dataset import random_requests
 from quire.frontend.bench.figures import RequestTiming, summarize
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from tests.servers import ServerProcess
-
-
-def dataset_args(**changes: object) -> argparse.Namespace:
-    given = {
-        "num_prompts": 20, "random_input_len": 50, "random_output_len": 10, "random_range_ratio": 0.0,
-        "random_prefix_len": 0, "input_len": None, "output_len": None,
-    }  # fmt: skip
-    return argparse.Namespace(**(given | changes))
 
 
 def quire(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "quire", *arguments], capture_output=True, text=True, timeout=120)
-
-
-def test_random_requests_repeat_with_their_seed() -> None:
-    assert random_requests(dataset_args(), 300, 1) == random_requests(dataset_args(), 300, 1)
-    assert random_requests(dataset_args(), 300, 1) != random_requests(dataset_args(), 300, 2)
-
-
-def test_lengths_follow_the_range_and_the_shared_prefix() -> None:
-    requests = random_requests(dataset_args(random_range_ratio=0.2, random_prefix_len=7, num_prompts=200), 300, 0)
-    lengths = {len(request.prompt_token_ids) - 7 for request in requests}
-    assert min(lengths) == 40
-    assert max(lengths) == 60
-    assert {8, 12} <= {request.output_len for request in requests} <= set(range(8, 13))
-    assert len({tuple(request.prompt_token_ids[:7]) for request in requests}) == 1
-
-
-def test_text_prompts_tokenize_to_what_is_counted(checkpoint: Callable[..., Path]) -> None:
-    tokenizer = Tokenizer.from_folder(checkpoint("llama"))
-    for request in random_requests(dataset_args(), tokenizer.vocab_size, 0, tokenizer):
-        assert tokenizer.encode(request.prompt, add_special_tokens=False) == request.prompt_token_ids
-        assert 40 <= len(request.prompt_token_ids) <= 60
-
-
-def test_impossible_dataset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--random-range-ratio"):
-        random_requests(dataset_args(random_range_ratio=1.5), 300, 0)
 
 
 def test_figures_are_those_of_the_timings() -> None:
@@ -69,6 +33,20 @@ def test_figures_are_those_of_the_timings() -> None:
     assert figures["mean_tpot_ms"] == pytest.approx((100 + 300) / 2)
     assert figures["median_itl_ms"] == pytest.approx(100)
     assert figures["p50_e2el_ms"] == pytest.approx(700)
+
+
+def test_goodput_counts_the_requests_that_met_every_objective() -> None:
+    timings = [
+        RequestTiming(prompt_tokens=1, output_tokens=5, ttft=0.1, latency=0.5),
+        RequestTiming(prompt_tokens=1, output_tokens=5, ttft=0.3, latency=0.5),
+        RequestTiming(prompt_tokens=1, output_tokens=1, ttft=0.1, latency=0.1),
+        RequestTiming(prompt_tokens=1, error="503"),
+    ]
+    assert request_goodput(timings, parse_objectives(["ttft:200"]), 2.0) == 1.0
+    assert request_goodput(timings, parse_objectives(["ttft:200", "tpot:50"]), 2.0) == 0.5
+    for wrong in ("itl:5", "ttft", "ttft:fast", "tpot:-1"):
+        with pytest.raises(ConfigError, match="--goodput"):
+            parse_objectives([wrong])
 
 
 def test_throughput_and_latency_count_what_they_ran(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
@@ -97,12 +75,17 @@ def test_serve_loads_a_running_server(server: ServerProcess, tmp_path: Path, bac
     done = quire(
         "bench", "serve", "--base-url", server.base_url, "--backend", backend, "--num-prompts", "6", "--input-len",
         "12", "--output-len", "5", "--max-concurrency", "3", "--ignore-eos", "--request-rate", "50", "--output-json",
-        str(out), "--disable-tqdm",
+        str(out), "--disable-tqdm", "--goodput", "ttft:60000", "e2el:60000", "--save-result", "--save-detailed",
+        "--result-dir", str(tmp_path / "saved"), "--label", backend, "--metadata", "host=mine",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     figures = json.loads(out.read_text())
     assert (figures["completed"], figures["total_output_tokens"]) == (6, 30)
     assert 0 < figures["median_ttft_ms"] <= figures["median_e2el_ms"]
+    assert figures["request_goodput"] == pytest.approx(figures["request_throughput"])
+    [path] = (tmp_path / "saved").glob(f"{backend}-50.0qps-concurrency3-*.json")
+    saved = json.loads(path.read_text())
+    assert (saved["host"], saved["max_concurrency"], saved["output_lens"]) == ("mine", 3, [5] * 6)
 
 
 def test_serve_without_a_server_says_how_to_start_one() -> None:
