@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
+MESSAGES_PER_TURN = 64
+"""After so many, the loop's other work has its turn: a peer that sends faster than we read must not stop all else."""
+
 
 class CurveKeys(msgspec.Struct, array_like=True, frozen=True):
     """The engine's and its frontends' Z85 key pairs; only processes that were handed them can talk."""
@@ -54,12 +57,15 @@ class Channel:
             self._socket.close(linger=linger_ms)
 
     def _drain(self) -> None:
-        while not self._socket.closed:
+        for _ in range(MESSAGES_PER_TURN):
+            if self._socket.closed:
+                return
             try:
                 frames = self._socket.recv_multipart(flags=zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._on_message(frames)
+        self._loop.call_soon(self._drain)
 
 
 def bind_router(address: str, keys: CurveKeys | None, on_message: Callable[[list[bytes]], None]) -> Channel:

@@ -236,8 +236,7 @@ class EngineClient:
         message = self._decoder.decode(frames[0])
         match message:
             case protocol.StepOutputs():
-                for delta in message.deltas:
-                    self._deliver(delta)
+                self._deliver(message.deltas)
                 self._on_stats(message.stats)
             case protocol.Heartbeat():
                 self._on_stats(message.stats)
@@ -254,16 +253,19 @@ class EngineClient:
         for tracked in self._tracked.values():
             self._send(msgspec.structs.replace(tracked.request, output_token_ids=tracked.delivered))
 
-    def _deliver(self, delta: RequestDelta) -> None:
-        tracked = self._tracked.get(delta.request_id)
-        if tracked is None:  # aborted while the delta was on its way
-            return
-        self._fruitless_restarts = 0
-        tracked.delivered += delta.token_ids
-        if delta.finish_reason is not None:
-            del self._tracked[delta.request_id]
-        try:
-            tracked.on_delta(delta)
-        except Exception:  # one request's text must not stop the others' deltas
-            logger.exception("request %s failed while its output was processed", delta.request_id)
-            self.abort([delta.request_id])
+    def _deliver(self, deltas: list[RequestDelta]) -> None:
+        """Hands each delta to its request. The loop runs once per token."""
+        find = self._tracked.get
+        for delta in deltas:
+            tracked = find(delta.request_id)
+            if tracked is None:  # aborted while the delta was on its way
+                continue
+            self._fruitless_restarts = 0
+            tracked.delivered += delta.token_ids
+            if delta.finish_reason is not None:
+                del self._tracked[delta.request_id]
+            try:
+                tracked.on_delta(delta)
+            except Exception:  # one request's text must not stop the others' deltas
+                logger.exception("request %s failed while its output was processed", delta.request_id)
+                self.abort([delta.request_id])

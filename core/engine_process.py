@@ -5,7 +5,6 @@ requests. The process ends with exit code 0 when told to shut down or when its p
 """
 
 import asyncio
-import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from quire.core.channel import Channel, CurveKeys, bind_router
 from quire.core.config import EngineConfig
 from quire.core.engine import Engine, Executor
 from quire.core.errors import ConfigError, QuireError
+from quire.core.garbage import calm_garbage_collector
 from quire.core.logging import get_logger
 from quire.core.scheduler import Scheduler
 
@@ -84,7 +84,7 @@ class EngineProcess:
             step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S", 300.0),
             on_deltas=self._send_deltas,
         )
-        _calm_garbage_collector()
+        calm_garbage_collector()
         self._ready = ready
         for frontend in self._frontends:
             self._send(frontend, ready)
@@ -173,10 +173,3 @@ class EngineProcess:
         failed = protocol.EngineFailed(text, fatal=isinstance(error, ConfigError))
         for frontend in self._frontends:
             self._send(frontend, failed)
-
-
-def _calm_garbage_collector() -> None:
-    """Steps make thousands of short-lived Structs and no cycles: a collection per 700 of them only costs time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)

@@ -80,8 +80,11 @@ class RequestFailure(Struct, array_like=True):
     retry_after_seconds: float = 0.0
 
 
-class RequestDelta(Struct, array_like=True):
-    """What one step did for one request."""
+class RequestDelta(Struct, array_like=True, gc=False):
+    """What one step did for one request.
+
+    One is made per token, and none is ever part of a cycle: the garbage collector need not know of them.
+    """
 
     request_id: str
     token_ids: list[int]

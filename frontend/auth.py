@@ -12,13 +12,14 @@ from quire.frontend.errors import AuthenticationError
 class ApiKeyGuard:
     """Lets a request pass whose `Authorization: Bearer` header carries one of `keys`; no keys let everyone pass.
 
-    Each comparison takes the same time wherever the strings differ, and all keys are always compared.
+    Each comparison takes the same time wherever the strings differ, and all keys are always compared. It is a coroutine
+    because Litestar runs guards that are not in a thread, which takes longer than all of this.
     """
 
     def __init__(self, keys: list[str]) -> None:
         self._keys = [key.encode() for key in keys]
 
-    def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         if not self._keys:
             return
         header = connection.headers.get("authorization", "")

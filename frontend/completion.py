@@ -35,14 +35,16 @@ class Completion:
 
     def add(self, delta: RequestDelta) -> None:
         """Takes what a step did. Sets `finish_reason` at the end, which a stop string may bring about here."""
-        self.num_cached_tokens = delta.num_cached_tokens or self.num_cached_tokens
-        self.num_preemptions = max(delta.num_preemptions, self.num_preemptions)
-        self.queued_at = self.queued_at or delta.queued_at
-        self.scheduled_at = self.scheduled_at or delta.scheduled_at
+        if not self.num_tokens:
+            self.num_cached_tokens = delta.num_cached_tokens
+            self.queued_at, self.scheduled_at = delta.queued_at, delta.scheduled_at
+        if delta.num_preemptions > self.num_preemptions:
+            self.num_preemptions = delta.num_preemptions
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_token_id
-        count = self._add_text(delta) if self._detokenizer is not None else len(delta.token_ids)
-        self._token_ids += delta.token_ids[:count]
+        token_ids = delta.token_ids
+        count = len(token_ids) if self._detokenizer is None else self._add_text(delta)
+        self._token_ids += token_ids if count == len(token_ids) else token_ids[:count]
         self.num_tokens += count
         if self._logprobs is not None:
             for position in (delta.logprobs or [])[:count]:

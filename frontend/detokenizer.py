@@ -36,6 +36,8 @@ class Detokenizer:
         """Takes the next tokens. Returns new text, and how many of the tokens count: all, unless a stop string was
         completed by an earlier one, which `stop` then names."""
         if self._scanner is None:
+            if len(token_ids) == 1:  # nearly always
+                return self._stream.push(token_ids[0]), 1
             return "".join(map(self._stream.push, token_ids)), len(token_ids)
         released = []
         for count, token_id in enumerate(token_ids, start=1):

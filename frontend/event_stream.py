@@ -44,6 +44,7 @@ class EventStream:
         self._keep_alive_seconds = keep_alive_seconds
         self._started = False
         self._sent_at = 0.0
+        self._helpers: list[asyncio.Task[None]] = []  # end with the stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -60,38 +61,38 @@ class EventStream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, scope: Scope, send: Send) -> None:
-        keep_alive: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        undecided = loop.call_later(UNDECIDED_SECONDS, self._start_early, send)
         try:
             async with aclosing(self._frames) as frames:
-                first = asyncio.ensure_future(anext(frames, b""))
-                try:
-                    await asyncio.wait({first}, timeout=UNDECIDED_SECONDS)
-                    if first.done():
-                        first.result()
-                    await self._start(send)
-                    if self._keep_alive_seconds:
-                        keep_alive = asyncio.create_task(self._keep_alive(send))
-                    await self._send(await first, send)
-                finally:
-                    if not first.done():
-                        first.cancel()
-                        await asyncio.wait({first})
                 async for frame in frames:
+                    if not self._started:
+                        await self._start(send)
                     await self._send(frame, send)
+                if not self._started:
+                    await self._start(send)
         except Exception as error:
             if not self._started:
                 raise
             await self._send_error(error, scope, send)
         finally:
-            if keep_alive is not None:
-                keep_alive.cancel()
+            undecided.cancel()
+            for helper in self._helpers:
+                helper.cancel()
+
+    def _start_early(self, send: Send) -> None:
+        if not self._started:
+            self._helpers.append(asyncio.create_task(self._start(send)))
 
     async def _start(self, send: Send) -> None:
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        if self._keep_alive_seconds:
+            self._helpers.append(asyncio.create_task(self._keep_alive(send)))
 
     async def _send(self, frame: bytes, send: Send) -> None:
-        self._sent_at = asyncio.get_running_loop().time()
+        if self._keep_alive_seconds:  # only then: Python 3.11 makes a system call of each look at the running loop
+            self._sent_at = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
     async def _send_error(self, error: Exception, scope: Scope, send: Send) -> None:
@@ -100,6 +101,7 @@ class EventStream:
 
     async def _keep_alive(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
         while True:
             silence = loop.time() - self._sent_at
             if silence >= self._keep_alive_seconds:

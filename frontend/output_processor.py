@@ -50,7 +50,11 @@ class RequestStream:
         self._arrival_time = time.time()
         self._finished_at: float | None = None
         self._error: QuireError | None = None
-        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._has_news = False
+        self._reader: asyncio.Future[None] | None = None  # waits for news
+        self._only_news = sampling.output_kind is RequestOutputKind.DELTA
+        self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
         self._done = False  # the last output has been handed out
         self._completions = [Completion(index, request, sampling, tokenizer) for index, request in enumerate(requests)]
 
@@ -66,7 +70,7 @@ class RequestStream:
     # ------------------------------------------------------------------------------------------------ engine's side
 
     def _on_delta(self, completion: Completion, delta: RequestDelta) -> None:
-        if completion.finish_reason is not None or self.finished:
+        if completion.finish_reason is not None or self._finished_at is not None:
             return
         if delta.failure is not None:
             self._fail(delta.failure)
@@ -82,8 +86,8 @@ class RequestStream:
             self._count_finished(completion, now)
             if all(each.finish_reason is not None for each in self._completions):
                 self._finish(now)
-        if self.finished or self._sampling.output_kind is not RequestOutputKind.FINAL_ONLY:
-            self._news.set()
+        if not self._only_last or self._finished_at is not None:
+            self._wake()
 
     def _fail(self, failure: RequestFailure) -> None:
         match failure.kind:
@@ -112,7 +116,7 @@ class RequestStream:
             if not isinstance(self._error, OverloadedError):  # never admitted, and counted as rejected already
                 self._count_finished(each, now)
         self._finish(now)
-        self._news.set()
+        self._wake()
 
     def _finish(self, now: float) -> None:
         self._finished_at = now
@@ -168,12 +172,23 @@ class RequestStream:
         """
         if self._done:
             raise StopAsyncIteration
-        await self._news.wait()
-        self._news.clear()
+        if not self._has_news:
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        self._has_news = False
         self._done = self.finished
         if self._error is not None:
             raise self._error
         return self._take()
+
+    def _wake(self) -> None:
+        """As `asyncio.Event.set`, for one reader, without looking up the running loop for every token."""
+        self._has_news = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def close(self) -> None:
         """The reader is gone: aborts what still runs. Harmless at the end."""
@@ -181,15 +196,15 @@ class RequestStream:
         self.abort()
 
     def _take(self) -> RequestOutput:
-        only_news = self._sampling.output_kind is RequestOutputKind.DELTA
+        everything = not self._only_news
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt.text,
             prompt_token_ids=self._prompt.token_ids,
-            outputs=[each.take() for each in self._completions if each.has_news or not only_news],
+            outputs=[each.take() for each in self._completions if each.has_news or everything],
             finished=self.finished,
             num_cached_tokens=self._completions[0].num_cached_tokens,
-            metrics=self._times(),
+            metrics=self._times() if everything or self._done else None,
         )
 
     def _times(self) -> RequestTimes:

@@ -62,4 +62,4 @@ class RequestOutput(Struct, kw_only=True):
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache
-    metrics: RequestTimes | None = None
+    metrics: RequestTimes | None = None  # with DELTA, in the last output only

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from quire.core import envs
 from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.garbage import calm_garbage_collector
 from quire.core.logging import get_logger
 from quire.core.protocol import EngineReady
 from quire.frontend.app import create_app
@@ -90,6 +91,7 @@ class HttpServer:
         config = self._engine.config
         if self._engine.metrics is not None:
             self._engine.metrics.cache_info = _cache_info(self._engine, ready)
+        calm_garbage_collector()
         self._state.ready = True
         num_tokens = ready.num_blocks * ready.block_size
         seconds = time.time() - psutil.Process().create_time()
@@ -150,7 +152,6 @@ class HttpServer:
         for task in others:
             task.cancel()
         await asyncio.gather(serving, *others, return_exceptions=True)
-        await self._state.close()
         await self._engine.aclose()  # while a second Ctrl-C is still ours to catch
 
 

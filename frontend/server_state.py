@@ -20,10 +20,14 @@ class ServerState:
 
     def __init__(self, *, ready: bool = True) -> None:
         self.ready = ready
-        self.num_in_flight = 0
         self._draining = False
-        self._stopped = asyncio.Event()
-        self._watch: asyncio.Task[bool] | None = None
+        self._stopped = False
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that the model or its tokenizer works on."""
+        return len(self._running)
 
     def drain(self) -> None:
         """Lets running requests finish and refuses new ones."""
@@ -31,8 +35,9 @@ class ServerState:
 
     def stop(self) -> None:
         """Ends every request that runs: each is answered with an error that says why."""
-        self._draining = True
-        self._stopped.set()
+        self._draining = self._stopped = True
+        for task in self._running:
+            task.cancel()
 
     def check_ready(self) -> None:
         """Raises UnavailableError while the model loads, and from the moment that the server is told to stop."""
@@ -48,28 +53,23 @@ class ServerState:
             ClientGoneError: the client closed the connection. The request's body must have been read before.
             UnavailableError: the server stops.
         """
-        if self._watch is None:
-            self._watch = asyncio.create_task(self._stopped.wait())
         task = asyncio.create_task(work)
         gone = asyncio.create_task(_disconnected(receive))
-        self.num_in_flight += 1
+        gone.add_done_callback(lambda _: task.cancel())
+        self._running.add(task)
+        if self._stopped:
+            task.cancel()
         try:
-            await asyncio.wait({task, gone, self._watch}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise _stopping() if self._stopped.is_set() else ClientGoneError("The client closed the connection.")
+            return await task
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise _stopping() from None
+            if gone.done():
+                raise ClientGoneError("The client closed the connection.") from None
+            raise  # the caller's own
         finally:
-            self.num_in_flight -= 1
+            self._running.discard(task)
             gone.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-
-    async def close(self) -> None:
-        """Ends the task that watches for the stop."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait({self._watch})
 
 
 def _stopping() -> UnavailableError:

@@ -6,7 +6,7 @@ without a tokenizer.json, to convert what they have. Everything else works on th
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,21 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 PieceKind = Literal["byte_level", "byte_fallback", "other"]
 """How tokens become text: each token is bytes (GPT-2), or text with single-byte tokens (Llama 2), or neither."""
+
+
+class _WholeTexts(dict[int, str | None]):
+    """A dictionary that fills itself, so that a hit costs no call."""
+
+    def __init__(self, piece: Callable[[int], bytes]) -> None:
+        self._piece = piece
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._piece(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 class Tokenizer:
@@ -104,6 +119,11 @@ class Tokenizer:
         if piece is None:
             piece = self._pieces[token_id] = self._make_piece(token_id)
         return piece
+
+    @functools.cached_property
+    def whole_texts(self) -> Mapping[int, str | None]:
+        """The text of each token whose bytes are whole characters; None for others. Filled as it is read."""
+        return _WholeTexts(self.piece)
 
     def token_text(self, token_id: int) -> str:
         """One token by itself as text; U+FFFD stands for parts of characters."""

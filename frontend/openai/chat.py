@@ -8,7 +8,7 @@ from msgspec import UNSET
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import DONE
-from quire.frontend.openai.generation import Reply, choose_id, engine_id, event, log_prompt
+from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.responses import (
@@ -59,9 +59,11 @@ class ChatCompletions:
         try:
             chunks = _Chunks(request, reply, self._role(request), self._formatter(request), self._encoder)
             async for output in stream:
-                if frame := chunks.add(output):
+                frame = chunks.add(output)
+                if output.finished:  # one write for the last text and the end
+                    frame += chunks.end()
+                if frame:
                     yield frame
-            yield chunks.end()
         finally:
             stream.close()
 
@@ -169,13 +171,17 @@ class _Chunks:
         self._cached_tokens = 0
         self._num_tokens = 0
         self._opened = False
+        self._text_only = not self._return_token_ids and not reply.continuous_usage
+        self._text_events: dict[int, TextEvent] = {}  # by choice
 
     def add(self, output: RequestOutput) -> bytes:
         """Events for what is new; empty when there is nothing to tell."""
         frames = [] if self._opened else self._open(output)
         for each in output.outputs:
             self._num_tokens += len(each.token_ids)
-            if each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
+            if self._text_only and each.text and each.finish_reason is None and not each.logprobs:
+                frames.append(self._text_event(each.index).fill(each.text))
+            elif each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
                 frames.append(self._frame([self._choice(each)]))
         return b"".join(frames)
 
@@ -196,6 +202,13 @@ class _Chunks:
             self._frame([ChatChunkChoice(index=index, delta=delta)], prompt_token_ids=ids)
             for index in range(self._num_choices)
         ]
+
+    def _text_event(self, index: int) -> TextEvent:
+        event = self._text_events.get(index)
+        if event is None:
+            empty = ChatChunkChoice(index=index, delta=ChatDelta(content=""))
+            event = self._text_events[index] = TextEvent(self._frame([empty]), "content", self._encoder)
+        return event
 
     def _choice(self, each: CompletionOutput) -> ChatChunkChoice:
         return ChatChunkChoice(

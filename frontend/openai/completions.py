@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import DONE
-from quire.frontend.openai.generation import Reply, choose_id, engine_id, event, log_prompt, merge
+from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt, merge
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.responses import (
@@ -60,11 +60,15 @@ class TextCompletions:
         streams = await self._open(request, reply.id)
         try:
             chunks = _Chunks(request, reply, self._formatter(request), self._encoder, self._engine.tokenizer)
+            num_unfinished = len(streams)
             async with aclosing(merge(streams)) as outputs:
                 async for index, output in outputs:
-                    if frame := chunks.add(index, output):
+                    frame = chunks.add(index, output)
+                    num_unfinished -= output.finished
+                    if not num_unfinished:  # one write for the last text and the end
+                        frame += chunks.end()
+                    if frame:
                         yield frame
-            yield chunks.end()
         finally:
             _close(streams)
 
@@ -155,6 +159,8 @@ class _Chunks:
         self._prompts: dict[int, tuple[int, int]] = {}  # prompt index -> (prompt tokens, cached tokens)
         self._num_tokens = 0
         self._offsets: dict[int, int] = {}  # choice index -> characters of the tokens told so far
+        self._text_only = not (self._return_token_ids or self._echo or reply.continuous_usage)
+        self._text_events: dict[int, TextEvent] = {}  # by choice
 
     def add(self, prompt_index: int, output: RequestOutput) -> bytes:
         """Events for what is new; empty when there is nothing to tell."""
@@ -162,7 +168,9 @@ class _Chunks:
         frames = []
         for each in output.outputs:
             self._num_tokens += len(each.token_ids)
-            if each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
+            if self._text_only and each.text and each.finish_reason is None and not each.logprobs:
+                frames.append(self._text_event(prompt_index * self._n + each.index).fill(each.text))
+            elif each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
                 frames.append(self._frame([self._choice(prompt_index * self._n + each.index, each, output)]))
         return b"".join(frames)
 
@@ -171,6 +179,13 @@ class _Chunks:
         if not self._reply.include_usage:
             return DONE
         return self._frame([], usage=self._usage()) + DONE
+
+    def _text_event(self, index: int) -> TextEvent:
+        event = self._text_events.get(index)
+        if event is None:
+            empty = CompletionChunkChoice(index=index, text="")
+            event = self._text_events[index] = TextEvent(self._frame([empty]), "text", self._encoder)
+        return event
 
     def _choice(self, index: int, each: CompletionOutput, output: RequestOutput) -> CompletionChunkChoice:
         first = index not in self._offsets

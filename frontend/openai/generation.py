@@ -72,6 +72,25 @@ def event(chunk: msgspec.Struct, encoder: msgspec.json.Encoder) -> bytes:
     return b"data: " + encoder.encode(chunk) + b"\n\n"
 
 
+class TextEvent:
+    """An event that differs from the one before only by its text: everything around the text is encoded once.
+
+    Args:
+        sample: the event with an empty text.
+        field: the text's key. In JSON a quote within a string is escaped, so `"field":""` cannot be part of one.
+    """
+
+    def __init__(self, sample: bytes, field: str, encoder: msgspec.json.Encoder) -> None:
+        key = f'"{field}":'.encode()
+        head, self._tail = sample.split(key + b'""')
+        self._head = head + key
+        self._encode = encoder.encode
+
+    def fill(self, text: str) -> bytes:
+        """The event with `text`."""
+        return b"%b%b%b" % (self._head, self._encode(text), self._tail)
+
+
 async def merge(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """(prompt index, output) of all streams as they come.
 

@@ -65,7 +65,6 @@ def play(source: Source, client: Client, *, stop_after: float | None = None, kee
             await stream({"method": "POST", "path": "/x"}, client.receive, client.send)  # type: ignore[arg-type]
         finally:
             assert state.num_in_flight == 0
-            await state.close()
 
     asyncio.run(main())
 
