@@ -219,9 +219,13 @@ def engine_main() -> None:
     """Main of an engine process."""
     configure("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
-    sys.exit(uvloop.run(_run_engine(start)))
+    code = uvloop.run(_run_engine(start))
+    if os.getppid() != parent and start.address.startswith("ipc://"):  # it died and cannot tidy up any more
+        shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)
+    sys.exit(code)
 
 
 async def _run_engine(start: EngineStart) -> int:

@@ -88,8 +88,11 @@ def running_requests(server: ServerProcess) -> int:
 
 def test_everything_ends_when_the_frontend_is_killed(own_server: ServerProcess) -> None:
     engine = engine_of(own_server)
+    [folder] = {Path(each.laddr).parent for each in engine.net_connections("unix") if "quire-" in str(each.laddr)}
+    assert folder.is_dir()
     own_server.process.kill()
     wait_for(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
