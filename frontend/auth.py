@@ -24,7 +24,7 @@ class ApiKeyGuard:
             return
         header = connection.headers.get("authorization", "")
         scheme, *rest = header.split(maxsplit=1) or [""]
-        presented = "".join(rest).strip().encode()
+        presented = "".join(rest).strip().encode("latin-1")  # the bytes as they came, whatever the client meant
         matches = [hmac.compare_digest(presented, key) for key in self._keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise AuthenticationError(

@@ -65,6 +65,12 @@ def test_missing_tensor_names_its_neighbours(folder: Path) -> None:
         SafetensorsWeights(folder, torch.float32).read("layer.weights", (6, 4))
 
 
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
+    save_file({"layer.weight": MATRIX.to(torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"layer\.weight.*int8.*quantised"):
+        SafetensorsWeights(tmp_path, torch.float32).read("layer.weight", (6, 4))
+
+
 def test_wrong_shape_names_both(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"layer.weight.*\[6, 4\].*\[6, 5\]"):
         SafetensorsWeights(folder, torch.float32).read("layer.weight", (6, 5))
