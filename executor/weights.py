@@ -118,8 +118,8 @@ class SafetensorsWeights:
             raise ModelLoadError(f"Cannot read tensor {name!r} from {path}: {error}") from None
         if not tensor.is_floating_point():
             raise ModelLoadError(
-                f"Tensor {name!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}: quantised weights are not "
-                "supported yet. Serve a bfloat16, float16 or float32 checkpoint."
+                f"Tensor {name!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}: quantised weights "
+                "are not supported yet. Serve a bfloat16, float16 or float32 checkpoint."
             )
         self._num_read += 1
         if self._progress is not None:
