@@ -3,7 +3,7 @@
 from quire.frontend.cli.program import Command, Program
 
 BENCH = Program(
-    "Measure throughput, latency, a running server, or start-up.",
+    "Measure throughput, latency, a running server, start-up, or the host's own cost.",
     {
         "throughput": Command(
             "quire.frontend.bench.throughput", "Requests and tokens per second of the engine.", ("bench",)
@@ -16,6 +16,9 @@ BENCH = Program(
         ),
         "startup": Command(
             "quire.frontend.bench.startup", "Seconds from the start of a process to an answer.", ("bench",)
+        ),
+        "host": Command(
+            "quire.frontend.bench.host.command", "What everything but the model costs, stage by stage.", ("bench",)
         ),
     },
     refused={

@@ -33,9 +33,7 @@ class PrefixRepetitionDataset:
         if args.input_len is not None:
             raise ConfigError("--input-len: set --prefix-repetition-prefix-len and --prefix-repetition-suffix-len.")
         if self._num_prefixes < 1 or self._output_len < 1 or self._prefix_len < 0 or self._suffix_len < 0:
-            raise ConfigError(
-                "--prefix-repetition-num-prefixes and -output-len must be at least 1, the lengths 0."
-            )
+            raise ConfigError("--prefix-repetition-num-prefixes and -output-len must be at least 1, the lengths 0.")
         if self._prefix_len + self._suffix_len < 1:
             raise ConfigError("--prefix-repetition-prefix-len and --prefix-repetition-suffix-len leave no prompt.")
 

@@ -1,0 +1,34 @@
+"""How much processor time each process of the benchmark has used."""
+
+import os
+
+import psutil
+
+# Module on the command line -> role.
+_ROLES = {
+    "quire.frontend.bench.host.null_server": "frontend",
+    "quire.frontend.launch": "engine",
+    "quire.executor.worker_process": "worker",
+}
+
+
+class CpuClock:
+    """Reads this process and all that it started, by role.
+
+    Args:
+        own_role: what this process is: "client" of a server, or the "frontend" itself.
+    """
+
+    def __init__(self, own_role: str) -> None:
+        self._processes = [(own_role, psutil.Process(os.getpid()))]
+        for child in psutil.Process().children(recursive=True):
+            role = next((role for module, role in _ROLES.items() if module in child.cmdline()), "other")
+            self._processes.append((role, child))
+
+    def read(self) -> dict[str, float]:
+        """Seconds in user and system mode, by role."""
+        seconds: dict[str, float] = {}
+        for role, process in self._processes:
+            times = process.cpu_times()
+            seconds[role] = seconds.get(role, 0.0) + times.user + times.system
+        return seconds

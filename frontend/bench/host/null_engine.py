@@ -1,0 +1,60 @@
+"""An engine whose workers have no model: real processes, real messages, tokens out of nowhere."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from quire.core.config import EngineArgs, EngineConfig
+from quire.core.engine_client import EngineClient
+from quire.frontend import launch, model_source
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.metrics import EngineMetrics
+from quire.frontend.model_spec import read_model_spec
+from quire.frontend.served_model import ServedModel
+from quire.frontend.tokenizer import Tokenizer
+
+NULL_WORKER = "quire.executor.null_worker:NullWorker"
+MIN_BATCHED_TOKENS = 8192
+
+
+class NullSetup(Struct, frozen=True):
+    """What one measured engine is made of; small enough to pass to another process."""
+
+    executor: str  # "uni": the worker is a thread of the engine, "mp": a process behind a ring
+    max_num_seqs: int
+    max_model_len: int
+    model: str | None = None  # whose configuration and tokenizer; the demo model's when None
+
+    @property
+    def engine_args(self) -> EngineArgs:
+        return EngineArgs.from_flat(
+            model=self.model,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=max(MIN_BATCHED_TOKENS, self.max_num_seqs),
+            max_model_len=self.max_model_len,
+            distributed_executor_backend=self.executor,
+        )
+
+    def resolve(self) -> tuple[EngineConfig, Path]:
+        """What runs, and the folder of the tokenizer.
+
+        Raises:
+            ConfigError: the model cannot be found, or its context is shorter than `max_model_len`.
+        """
+        args = self.engine_args
+        folder = model_source.find_model(args.model, args.load)
+        tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
+        return launch.resolve(args, read_model_spec(folder, args.model, tokenizer_folder), "server"), tokenizer_folder
+
+    def client(self) -> EngineClient:
+        """The engine alone: ids in, ids out."""
+        config, _ = self.resolve()
+        return EngineClient(launch.EngineLauncher(config, worker_factory=NULL_WORKER))
+
+    def llm(self) -> AsyncLLM:
+        """The engine with text and metrics, as a server has it."""
+        config, tokenizer_folder = self.resolve()
+        model = ServedModel.from_args(self.engine_args, tokenizer_folder)
+        metrics = EngineMetrics(model.name, config.max_model_len)
+        client = EngineClient(launch.EngineLauncher(config, worker_factory=NULL_WORKER), on_stats=metrics.on_stats)
+        return AsyncLLM(config, model, client, Tokenizer.from_folder(tokenizer_folder), metrics)

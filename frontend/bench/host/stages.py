@@ -1,0 +1,164 @@
+"""What is measured: the engine alone, the engine with text around it, and all of it behind HTTP."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import httpx
+import msgspec
+
+from quire.core.errors import QuireError
+from quire.core.protocol import EngineRequest, RequestDelta
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.bench.host.http_client import CompletionConnection
+from quire.frontend.bench.host.null_engine import NullSetup
+
+START_SECONDS = 120.0
+
+Complete = Callable[[list[int], int], Awaitable[int]]
+"""(prompt ids, output tokens asked for) -> output tokens that came."""
+
+
+class Stage(Protocol):
+    """Something that completes prompts. Use from one event loop."""
+
+    own_role: str  # of this process while the stage is measured
+
+    async def start(self) -> None: ...
+
+    async def open_stream(self) -> Complete:
+        """What one stream of requests, one after the other, calls."""
+
+    async def close(self) -> None: ...
+
+
+class EngineStage:
+    """Scheduler, ring or thread, and ZeroMQ: token ids through an `EngineClient`."""
+
+    own_role = "frontend"
+
+    def __init__(self, setup: NullSetup) -> None:
+        self._client = setup.client()
+        self._ids = itertools.count()
+
+    async def start(self) -> None:
+        await self._client.start()
+
+    async def open_stream(self) -> Complete:
+        return self._complete
+
+    async def _complete(self, prompt: list[int], output_len: int) -> int:
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        count = 0
+
+        def on_delta(delta: RequestDelta) -> None:
+            nonlocal count
+            count += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                finished.set_result(None)
+
+        sampling = SamplingParams(max_tokens=output_len, ignore_eos=True, seed=0, detokenize=False)
+        self._client.submit(EngineRequest(f"bench-{next(self._ids)}", prompt, sampling), on_delta)
+        await finished
+        return count
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class TextStage:
+    """`AsyncLLM`: the same with validation, detokenizer and metrics, one output per token as a server reads them."""
+
+    own_role = "frontend"
+
+    def __init__(self, setup: NullSetup) -> None:
+        self._llm = setup.llm()
+        self._ids = itertools.count()
+
+    async def start(self) -> None:
+        await self._llm.start()
+
+    async def open_stream(self) -> Complete:
+        return self._complete
+
+    async def _complete(self, prompt: list[int], output_len: int) -> int:
+        sampling = SamplingParams(max_tokens=output_len, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+        count = 0
+        async for output in self._llm.generate(prompt, sampling, f"bench-{next(self._ids)}"):
+            count += sum(len(completion.token_ids) for completion in output.outputs)
+        return count
+
+    async def close(self) -> None:
+        await self._llm.aclose()
+
+
+class HttpStage:
+    """A server process, and streamed completions over keep-alive connections from this one."""
+
+    own_role = "client"
+
+    def __init__(self, setup: NullSetup) -> None:
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connections: list[CompletionConnection] = []
+        self._port = 0
+        self._model = ""
+
+    async def start(self) -> None:
+        self._process = self._launch()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self._port}") as client:
+            deadline = time.monotonic() + START_SECONDS
+            while not await self._is_ready(client):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise QuireError("the benchmark's server did not start; `quire serve` may tell why")
+                await asyncio.sleep(0.05)
+            self._model = (await client.get("/v1/models")).json()["data"][0]["id"]
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        setup = msgspec.json.encode(self._setup).decode()
+        return subprocess.Popen(
+            [sys.executable, "-m", "quire.frontend.bench.host.null_server", setup, str(self._port)],
+            stderr=subprocess.DEVNULL,  # its log lines; a failure shows as an end
+        )
+
+    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return (await client.get("/health")).status_code == 200
+        return False
+
+    async def open_stream(self) -> Complete:
+        connection = await CompletionConnection.open(self._port)
+        self._connections.append(connection)
+
+        async def complete(prompt: list[int], output_len: int) -> int:
+            return await connection.complete(
+                {
+                    "model": self._model,
+                    "prompt": prompt,
+                    "max_tokens": output_len,
+                    "ignore_eos": True,
+                    "stream": True,
+                    "stream_options": {"include_usage": True},
+                }
+            )
+
+        return complete
+
+    async def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        if self._process is not None:
+            self._process.terminate()
+            await asyncio.to_thread(self._process.wait)
+
+
+STAGES: dict[str, Callable[[NullSetup], Stage]] = {"engine": EngineStage, "text": TextStage, "http": HttpStage}
