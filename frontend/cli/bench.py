@@ -2,6 +2,22 @@
 
 from quire.frontend.cli.program import Command, Program
 
+SWEEP = Program(
+    "Run one benchmark over a grid of settings: JSON results, a table, and plots of throughput against latency.",
+    {
+        "serve": Command(
+            "quire.frontend.bench.sweep.serve", "Servers by setting, and loads on each of them.", ("sweep",)
+        ),
+        "throughput": Command("quire.frontend.bench.sweep.throughput", "Offline throughput by setting.", ("sweep",)),
+    },
+    refused={
+        "serve_workload": "name the loads yourself: sweep serve --bench-params '{\"max_concurrency\": [1, 8, 64]}'.",
+        "startup": "run `quire bench startup` once for each setting.",
+        "plot": "every sweep draws its plots; --resume draws those of an old one again.",
+        "plot_pareto": "every sweep draws its plots; --resume draws those of an old one again.",
+    },
+)
+
 BENCH = Program(
     "Measure throughput, latency, a running server, start-up, or the host's own cost.",
     {
@@ -20,9 +36,9 @@ BENCH = Program(
         "host": Command(
             "quire.frontend.bench.host.command", "What everything but the model costs, stage by stage.", ("bench",)
         ),
+        "sweep": SWEEP,
     },
     refused={
-        "sweep": "run one benchmark for each setting instead.",
         "mm-processor": "models with images, audio or video are not served yet.",
     },
 )

@@ -6,7 +6,8 @@ import pytest
 
 from quire.frontend.cli import run_batch, serve
 from quire.frontend.cli.arguments import CommandParser
-from quire.frontend.cli.bench import BENCH
+from quire.frontend.cli.bench import BENCH, SWEEP
+from quire.frontend.cli.program import Command, Program
 from quire.frontend.cli.refusals import unsupported
 
 
@@ -23,13 +24,14 @@ def test_no_flag_is_both_supported_and_refused(command: object) -> None:
     assert refused & set(parser.flags) == set()
 
 
-def test_no_benchmark_takes_a_flag_that_benchmarks_refuse() -> None:
-    modules = [importlib.import_module(command.module) for command in BENCH.commands.values()]  # type: ignore[union-attr]
-    taken = {flag for module in modules for flag in parser_of(module).flags}
-    assert taken & set(unsupported("bench")) == set()
+@pytest.mark.parametrize(("program", "section"), [(BENCH, "bench"), (SWEEP, "sweep")])
+def test_no_benchmark_takes_a_flag_that_benchmarks_refuse(program: Program, section: str) -> None:
+    commands = [command for command in program.commands.values() if isinstance(command, Command)]
+    taken = {flag for command in commands for flag in parser_of(importlib.import_module(command.module)).flags}
+    assert taken & set(unsupported(section)) == set()
 
 
-@pytest.mark.parametrize("section", ["engine", "server", "run-batch", "bench"])
+@pytest.mark.parametrize("section", ["engine", "server", "run-batch", "bench", "sweep"])
 def test_every_reason_is_a_sentence(section: str) -> None:
     reasons = unsupported(section)
     assert reasons
