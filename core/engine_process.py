@@ -24,6 +24,8 @@ logger = get_logger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 FAREWELL_LINGER_MS = 2000
+GREETING_SECONDS = 30.0
+"""How long an engine that has failed waits for a frontend to tell it to."""
 
 
 class EngineProcess:
@@ -40,6 +42,7 @@ class EngineProcess:
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
         self._closing = asyncio.Event()
+        self._greeted = asyncio.Event()
         self._sent_at = time.monotonic()
         self._channel: Channel = bind_router(address, keys, self._on_message)
 
@@ -50,6 +53,7 @@ class EngineProcess:
             code = 0
         except Exception as error:  # the process's last word: whatever it was, the frontends must hear of it
             code = 1
+            await self._wait_for_frontend()
             self._report(error)
         await self._executor.close()
         self._channel.close(linger_ms=FAREWELL_LINGER_MS)
@@ -102,6 +106,7 @@ class EngineProcess:
                 self._abort(message.request_ids)
             case protocol.Hello():
                 self._frontends.append(frontend)
+                self._greeted.set()
                 if self._ready is not None:
                     self._send(frontend, self._ready)
             case protocol.ResetPrefixCache():
@@ -163,6 +168,13 @@ class EngineProcess:
             stats = self._scheduler.take_stats() if self._scheduler is not None else protocol.SchedulerStats()
             for frontend in self._frontends:
                 self._send(frontend, protocol.Heartbeat(stats))
+
+    async def _wait_for_frontend(self) -> None:
+        """One that launched this engine ahead may still be starting itself; the failure is for it to tell."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._greeted, self._closing)]
+        await asyncio.wait(waits, timeout=GREETING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     def _report(self, error: Exception) -> None:
         if not isinstance(error, QuireError):

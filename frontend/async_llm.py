@@ -11,7 +11,7 @@ from quire.core.errors import ConfigError, EngineDeadError, ParameterError
 from quire.core.logging import get_logger
 from quire.core.protocol import EngineReady
 from quire.core.sampling_params import SamplingParams
-from quire.frontend import launch, model_source
+from quire.frontend import launch
 from quire.frontend.cli.refusals import Refusals
 from quire.frontend.input_processor import InputProcessor, PromptLike
 from quire.frontend.metrics import EngineMetrics
@@ -69,15 +69,20 @@ class AsyncLLM:
         """
         if args is not None and options:
             raise ConfigError("Give engine options either as EngineArgs or as keywords, not both.")
-        args = args or _read_options(options)
-        folder = model_source.find_model(args.model, args.load)
-        tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
-        config = launch.resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
-        tokenizer = None if args.model.skip_tokenizer_init else Tokenizer.from_folder(tokenizer_folder)
-        model = ServedModel.from_args(args, folder)
+        return cls.from_setup(launch.EngineSetup.from_args(args or _read_options(options), usage))
+
+    @classmethod
+    def from_setup(cls, setup: launch.EngineSetup) -> "AsyncLLM":
+        """As `from_engine_args`, with options that are resolved and an engine that may have been launched ahead.
+
+        Raises:
+            ConfigError: the tokenizer or the checkpoint's sampling defaults are wrong.
+        """
+        args, config = setup.args, setup.config
+        tokenizer = None if args.model.skip_tokenizer_init else Tokenizer.from_folder(setup.tokenizer_folder)
+        model = ServedModel.from_args(args, setup.folder)
         metrics = EngineMetrics(model.name, config.max_model_len) if config.log_stats else None
-        launcher = launch.EngineLauncher(config, args.parallel.engine_transport)
-        client = EngineClient(launcher, on_stats=metrics.on_stats if metrics else None)
+        client = EngineClient(setup.launcher, on_stats=metrics.on_stats if metrics else None)
         return cls(config, model, client, tokenizer, metrics)
 
     # ----------------------------------------------------------------------------------------------------- lifetime

@@ -6,6 +6,7 @@ quire.frontend.launch` is that process's main.
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -24,7 +27,7 @@ from quire.core.channel import CurveKeys
 from quire.core.config import EngineArgs, EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.logging import configure, get_logger
-from quire.frontend import device
+from quire.frontend import device, model_source
 
 logger = get_logger(__name__)
 
@@ -177,9 +180,18 @@ class EngineLauncher:
         self._worker_factory = worker_factory
         self.folder: str | None = None  # holds the sockets; mode 0700
         self._launched = 0
+        self._ahead: EngineSubprocess | None = None
+
+    def launch_ahead(self) -> None:
+        """Starts the engine that the first `launch` hands out: it loads while its frontend has other things to do."""
+        self._ahead = self._start()
 
     def launch(self) -> EngineSubprocess:
         """Starts an engine. It dies when this process does: its standard input closes."""
+        ahead, self._ahead = self._ahead, None
+        return ahead or self._start()
+
+    def _start(self) -> EngineSubprocess:
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         address = self._next_address()
         process = subprocess.Popen(
@@ -195,7 +207,10 @@ class EngineLauncher:
         return EngineSubprocess(process, address, keys)
 
     def close(self) -> None:
-        """Removes the private folder."""
+        """Ends an engine that was never handed out, and removes the private folder."""
+        if self._ahead is not None:
+            self._ahead.kill()
+            self._ahead = None
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None
@@ -215,8 +230,32 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+@dataclass(frozen=True)
+class EngineSetup:
+    """What a user's options came to: all that is needed to launch an engine, and no more."""
+
+    args: EngineArgs
+    folder: Path
+    tokenizer_folder: Path
+    config: EngineConfig
+    launcher: EngineLauncher
+
+    @classmethod
+    def from_args(cls, args: EngineArgs, usage: Usage) -> "EngineSetup":
+        """Finds the checkpoint and resolves every option. Starts nothing.
+
+        Raises:
+            ConfigError: an option or the checkpoint is wrong.
+        """
+        folder = model_source.find_model(args.model, args.load)
+        tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
+        config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
+        return cls(args, folder, tokenizer_folder, config, EngineLauncher(config, args.parallel.engine_transport))
+
+
 def engine_main() -> None:
     """Main of an engine process."""
+    gc.disable()  # until all is loaded: imports make a million objects and hardly a cycle among them
     configure("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()

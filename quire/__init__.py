@@ -1,7 +1,6 @@
 """Quire serves large language models. `from quire import LLM, AsyncLLM, SamplingParams`."""
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,10 +9,7 @@ if TYPE_CHECKING:
     from quire.frontend.llm import LLM
     from quire.frontend.outputs import CompletionOutput, RequestOutput
 
-try:
-    __version__ = version("quire")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0.0.0"
+    __version__: str
 
 _LAZY = {
     "LLM": "quire.frontend.llm",
@@ -27,6 +23,17 @@ __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingPara
 
 def __getattr__(name: str) -> Any:
     """Imports the public classes on first use, so that every process imports only what it runs."""
+    if name == "__version__":
+        return _version()
     if name not in _LAZY:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms
+
+    try:
+        return version("quire")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0.0.0"

@@ -1,9 +1,16 @@
 """`quire serve`: the HTTP server on one model."""
 
 import argparse
+import contextlib
+import socket
 import sys
+from typing import TYPE_CHECKING
 
 from quire.frontend.cli.arguments import CommandParser, add_engine_options, add_server_options
+
+if TYPE_CHECKING:
+    from quire.frontend.launch import EngineSetup
+    from quire.frontend.server_config import ServerConfig
 
 COMMON = [
     "--host", "--port", "--api-key", "--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs",
@@ -19,19 +26,29 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serves until told to stop."""
-    import uvloop  # here, as the rest, so that --help need not load the server
-
+    # Imports are here, so that --help need not load the server, and late, so that the engine loads beside them.
     from quire.core.logging import configure
-    from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.launch import EngineSetup
     from quire.frontend.listener import bind, release
-    from quire.frontend.server import serve
 
     configure("serve")
     listener = bind(args.server_config)
     try:
-        engine = AsyncLLM.from_engine_args(args.engine_args, usage="server")
-        # People at a terminal, and whoever tries the demo model, want to see what to do next; a service's log does not.
-        greet = args.engine_args.model.model is None or sys.stdout.isatty()
-        uvloop.run(serve(engine, args.server_config, listener, greet=greet))
+        setup = EngineSetup.from_args(args.engine_args, "server")
+        with contextlib.closing(setup.launcher):
+            setup.launcher.launch_ahead()
+            _serve(setup, args.server_config, listener)
     finally:
         release(listener, args.server_config)
+
+
+def _serve(setup: "EngineSetup", server: "ServerConfig", listener: socket.socket) -> None:
+    import uvloop
+
+    from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.server import serve
+
+    engine = AsyncLLM.from_setup(setup)
+    # People at a terminal, and whoever tries the demo model, want to see what to do next; a service's log does not.
+    greet = setup.args.model.model is None or sys.stdout.isatty()
+    uvloop.run(serve(engine, server, listener, greet=greet))

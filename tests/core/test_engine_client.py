@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
+import psutil
 import pytest
 
 from quire.core.config import CacheConfig, EngineConfig, LoadConfig, ModelSpec, SchedulerLimits
@@ -151,3 +152,40 @@ def test_engine_that_cannot_start_says_why() -> None:
                 client.check_health()
 
     asyncio.run(scenario())
+
+
+def test_engine_launched_ahead_is_the_one_that_serves() -> None:
+    async def scenario() -> None:
+        launcher = EngineLauncher(engine_config(), worker_factory=NULL_WORKER)
+        launcher.launch_ahead()
+        async with client_of(launcher) as client:
+            await client.start()
+            assert launcher.folder is not None
+            assert os.listdir(launcher.folder) == ["engine-1.sock"]
+            assert await Stream(client, "a", [1, 2], max_tokens=3).finish_reason() == FinishReason.LENGTH
+
+    asyncio.run(scenario())
+
+
+def test_failure_of_an_engine_launched_ahead_waits_for_its_frontend() -> None:
+    async def scenario() -> None:
+        launcher = EngineLauncher(engine_config(), worker_factory="quire.executor.null_worker:NoSuchWorker")
+        launcher.launch_ahead()
+        await asyncio.sleep(1)  # by now it has failed, on any but the slowest machine
+        async with client_of(launcher) as client:
+            with pytest.raises(EngineDeadError, match="NoSuchWorker"):
+                await client.start()
+
+    asyncio.run(scenario())
+
+
+def test_engine_launched_ahead_and_never_used_ends_with_its_launcher() -> None:
+    before = set(psutil.Process().children())
+    launcher = EngineLauncher(engine_config(), worker_factory=NULL_WORKER)
+    launcher.launch_ahead()
+    folder, started = launcher.folder, set(psutil.Process().children()) - before
+    launcher.close()
+    assert folder is not None
+    assert not os.path.exists(folder)
+    assert len(started) == 1
+    assert not any(process.is_running() for process in started)
