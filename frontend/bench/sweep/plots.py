@@ -72,9 +72,9 @@ def _figure(plot: Plot, rows: list[dict[str, Any]]) -> Any:
     lines: dict[str, list[tuple[str, float, float]]] = {}
     for (serve, bench), (x, y) in median_points(rows, [plot.x.key, plot.y.key]).items():
         lines.setdefault(serve, []).append((bench, x, y))
-    for serve, points in lines.items():
-        axes.plot([x for _, x, _ in points], [y for *_, y in points], marker="o", label=serve or None)
-        for bench, x, y in points:
+    for serve, line in lines.items():
+        axes.plot([x for _, x, _ in line], [y for *_, y in line], marker="o", label=serve or None)
+        for bench, x, y in line:
             axes.annotate(bench, (x, y), fontsize=7, xytext=(4, 4), textcoords="offset points")
     axes.set_xlabel(plot.x.label)
     axes.set_ylabel(plot.y.label)

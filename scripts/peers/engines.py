@@ -1,0 +1,135 @@
+"""The engines that are compared, and how each is run offline and as a server."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from processes import MeasurementError, Server, run
+
+GIB = 2**30
+CACHE_GIB = 4
+
+
+class Engine(Protocol):
+    """Can be measured offline."""
+
+    name: str
+    serves: bool  # whether it is a `ServingEngine`
+
+    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
+        """Output tokens per second of `num` requests at once, prompts included in the time."""
+
+
+class ServingEngine(Engine, Protocol):
+    """Can be measured over HTTP too."""
+
+    def server(self, model: Path, *, cache_gib: int = CACHE_GIB, quick_start: bool = False) -> Server:
+        """A server to be entered.
+
+        Args:
+            cache_gib: memory of the KV cache.
+            quick_start: leave out what makes steps faster at the cost of start-up.
+        """
+
+
+class Quire:
+    name = "Quire"
+    serves = True
+
+    def __init__(self, work: Path, limit_seconds: float) -> None:
+        self._work = work
+        self._limit_seconds = limit_seconds
+        self._quire = [sys.executable, "-m", "quire"]
+
+    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
+        out = self._work / "quire.json"
+        command = [*self._quire, "bench", "throughput", "--model", str(model), *_load(num, input_len, output_len, out)]
+        command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB)]
+        run(command, {}, self._limit_seconds, self._work / "quire.log")
+        return num * output_len / json.loads(out.read_text())["elapsed_time"]
+
+    def server(self, model: Path, *, cache_gib: int = CACHE_GIB, quick_start: bool = False) -> Server:
+        command = [*self._quire, "serve", str(model), "--kv-cache-memory-bytes", str(cache_gib * GIB)]
+        return Server(command, {}, self._limit_seconds, self._work / "quire.log")
+
+
+class Vllm:
+    """Args: environment: folder of a virtual environment with vLLM."""
+
+    name = "vLLM"
+    serves = True
+
+    def __init__(self, environment: Path, work: Path, limit_seconds: float) -> None:
+        self._vllm = environment / "bin" / "vllm"
+        self._work = work
+        self._limit_seconds = limit_seconds
+
+    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
+        out = self._work / "vllm.json"
+        command = [str(self._vllm), "bench", "throughput", "--model", str(model)]
+        command += [*_load(num, input_len, output_len, out), "--dataset-name", "random"]
+        run(command, self.env(), self._limit_seconds, self._work / "vllm.log")
+        return num * output_len / json.loads(out.read_text())["elapsed_time"]
+
+    def server(self, model: Path, *, cache_gib: int = CACHE_GIB, quick_start: bool = False) -> Server:
+        command = [str(self._vllm), "serve", str(model), *(["--enforce-eager"] if quick_start else [])]
+        return Server(command, self.env(cache_gib), self._limit_seconds, self._work / "vllm.log")
+
+    def load(self, server: Server, model: Path, flags: list[str]) -> dict:
+        """vLLM's own client, as a load on any server. Returns its figures."""
+        out = self._work / "load.json"
+        out.unlink(missing_ok=True)
+        command = [str(self._vllm), "bench", "serve", "--backend", "openai", "--base-url", server.base_url]
+        command += ["--model", str(model), "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+        command += ["--save-result", "--save-detailed", "--result-dir", str(out.parent), "--result-filename", out.name]
+        run([*command, *flags], self.env(), self._limit_seconds, self._work / "load.log")
+        figures = json.loads(out.read_text())
+        if figures.get("failed") or not figures["completed"]:
+            raise MeasurementError(f"requests failed; see {self._work / 'load.log'}")
+        return figures
+
+    def env(self, cache_gib: int = CACHE_GIB) -> Mapping[str, str]:
+        return {"VLLM_CPU_KVCACHE_SPACE": str(cache_gib), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+class LlamaCpp:
+    """Offline only.
+
+    Args:
+        environment: folder of a virtual environment with llama-cpp-python and gguf.
+        scripts: folder of to_gguf.py and llama_batched.py.
+    """
+
+    name = "llama.cpp"
+    serves = False
+
+    def __init__(self, environment: Path, scripts: Path, work: Path, limit_seconds: float) -> None:
+        self._python = environment / "bin" / "python"
+        self._scripts = scripts
+        self._work = work
+        self._limit_seconds = limit_seconds
+
+    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
+        weights = self._work / f"{model.name}.gguf"
+        log = self._work / "llama.cpp.log"
+        if not weights.exists():
+            partial = weights.with_suffix(".partial")
+            convert = [str(self._python), str(self._scripts / "to_gguf.py"), str(model), str(partial)]
+            run(convert, {}, self._limit_seconds, log)
+            partial.rename(weights)
+        sizes = map(str, (num, input_len, output_len))
+        command = [str(self._python), str(self._scripts / "llama_batched.py"), str(weights), *sizes]
+        output = run(command, {}, self._limit_seconds, log)
+        found = re.search(r"output ([\d.]+) tok/s", output)
+        if found is None:
+            raise MeasurementError(f"llama_batched.py printed no rate; see {log}")
+        return float(found.group(1))
+
+
+def _load(num: int, input_len: int, output_len: int, out: Path) -> list[str]:
+    """Flags that Quire and vLLM share."""
+    flags = ["--num-prompts", num, "--input-len", input_len, "--output-len", output_len, "--output-json", out]
+    return list(map(str, flags))
