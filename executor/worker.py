@@ -57,6 +57,7 @@ class Worker:
         memory.check_weights(weights_bytes, free, spec.name)
         started = time.monotonic()
         self._model = self._build_model()
+        ops.settle(config.device)
         logger.info("weights of %s loaded in %.1f s", spec.name, time.monotonic() - started)
         page_bytes = math.prod(self._cache_shape(1)) * self._cache_dtype.itemsize * self._model.num_layers
         limits = config.limits

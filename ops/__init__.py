@@ -114,3 +114,11 @@ def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
 
         return cast(Backend, eager)
     raise ValueError(f"No kernels for device {device!r}; choose cpu or cuda.")
+
+
+def settle(device: str) -> None:
+    """Call when a model is built: what the building needed for a while, this process no longer holds."""
+    if device == "cpu":
+        from quire.ops import cpu
+
+        cpu.return_freed_memory()

@@ -5,7 +5,7 @@ This module is the backend without those kernels, in plain torch; `bind` chooses
 
 from quire.ops.cpu.compiler import load_kernels
 from quire.ops.cpu.linear import linear, pack_linear
-from quire.ops.cpu.memory import keep_freed_memory
+from quire.ops.cpu.memory import keep_freed_memory, return_freed_memory
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager import (
     add_rms_norm,
@@ -30,6 +30,7 @@ __all__ = [
     "linear",
     "load_kernels",
     "pack_linear",
+    "return_freed_memory",
     "rms_norm",
     "rotary",
     "silu_and_mul",

@@ -14,7 +14,18 @@ def keep_freed_memory() -> None:
     By default it hands most activations back to the kernel when they are freed, and each one is paid for again in page
     faults: a float32 copy of [512, 1024] then takes ten times as long. Other C libraries are left as they are.
     """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
+    libc = _glibc()
+    if libc is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, 64 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+def return_freed_memory() -> None:
+    """Gives back to the system, now, what `keep_freed_memory` has kept so far."""
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
