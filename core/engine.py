@@ -13,6 +13,7 @@ from typing import Protocol
 from quire.core.errors import EngineError
 from quire.core.protocol import EngineReady, RequestDelta, StepPlan, StepResult
 from quire.core.scheduler import Scheduler
+from quire.core.trace import Timeline
 
 QUIET_SECONDS = 1.0
 
@@ -39,6 +40,7 @@ class Engine:
         depth: steps in flight at most; 1 waits for each result before planning the next step.
         step_timeout_seconds: a step that takes longer counts as a hung worker.
         on_deltas: called after each step with what it did for its requests.
+        timeline: is told what takes how long.
     """
 
     def __init__(
@@ -49,22 +51,26 @@ class Engine:
         depth: int,
         step_timeout_seconds: float,
         on_deltas: Callable[[list[RequestDelta]], None],
+        timeline: Timeline,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
         self._step_timeout_seconds = step_timeout_seconds
         self._on_deltas = on_deltas
+        self._timeline = timeline
         self._in_flight: deque[asyncio.Future[StepResult]] = deque()
         self._has_work = asyncio.Event()
 
     def fill(self) -> None:
         """Plans as many steps as the pipeline has room for. Call after anything that may have made work."""
         while len(self._in_flight) < self._depth:
-            plan = self._scheduler.schedule()
+            with self._timeline.span("plan"):
+                plan = self._scheduler.schedule()
             if plan is None:
                 break
-            self._in_flight.append(self._executor.submit(plan))
+            with self._timeline.span("send"):
+                self._in_flight.append(self._executor.submit(plan))
         if self._in_flight:
             self._has_work.set()
 
@@ -77,8 +83,13 @@ class Engine:
         while True:
             if not self._in_flight:
                 await self._idle()
-            result = await self._oldest_result()
-            self._on_deltas(self._scheduler.update(result))
+            with self._timeline.span("wait"):
+                result = await self._oldest_result()
+            self._timeline.add(result.spans)
+            with self._timeline.span("update"):
+                deltas = self._scheduler.update(result)
+            with self._timeline.span("emit"):
+                self._on_deltas(deltas)
             self.fill()
 
     async def _idle(self) -> None:

@@ -8,6 +8,7 @@ position), so a stream goes on as if nothing had happened. A request that was pr
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from quire.core import envs, protocol
 from quire.core.channel import Channel, CurveKeys, connect_dealer
-from quire.core.errors import EngineDeadError, ModelLoadError
+from quire.core.errors import EngineDeadError, EngineError, ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.protocol import EngineReady, EngineRequest, RequestDelta, SchedulerStats
 
@@ -83,6 +84,7 @@ class EngineClient:
         self._ready: EngineReady | None = None
         self._started: asyncio.Future[EngineReady] | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._profiling: deque[asyncio.Future[protocol.Profiled]] = deque()  # in the order of their requests
         self._failure: protocol.EngineFailed | None = None
         self._dead: EngineDeadError | ModelLoadError | None = None
         self._heard_at = 0.0
@@ -132,6 +134,21 @@ class EngineClient:
         """Drops cached pages that no request uses."""
         if self._ready is not None:
             self._send(protocol.ResetPrefixCache())
+
+    async def profile(self, active: bool) -> str | None:
+        """Starts or ends a recording of the engine's timeline; returns the path of the file at the end.
+
+        Raises:
+            EngineError: it cannot be written, or the engine went away.
+        """
+        await self.start()
+        answer: asyncio.Future[protocol.Profiled] = asyncio.get_running_loop().create_future()
+        self._profiling.append(answer)
+        self._send(protocol.Profile(active))
+        done = await answer
+        if done.error is not None:
+            raise EngineError(done.error)
+        return done.path
 
     def check_health(self) -> None:
         """Raises EngineDeadError when the engine is gone for good. An engine being restarted is healthy."""
@@ -192,6 +209,8 @@ class EngineClient:
         finally:
             silence.cancel()
             self._ready = None
+            while self._profiling:
+                self._answer_profile(protocol.Profiled(error="The engine ended while it recorded a timeline."))
             channel.close()
         handle.kill()  # workers that outlived it
         if silence.done() and not silence.cancelled():
@@ -242,8 +261,15 @@ class EngineClient:
                 self._on_stats(message.stats)
             case EngineReady():
                 self._on_ready(message)
+            case protocol.Profiled():
+                self._answer_profile(message)
             case protocol.EngineFailed():
                 self._failure = message
+
+    def _answer_profile(self, done: protocol.Profiled) -> None:
+        waiter = self._profiling.popleft()
+        if not waiter.done():  # else whoever asked is gone
+            waiter.set_result(done)
 
     def _on_ready(self, ready: EngineReady) -> None:
         assert self._started is not None

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -19,6 +20,7 @@ from quire.core.errors import ConfigError, QuireError
 from quire.core.garbage import calm_garbage_collector
 from quire.core.logging import get_logger
 from quire.core.scheduler import Scheduler
+from quire.core.trace import Timeline
 
 logger = get_logger(__name__)
 
@@ -41,6 +43,7 @@ class EngineProcess:
         self._ready: protocol.EngineReady | None = None
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
+        self._timeline = Timeline(Path(config.trace_folder or ""))
         self._closing = asyncio.Event()
         self._greeted = asyncio.Event()
         self._sent_at = time.monotonic()
@@ -87,6 +90,7 @@ class EngineProcess:
             depth=2 if limits.async_scheduling else 1,
             step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S", 300.0),
             on_deltas=self._send_deltas,
+            timeline=self._timeline,
         )
         calm_garbage_collector()
         self._ready = ready
@@ -112,6 +116,8 @@ class EngineProcess:
             case protocol.ResetPrefixCache():
                 if self._scheduler is not None:
                     self._scheduler.reset_prefix_cache()
+            case protocol.Profile():
+                self._send(frontend, self._profile(message.active))
             case protocol.Shutdown():
                 self.close()
 
@@ -135,6 +141,15 @@ class EngineProcess:
         for request_id in request_ids:
             self._owners.pop(request_id, None)
         self._scheduler.abort(request_ids)
+
+    def _profile(self, active: bool) -> protocol.Profiled:
+        if active:
+            self._timeline.start()
+            return protocol.Profiled()
+        try:
+            return protocol.Profiled(str(self._timeline.stop()))
+        except OSError as error:
+            return protocol.Profiled(error=f"The timeline cannot be written: {error}.")
 
     # ----------------------------------------------------------------------------------------------------- outbox
 

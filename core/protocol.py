@@ -48,7 +48,13 @@ class Shutdown(Struct, array_like=True, tag="shutdown", frozen=True):
     """Stop: unfinished requests are dropped, the workers end, the process exits 0."""
 
 
-EngineInput = EngineRequest | AbortRequests | ResetPrefixCache | Hello | Shutdown
+class Profile(Struct, array_like=True, tag="profile", frozen=True):
+    """Starts a recording of the engine's timeline, or ends it; answered with `Profiled`."""
+
+    active: bool
+
+
+EngineInput = EngineRequest | AbortRequests | ResetPrefixCache | Hello | Shutdown | Profile
 
 # --------------------------------------------------------------------------------------------- engine -> frontend
 
@@ -142,7 +148,14 @@ class Heartbeat(Struct, array_like=True, tag="heartbeat"):
     stats: SchedulerStats
 
 
-EngineOutput = StepOutputs | EngineReady | EngineFailed | Heartbeat
+class Profiled(Struct, array_like=True, tag="profiled"):
+    """`Profile` was done."""
+
+    path: str | None = None  # the timeline's file, at the end of a recording
+    error: str | None = None  # why there is none
+
+
+EngineOutput = StepOutputs | EngineReady | EngineFailed | Heartbeat | Profiled
 
 # --------------------------------------------------------------------------------------------- engine <-> workers
 
@@ -180,13 +193,15 @@ class StepResult(Struct, array_like=True, tag="result"):
     """What the workers return for one plan: one id for every row with `sampled`, in row order.
 
     `logprobs` has an entry (index into token_ids, values) for each sampled row whose request asked; `failures` has
-    (index into token_ids, message) for rows whose logits are unusable (NaN): those requests fail, no others.
+    (index into token_ids, message) for rows whose logits are unusable (NaN): those requests fail, no others. `spans`
+    are the step's own times, when timelines are recorded (see `quire.core.trace`).
     """
 
     step_id: int
     token_ids: list[int]
     logprobs: list[tuple[int, TokenLogprobs]] = []
     failures: list[tuple[int, str]] = []
+    spans: list[tuple[str, float, float]] = []
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from quire.core.protocol import StepPlan, StepResult
+from quire.core.trace import NO_SPANS, Spans
 from quire.executor.input_batch import InputBatch, build_input_batch
 from quire.executor.models.base import Model
 from quire.executor.request_table import RequestTable
@@ -16,31 +17,44 @@ class ModelRunner:
     """One rank's model and everything that a step touches. Ranks run the same plans and come to the same tokens."""
 
     def __init__(
-        self, model: Model, ops: Backend, table: RequestTable, sampler: Sampler, kv_caches: list[torch.Tensor]
+        self,
+        model: Model,
+        ops: Backend,
+        table: RequestTable,
+        sampler: Sampler,
+        kv_caches: list[torch.Tensor],
+        spans: Spans = NO_SPANS,
     ) -> None:
         self._model = model
         self._ops = ops
         self._table = table
         self._sampler = sampler
         self._kv_caches = kv_caches
+        self._spans = spans
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Applies the plan to the table, runs its rows and waits for the tokens."""
-        self._table.apply(plan)
-        for new in plan.admitted:
-            self._sampler.admit(new)
-        if not plan.slots:
-            return StepResult(plan.step_id, [])
-        batch = build_input_batch(plan, self._table)
-        hidden = self._forward(batch)
+        with self._spans.span("inputs"):
+            self._table.apply(plan)
+            for new in plan.admitted:
+                self._sampler.admit(new)
+            if not plan.slots:
+                return StepResult(plan.step_id, [])
+            batch = build_input_batch(plan, self._table)
+        with self._spans.span("forward"):
+            hidden = self._forward(batch)
         if len(batch.sampled_slots) == 0:
             return StepResult(plan.step_id, [])
+        with self._spans.span("sample"):
+            return self._sample(plan.step_id, batch, hidden)
+
+    def _sample(self, step_id: int, batch: InputBatch, hidden: torch.Tensor) -> StepResult:
         logits = self._model.compute_logits(hidden[batch.last_tokens])
         sampled = self._sampler.sample(logits, SampleBatch(batch.sampled_slots, batch.sampled_positions, self._table))
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
         self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
-        return _result(plan.step_id, sampled)
+        return _result(step_id, sampled)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         attention = self._ops.attention_batch(

@@ -14,6 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.protocol import StepPlan, StepResult, WorkerReady
+from quire.core.trace import NO_SPANS, SpanList
 from quire.executor import memory
 from quire.executor.model_runner import ModelRunner
 from quire.executor.models.base import Model, ModelContext
@@ -42,6 +43,7 @@ class Worker:
         self._group = group
         self._device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
         self._ops = ops.bind(config.device)
+        self._spans = SpanList() if config.trace_folder is not None else NO_SPANS
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
 
@@ -98,12 +100,16 @@ class Worker:
             RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device),
             Sampler(limits.max_num_seqs, spec.vocab_size, spec.eos_token_ids),
             kv_caches,
+            self._spans,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
         assert self._runner is not None, "allocate() comes before execute()"
-        return self._runner.execute(plan)
+        with self._spans.span("step"):
+            result = self._runner.execute(plan)
+        result.spans = self._spans.take()
+        return result
 
     def _build_model(self) -> Model:
         config, spec = self._config, self._config.spec

@@ -226,6 +226,23 @@ class AsyncLLM:
         await self.start()
         self.client.reset_prefix_cache()
 
+    async def start_profile(self) -> None:
+        """Begins to record what engine and worker do when. Needs `profiler_config`."""
+        await self._profile(True)
+
+    async def stop_profile(self) -> None:
+        """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`."""
+        logger.info("timeline written to %s", await self._profile(False))
+
+    async def _profile(self, active: bool) -> str | None:
+        if self.config.trace_folder is None:
+            raise ConfigError(
+                "Nothing is recorded without a profiler: start with "
+                '--profiler-config {"profiler": "torch", "torch_profiler_dir": "DIR"}.'
+            )
+        await self.start()
+        return await self.client.profile(active)
+
     def _on_stream_closed(self, stream: RequestStream) -> None:
         self._streams.pop(stream.request_id, None)
         if self.model.log_requests:

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from quire.core import envs
 from quire.core.channel import CurveKeys
-from quire.core.config import EngineArgs, EngineConfig, ModelSpec, SchedulerLimits
+from quire.core.config import EngineArgs, EngineConfig, ModelSpec, ProfilerConfig, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.logging import configure, get_logger
 from quire.frontend import device, model_source
@@ -62,7 +62,12 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
         fit_max_model_len=fit,
         seed=args.model.seed,
         log_stats=not args.observability.disable_log_stats,
+        trace_folder=_trace_folder(args.observability.profiler_config),
     )
+
+
+def _trace_folder(profiler: ProfilerConfig | None) -> str | None:
+    return None if profiler is None or profiler.profiler is None else os.path.abspath(profiler.torch_profiler_dir)
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:

@@ -218,6 +218,14 @@ class LLM:
         """Forgets cached pages that no request uses."""
         self._thread.run(self._llm.reset_prefix_cache())
 
+    def start_profile(self) -> None:
+        """Begins to record what engine and worker do when. Needs `profiler_config`."""
+        self._thread.run(self._llm.start_profile())
+
+    def stop_profile(self) -> None:
+        """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`."""
+        self._thread.run(self._llm.stop_profile())
+
     def shutdown(self) -> None:
         """Ends the engine. Harmless when called again."""
         self._end()

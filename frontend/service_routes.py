@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from litestar import get, route
+from litestar import get, post, route
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from msgspec import Struct
@@ -63,7 +63,22 @@ def service_routes(
         """How many requests are in flight."""
         return json_answer(Load(state.num_in_flight))
 
+    @post("/start_profile", status_code=200, summary="Start a timeline")
+    async def start_profile() -> ASGIApp:
+        """Begins to record what engine and worker do when."""
+        state.check_ready()
+        await engine.start_profile()
+        return ASGIResponse(body=b"")
+
+    @post("/stop_profile", status_code=200, summary="Stop the timeline")
+    async def stop_profile() -> ASGIApp:
+        """Ends the recording and writes it into the folder of --profiler-config."""
+        await engine.stop_profile()
+        return ASGIResponse(body=b"")
+
     handlers: list[Any] = [health, ping, version, metrics]
     if server.enable_server_load_tracking:
         handlers.append(load)
+    if engine.config.trace_folder is not None:
+        handlers += [start_profile, stop_profile]
     return handlers

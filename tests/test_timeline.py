@@ -1,0 +1,69 @@
+"""`--profiler-config` makes a server that writes timelines; without it there are no such routes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.core.errors import ConfigError
+from tests.servers import ServerProcess
+
+
+def spans_in(folder: Path) -> list[dict[str, Any]]:
+    [path] = folder.iterdir()
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_a_server_writes_what_its_engine_and_worker_did(
+    executor: str, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    traces = tmp_path / "traces"
+    server = ServerProcess(
+        tmp_path, str(checkpoint("llama")), "--distributed-executor-backend", executor,
+        "--profiler-config", json.dumps({"profiler": "torch", "torch_profiler_dir": str(traces)}),
+    ).wait_until_ready()  # fmt: skip
+    try:
+        with httpx.Client(base_url=server.base_url, timeout=30) as client:
+            body = {"prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True}
+            client.post("/v1/completions", json=body).raise_for_status()
+            client.post("/start_profile").raise_for_status()
+            client.post("/v1/completions", json=body).raise_for_status()
+            client.post("/stop_profile").raise_for_status()
+    finally:
+        server.stop()
+    spans = spans_in(traces)
+    assert {span["name"] for span in spans} == {
+        "plan", "send", "wait", "update", "emit", "step", "inputs", "forward", "sample",
+    }  # fmt: skip
+    steps = sorted((span["ts"], span["ts"] + span["dur"]) for span in spans if span["name"] == "step")
+    assert len(steps) == 20  # those of the second request, and one clock for all: each lies within a wait or after it
+    first, last = steps[0][0], steps[-1][1]
+    assert any(first <= span["ts"] <= last for span in spans if span["name"] == "plan")
+
+
+def test_servers_without_a_profiler_have_no_such_routes(base_url: str) -> None:
+    assert httpx.post(f"{base_url}/start_profile").status_code == 404
+
+
+def test_llm_records_too(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path / "traces")}
+    with LLM(str(checkpoint("llama")), profiler_config=config) as llm:
+        llm.start_profile()
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+        llm.stop_profile()
+    assert [span["name"] for span in spans_in(tmp_path / "traces")].count("step") == 4
+
+
+def test_llm_without_a_profiler_says_what_to_ask_for(checkpoint: Callable[..., Path]) -> None:
+    with LLM(str(checkpoint("llama"))) as llm, pytest.raises(ConfigError, match="--profiler-config"):
+        llm.start_profile()
+
+
+def test_a_profiler_needs_a_folder(checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="torch_profiler_dir"):
+        LLM(str(checkpoint("llama")), profiler_config={"profiler": "torch"})
