@@ -124,4 +124,5 @@ def _instruction_sets() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
+    listed = next((line for line in lines if line.lower().startswith(("flags", "features"))), None)
+    return listed or platform.processor()  # which starts a process to find out
