@@ -79,9 +79,9 @@ def markdown(results: list[dict[str, Any]]) -> str:
     lines.append("|---|---|---|---|---|---|---|---|")
     for result in results:
         medians = {name: _medians(runs) for name, runs in result["runs"].items() if runs}
-        for metric in medians.get("Quire", {}):
+        for metric in dict.fromkeys(metric for figures in medians.values() for metric in figures):
             values = [medians.get(name, {}).get(metric) for name in ("Quire", "vLLM", "llama.cpp")]
-            ratios = [values[0] / peer if peer else None for peer in values[1:]]
+            ratios = [values[0] / peer if peer and values[0] else None for peer in values[1:]]
             cells = [_cell(value) for value in values] + [f"{ratio:.2f} ×" if ratio else "" for ratio in ratios]
             lines.append(f"| {result['title']} | {metric} | {' | '.join(cells)} | {result['reach'].get(metric, '')} |")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from processes import MeasurementError, Server, run
 
 GIB = 2**30
 CACHE_GIB = 4
+MAX_MODEL_LEN = 4096  # what the checkpoints allow would not fit into every cache that is measured
 
 
 class Engine(Protocol):
@@ -26,11 +27,14 @@ class Engine(Protocol):
 class ServingEngine(Engine, Protocol):
     """Can be measured over HTTP too."""
 
-    def server(self, model: Path, *, cache_gib: int = CACHE_GIB, quick_start: bool = False) -> Server:
+    def server(
+        self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
+    ) -> Server:
         """A server to be entered.
 
         Args:
             cache_gib: memory of the KV cache.
+            max_model_len: prompt and output together, in tokens.
             quick_start: leave out what makes steps faster at the cost of start-up.
         """
 
@@ -51,8 +55,11 @@ class Quire:
         run(command, {}, self._limit_seconds, self._work / "quire.log")
         return num * output_len / json.loads(out.read_text())["elapsed_time"]
 
-    def server(self, model: Path, *, cache_gib: int = CACHE_GIB, quick_start: bool = False) -> Server:
+    def server(
+        self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
+    ) -> Server:
         command = [*self._quire, "serve", str(model), "--kv-cache-memory-bytes", str(cache_gib * GIB)]
+        command += ["--max-model-len", str(max_model_len)]
         return Server(command, {}, self._limit_seconds, self._work / "quire.log")
 
 
@@ -74,8 +81,11 @@ class Vllm:
         run(command, self.env(), self._limit_seconds, self._work / "vllm.log")
         return num * output_len / json.loads(out.read_text())["elapsed_time"]
 
-    def server(self, model: Path, *, cache_gib: int = CACHE_GIB, quick_start: bool = False) -> Server:
-        command = [str(self._vllm), "serve", str(model), *(["--enforce-eager"] if quick_start else [])]
+    def server(
+        self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
+    ) -> Server:
+        command = [str(self._vllm), "serve", str(model), "--max-model-len", str(max_model_len)]
+        command += ["--enforce-eager"] if quick_start else []
         return Server(command, self.env(cache_gib), self._limit_seconds, self._work / "vllm.log")
 
     def load(self, server: Server, model: Path, flags: list[str]) -> dict:
@@ -132,4 +142,5 @@ class LlamaCpp:
 def _load(num: int, input_len: int, output_len: int, out: Path) -> list[str]:
     """Flags that Quire and vLLM share."""
     flags = ["--num-prompts", num, "--input-len", input_len, "--output-len", output_len, "--output-json", out]
+    flags += ["--max-model-len", MAX_MODEL_LEN]
     return list(map(str, flags))
