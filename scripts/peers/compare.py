@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from rows import ROWS, Bench, Figures, Row
 
 def main() -> int:
     args = _parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children have groups of their own: end them on the way
     work = Path(args.work or tempfile.mkdtemp(prefix="compare-peers-"))
     work.mkdir(parents=True, exist_ok=True)
     vllm = Vllm(args.vllm.absolute(), work, args.limit)
