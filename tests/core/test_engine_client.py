@@ -91,9 +91,11 @@ def test_requests_run_to_their_length(executor: Literal["uni", "mp"], transport:
 
 def test_unfinished_requests_go_on_after_the_engine_is_killed() -> None:
     async def scenario() -> None:
-        async with client_of(EngineLauncher(engine_config(), worker_factory=NULL_WORKER)) as client:
+        # Long enough that the kill always comes in the middle, however fast the null worker is.
+        config = engine_config(max_model_len=10_000)
+        async with client_of(EngineLauncher(config, worker_factory=NULL_WORKER)) as client:
             await client.start()
-            stream = Stream(client, "a", [1, 2, 3], 200)
+            stream = Stream(client, "a", [1, 2, 3], 8000)
             victim = client.engine_pid
             assert victim is not None
 
@@ -103,7 +105,7 @@ def test_unfinished_requests_go_on_after_the_engine_is_killed() -> None:
 
             stream.on_tokens = kill_once
             assert await stream.finish_reason() is FinishReason.LENGTH
-            assert len(stream.token_ids) == 200
+            assert len(stream.token_ids) == 8000
             assert client.engine_pid != victim
             client.check_health()
 
