@@ -38,7 +38,7 @@ def test_unknown_commands_get_the_nearest_name(capsys: pytest.CaptureFixture[str
     assert QUIRE.run("quire", ["srve"]) == 2
     assert "did you mean serve?" in capsys.readouterr().err
     assert QUIRE.run("quire", ["bench", "mm-processor"]) == 2
-    assert "quire bench: sweep is not supported" in capsys.readouterr().err
+    assert "quire bench: mm-processor is not supported" in capsys.readouterr().err
     assert QUIRE.run("quire", ["bench"]) == 0
     assert "throughput" in capsys.readouterr().out
 
