@@ -53,7 +53,11 @@ class Quire:
         command = [*self._quire, "bench", "throughput", "--model", str(model), *_load(num, input_len, output_len, out)]
         command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB)]
         run(command, {}, self._limit_seconds, self._work / "quire.log")
-        return num * output_len / json.loads(out.read_text())["elapsed_time"]
+        figures = json.loads(out.read_text())
+        # Within a few tokens of what was asked for: its random prompts do not all tokenize to the same length.
+        if abs(figures["total_num_tokens"] - num * (input_len + output_len)) > num * input_len * 0.05 + num:
+            raise MeasurementError(f"vLLM ran {figures['total_num_tokens']} tokens, not what was asked for.")
+        return num * output_len / figures["elapsed_time"]
 
     def server(
         self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
@@ -141,6 +145,15 @@ class LlamaCpp:
 
 def _load(num: int, input_len: int, output_len: int, out: Path) -> list[str]:
     """Flags that Quire and vLLM share."""
-    flags = ["--num-prompts", num, "--input-len", input_len, "--output-len", output_len, "--output-json", out]
+    flags = [
+        "--num-prompts",
+        num,
+        "--random-input-len",
+        input_len,
+        "--random-output-len",
+        output_len,
+        "--output-json",
+        out,
+    ]
     flags += ["--max-model-len", MAX_MODEL_LEN]
     return list(map(str, flags))
