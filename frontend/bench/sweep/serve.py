@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from quire.core.errors import ConfigError
@@ -96,12 +97,12 @@ class ServeSweep:
         print(shlex.join(command), flush=True)
         with running_server(command, ready_seconds=args.server_ready_timeout, show_output=args.show_stdout):
             for point in points:
-                experiment.run(point, lambda path, point=point: self._measure(point, path))
+                experiment.run(point, partial(self._measure, point))
 
     def _measure(self, point: Point, path: Path) -> None:
         """Writes under another name first: a result that is there is a whole one."""
-        partial = path.with_suffix(".partial")
-        saving = ["--save-result", "--result-dir", str(path.parent), "--result-filename", partial.name]
+        unfinished = path.with_suffix(".partial")
+        saving = ["--save-result", "--result-dir", str(path.parent), "--result-filename", unfinished.name]
         command = self._bench_command(point.serve, point.bench) + saving
         print("  " + shlex.join(command), flush=True)
         try:
@@ -109,7 +110,7 @@ class ServeSweep:
         finally:
             if self._after:
                 run_command(self._after, show_output=self._args.show_stdout)
-        partial.rename(path)
+        unfinished.rename(path)
 
     def _bench_command(self, serve: Setting, bench: Setting) -> list[str]:
         command = bench.apply(self._bench)

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from quire.core.errors import ConfigError
@@ -49,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
 
     def measure(point: Point, path: Path) -> None:
         """Writes under another name first: a result that is there is a whole one."""
-        partial = path.with_suffix(".partial")
-        line = [*point.bench.apply(command), "--output-json", str(partial)]
+        unfinished = path.with_suffix(".partial")
+        line = [*point.bench.apply(command), "--output-json", str(unfinished)]
         print(shlex.join(line), flush=True)
         run_command(line, show_output=args.show_stdout)
-        partial.rename(path)
+        unfinished.rename(path)
 
     for point in points:
-        experiment.run(point, lambda path, point=point: measure(point, path))
+        experiment.run(point, partial(measure, point))
     show(args, folder, experiment.summarize(points), PLOTS)
     return 1 if experiment.errors else 0
