@@ -145,6 +145,7 @@ class EngineSubprocess:
         self.address = address
         self.keys = keys
         self.pid = process.pid
+        self._is_over = False
 
     async def wait(self) -> int:
         """The exit code; negative is the signal that ended it."""
@@ -162,7 +163,10 @@ class EngineSubprocess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Ends the engine and, through its process group, its workers."""
+        """Ends the engine and, through its process group, its workers; once, as the system gives ids away again."""
+        if self._is_over:
+            return
+        self._is_over = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
