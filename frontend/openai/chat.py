@@ -8,10 +8,7 @@ from msgspec import UNSET
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import DONE
-from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt
-from quire.frontend.openai.logprobs import LogprobFormatter
-from quire.frontend.openai.models import ServedModels
-from quire.frontend.openai.responses import (
+from quire.frontend.openai.answers import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -20,6 +17,9 @@ from quire.frontend.openai.responses import (
     ChatMessage,
     Usage,
 )
+from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt
+from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import CompletionOutput, RequestOutput

@@ -8,16 +8,16 @@ from msgspec import UNSET
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import DONE
-from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt, merge
-from quire.frontend.openai.logprobs import LogprobFormatter
-from quire.frontend.openai.models import ServedModels
-from quire.frontend.openai.responses import (
+from quire.frontend.openai.answers import (
     Completion,
     CompletionChoice,
     CompletionChunk,
     CompletionChunkChoice,
     Usage,
 )
+from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt, merge
+from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import CompletionOutput, RequestOutput

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from quire.core.logging import get_logger
-from quire.frontend.openai.responses import PromptTokensDetails, Usage
+from quire.frontend.openai.answers import PromptTokensDetails, Usage
 from quire.frontend.openai.schema import GenerationRequest
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import RequestOutput

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.frontend.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from quire.frontend.openai.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from quire.frontend.outputs import Logprob
 from quire.frontend.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ import time
 
 from quire.core.errors import NotFoundError
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.openai.responses import ModelCard, ModelList
+from quire.frontend.openai.answers import ModelCard, ModelList
 
 
 class ServedModels:

@@ -13,10 +13,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.errors import ErrorBody, ErrorReporter
 from quire.frontend.event_stream import EventStream
 from quire.frontend.json_request import JsonRequest
-from quire.frontend.openai.chat import ChatCompletions
-from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.models import ServedModels
-from quire.frontend.openai.responses import (
+from quire.frontend.openai.answers import (
     ChatCompletion,
     Completion,
     DetokenizeResponse,
@@ -24,6 +21,9 @@ from quire.frontend.openai.responses import (
     ModelList,
     TokenizeResponse,
 )
+from quire.frontend.openai.chat import ChatCompletions
+from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire.frontend.openai.tokenize import Tokenization
 from quire.frontend.server_config import ServerConfig

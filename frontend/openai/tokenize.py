@@ -2,8 +2,8 @@
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.openai.answers import DetokenizeResponse, TokenizeResponse
 from quire.frontend.openai.models import ServedModels
-from quire.frontend.openai.responses import DetokenizeResponse, TokenizeResponse
 from quire.frontend.openai.schema import DetokenizeRequest, TokenizeRequest
 from quire.frontend.server_config import ServerConfig
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from quire.frontend.openai import chat, completions
+from quire.frontend.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta, CompletionChunk
+from quire.frontend.openai.answers import CompletionChunkChoice as TextChoice
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
-from quire.frontend.openai.responses import ChatChunk, ChatChunkChoice, ChatDelta, CompletionChunk
-from quire.frontend.openai.responses import CompletionChunkChoice as TextChoice
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 
