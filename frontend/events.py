@@ -1,0 +1,65 @@
+"""What a model's output means, as a sequence of small events: text, reasoning and tool calls, then the end.
+
+`frontend/parsing/` makes the first six out of text; each HTTP protocol renders them in its own words. For every choice
+the order is: any mix of deltas, each tool call from its start to its end without another between, one `Finish`.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class Event(Struct, frozen=True, gc=False):
+    """Something that a client is told."""
+
+
+class TextDelta(Event, frozen=True, gc=False):
+    """More of the answer's text."""
+
+    text: str
+
+
+class ReasoningDelta(Event, frozen=True, gc=False):
+    """More of the reasoning that precedes the answer."""
+
+    text: str
+
+
+class ToolCallStart(Event, frozen=True, gc=False):
+    """The model calls a function; `index` counts the calls of this choice from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallArguments(Event, frozen=True, gc=False):
+    """More of a call's arguments: the fragments of one call join up to one JSON object.
+
+    They are the model's own text where its format has JSON. An answer that was cut short may end within the object.
+    """
+
+    index: int
+    text: str
+
+
+class ToolCallEnd(Event, frozen=True, gc=False):
+    """The call is complete, or the answer ended within it."""
+
+    index: int
+
+
+class Finish(Event, frozen=True, gc=False):
+    """The choice ended: `reason` in OpenAI's words, and the stop string or token id that ended it."""
+
+    reason: Literal["stop", "length", "tool_calls", "abort", "error", "repetition"]
+    stop_reason: int | str | None = None
+
+
+class Usage(Event, frozen=True, gc=False):
+    """Tokens of the whole request, over all its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
