@@ -1,4 +1,7 @@
-"""`quire bench startup`: seconds from `quire serve` to a healthy server and to its first answered request."""
+"""`quire bench startup`: seconds from `quire serve` to a healthy server and to its first answered request.
+
+And the memory that its processes then hold.
+"""
 
 import argparse
 import contextlib
@@ -9,18 +12,37 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import msgspec
 import numpy as np
 
+from quire.core.config import EngineArgs
 from quire.core.errors import QuireError
+from quire.frontend import device
 from quire.frontend.bench.figures import print_table, write_json
+from quire.frontend.bench.memory import ResidentMemory, checkpoint_bytes, resident_memory
 from quire.frontend.cli.arguments import CommandParser, add_engine_options
 from quire.frontend.model_source import find_model
 
 PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 0.005
+MB = 1e6
+
+
+class Start(NamedTuple):
+    """One start of a server.
+
+    Attributes:
+        healthy: seconds until /health answers 200.
+        answered: seconds until one token was generated.
+        memory: what all its processes hold after that.
+    """
+
+    healthy: float
+    answered: float
+    memory: ResidentMemory
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -46,14 +68,43 @@ def run(args: argparse.Namespace) -> int:
     for _ in range(args.num_iters_warmup):
         _start_once(options)
     warm = [_start_once(options) for _ in range(args.num_iters_warm)]
-    medians: dict[str, float] = {}
-    for name, starts in (("cold", cold), ("warm", warm)):
-        if starts:
-            healthy, answered = (float(np.median(column)) for column in zip(*starts, strict=True))
-            medians |= {f"{name}_healthy_seconds": healthy, f"{name}_first_answer_seconds": answered}
-    print_table("Start-up (median)", [(name.replace("_", " "), f"{value:.2f}") for name, value in medians.items()])
-    write_json(args.output_json, medians | {"cold_starts": cold, "warm_starts": warm})
+    medians = _seconds("cold", cold) | _seconds("warm", warm)
+    rows = [(name.replace("_", " "), f"{value:.2f}") for name, value in medians.items()]
+    figures: dict[str, object] = {**medians}
+    if starts := cold + warm:
+        held = _megabytes([start.memory for start in starts], _weights_bytes(args.engine_args, folder))
+        figures |= held
+        rows += [(name.replace("_", " "), f"{value:,.0f}") for name, value in held.items()]
+    print_table("Start-up (median)", rows)
+    seconds = {"cold_starts": [start[:2] for start in cold], "warm_starts": [start[:2] for start in warm]}
+    write_json(args.output_json, figures | seconds)
     return 0
+
+
+def _seconds(kind: str, starts: list[Start]) -> dict[str, float]:
+    if not starts:
+        return {}
+    healthy, answered = (float(np.median([start[index] for start in starts])) for index in (0, 1))
+    return {f"{kind}_healthy_seconds": healthy, f"{kind}_first_answer_seconds": answered}
+
+
+def _megabytes(memories: list[ResidentMemory], weights_bytes: int | None) -> dict[str, float]:
+    """Medians. What is beyond the weights is left out where nobody knows how large those are (None)."""
+    figures = {
+        "resident_mb": float(np.median([memory.total for memory in memories])) / MB,
+        "resident_cache_mb": float(np.median([memory.cache for memory in memories])) / MB,
+    }
+    if weights_bytes is not None:
+        beyond = np.median([memory.beyond(weights_bytes) for memory in memories])
+        figures["resident_beyond_weights_and_cache_mb"] = float(beyond) / MB
+    return figures
+
+
+def _weights_bytes(args: EngineArgs, folder: Path) -> int | None:
+    """How much of the host's memory the weights take; None when no checkpoint tells."""
+    if device.choose(args.device.device) != "cpu":
+        return 0
+    return checkpoint_bytes(folder) or None
 
 
 def _flags_of(options: dict) -> list[str]:
@@ -83,8 +134,7 @@ def _drop_from_page_cache(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _start_once(options: list[str]) -> tuple[float, float]:
-    """(seconds until /health answers 200, seconds until one token was generated)."""
+def _start_once(options: list[str]) -> Start:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -99,7 +149,7 @@ def _start_once(options: list[str]) -> tuple[float, float]:
             model = client.get("/v1/models").json()["data"][0]["id"]
             body = {"model": model, "prompt": [1], "max_tokens": 1, "ignore_eos": True}
             client.post("/v1/completions", json=body).raise_for_status()
-            return healthy, time.perf_counter() - started
+            return Start(healthy, time.perf_counter() - started, resident_memory(process.pid))
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()

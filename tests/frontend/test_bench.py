@@ -11,6 +11,7 @@ import pytest
 from quire.core.errors import ConfigError
 from quire.frontend.bench.figures import RequestTiming, summarize
 from quire.frontend.bench.goodput import parse_objectives, request_goodput
+from quire.frontend.bench.memory import checkpoint_bytes
 from tests.servers import ServerProcess
 
 
@@ -95,7 +96,7 @@ def test_serve_without_a_server_says_how_to_start_one() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_startup_measures_both_moments(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_startup_measures_both_moments_and_memory(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     done = quire(
         "bench", "startup", "--model", str(checkpoint("llama")), "--num-iters-cold", "0", "--num-iters-warmup", "0",
@@ -104,3 +105,8 @@ def test_startup_measures_both_moments(checkpoint: Callable[..., Path], tmp_path
     assert done.returncode == 0, done.stderr
     figures = json.loads(out.read_text())
     assert 0 < figures["warm_healthy_seconds"] < figures["warm_first_answer_seconds"]
+    folder = checkpoint("llama")
+    beyond = figures["resident_mb"] - figures["resident_cache_mb"] - checkpoint_bytes(folder) / 1e6
+    assert figures["resident_beyond_weights_and_cache_mb"] == pytest.approx(beyond)
+    assert 60 < beyond < 3000  # at least two interpreters, one with torch
+    assert "resident beyond weights and cache mb" in done.stdout
