@@ -41,12 +41,18 @@ class SampleBatch:
 class Feature(Protocol):
     """One way to change logits before a token is chosen. It keeps its own slot-indexed columns of parameters."""
 
-    def admit(self, request: NewSlot) -> None:
-        """Takes over the parameters of a request that enters a slot."""
+    def admit(self, request: NewSlot) -> bool:
+        """Takes over the parameters of a request that enters a slot; whether it will ever want this feature.
+
+        A slot is used again and again: what the last request left in it must be overwritten either way.
+        """
         ...
 
     def used(self, batch: SampleBatch) -> np.ndarray:
-        """Which rows want this feature in this step: [num_rows] bool. The rest of the rows cost nothing."""
+        """Which rows want this feature in this step: [num_rows] bool. The rest of the rows cost nothing.
+
+        Asked only in steps with a request that will want it: see `admit`.
+        """
         ...
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:

@@ -14,10 +14,11 @@ class MinP:
     def __init__(self, max_num_seqs: int) -> None:
         self._log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
 
-    def admit(self, request: NewSlot) -> None:
+    def admit(self, request: NewSlot) -> bool:
         params = request.sampling
         used = params.min_p > 0 and not params.greedy
         self._log_min_p[request.slot] = np.log(params.min_p) if used else -np.inf
+        return used
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._log_min_p[batch.slots] > -np.inf

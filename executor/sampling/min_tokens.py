@@ -18,12 +18,13 @@ class MinTokens:
         self._min_tokens = np.zeros(max_num_seqs, np.int64)
         self._ends: dict[int, np.ndarray] = {}  # slot to the ids that are masked
 
-    def admit(self, request: NewSlot) -> None:
+    def admit(self, request: NewSlot) -> bool:
         params = request.sampling
         self._min_tokens[request.slot] = params.min_tokens
         if params.min_tokens:
             ends = self._eos_token_ids.union(params.stop_token_ids or ())
             self._ends[request.slot] = np.array([i for i in sorted(ends) if 0 <= i < self._vocab_size], np.int64)
+        return params.min_tokens > 0
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return batch.positions - batch.num_prompt_tokens < self._min_tokens[batch.slots]

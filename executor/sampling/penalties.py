@@ -19,11 +19,12 @@ class Penalties:
         self._frequency = np.zeros(max_num_seqs, np.float32)
         self._presence = np.zeros(max_num_seqs, np.float32)
 
-    def admit(self, request: NewSlot) -> None:
+    def admit(self, request: NewSlot) -> bool:
         params = request.sampling
         self._repetition[request.slot] = params.repetition_penalty
         self._frequency[request.slot] = params.frequency_penalty
         self._presence[request.slot] = params.presence_penalty
+        return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         slots = batch.slots

@@ -44,14 +44,15 @@ class Sampler:
             TopK(max_num_seqs, vocab_size),
             TopP(max_num_seqs),
         ]
+        self._wanted = np.zeros(max_num_seqs, np.int64)  # per slot, bit i: will want feature i some time
         self._logprobs = Logprobs(max_num_seqs, vocab_size)
         self._greedy = np.ones(max_num_seqs, bool)
         self._seeds = np.zeros(max_num_seqs, np.uint64)
 
     def admit(self, request: NewSlot) -> None:
         """Takes over the parameters of a request that enters a slot."""
-        for feature in self._features:
-            feature.admit(request)
+        wanted = [feature.admit(request) for feature in self._features]
+        self._wanted[request.slot] = sum(1 << place for place, will_want in enumerate(wanted) if will_want)
         self._logprobs.admit(request)
         self._greedy[request.slot] = request.sampling.greedy
         self._seeds[request.slot] = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
@@ -61,7 +62,7 @@ class Sampler:
         logits = logits.float()
         asked = np.flatnonzero(self._logprobs.used(batch))
         distribution = self._logprobs.distribution(_rows(logits, asked)) if len(asked) else None
-        for feature in self._features:
+        for feature in self._wanted_in(batch):
             rows = np.flatnonzero(feature.used(batch))
             if len(rows) == len(batch.slots):
                 logits = feature.apply(logits, batch)
@@ -72,6 +73,11 @@ class Sampler:
             return Sampled(token_ids, usable, None)
         logprobs = self._logprobs.of(distribution, batch.take(asked), asked, _rows(token_ids, asked))
         return Sampled(token_ids, usable, logprobs)
+
+    def _wanted_in(self, batch: SampleBatch) -> list[Feature]:
+        """Features that some row of the step will want, now or later; in a step of plain requests, none."""
+        wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
+        return [feature for place, feature in enumerate(self._features) if wanted >> place & 1] if wanted else []
 
     def _choose(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
         greedy = self._greedy[batch.slots]

@@ -16,9 +16,10 @@ class Temperature:
     def __init__(self, max_num_seqs: int) -> None:
         self._temperature = np.ones(max_num_seqs, np.float32)
 
-    def admit(self, request: NewSlot) -> None:
+    def admit(self, request: NewSlot) -> bool:
         params = request.sampling
         self._temperature[request.slot] = 1.0 if params.greedy else min(params.temperature, _HOTTEST)
+        return not params.greedy and params.temperature != 1
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._temperature[batch.slots] != 1.0

@@ -23,10 +23,11 @@ class TopK:
         self._vocab_size = vocab_size
         self._top_k = np.full(max_num_seqs, vocab_size, np.int64)
 
-    def admit(self, request: NewSlot) -> None:
+    def admit(self, request: NewSlot) -> bool:
         params = request.sampling
         used = params.top_k > 0 and not params.greedy
         self._top_k[request.slot] = min(params.top_k, self._vocab_size) if used else self._vocab_size
+        return used
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._top_k[batch.slots] < self._vocab_size
@@ -43,9 +44,10 @@ class TopP:
     def __init__(self, max_num_seqs: int) -> None:
         self._top_p = np.ones(max_num_seqs, np.float64)
 
-    def admit(self, request: NewSlot) -> None:
+    def admit(self, request: NewSlot) -> bool:
         params = request.sampling
         self._top_p[request.slot] = 1.0 if params.greedy else params.top_p
+        return params.top_p < 1 and not params.greedy
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._top_p[batch.slots] < 1.0
