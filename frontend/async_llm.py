@@ -230,9 +230,11 @@ class AsyncLLM:
         """Begins to record what engine and worker do when. Needs `profiler_config`."""
         await self._profile(True)
 
-    async def stop_profile(self) -> None:
-        """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`."""
-        logger.info("timeline written to %s", await self._profile(False))
+    async def stop_profile(self) -> str | None:
+        """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`; returns the file's path."""
+        path = await self._profile(False)
+        logger.info("timeline written to %s", path)
+        return path
 
     async def _profile(self, active: bool) -> str | None:
         if self.config.trace_folder is None:

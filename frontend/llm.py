@@ -222,9 +222,9 @@ class LLM:
         """Begins to record what engine and worker do when. Needs `profiler_config`."""
         self._thread.run(self._llm.start_profile())
 
-    def stop_profile(self) -> None:
-        """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`."""
-        self._thread.run(self._llm.stop_profile())
+    def stop_profile(self) -> str | None:
+        """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`; returns the file's path."""
+        return self._thread.run(self._llm.stop_profile())
 
     def shutdown(self) -> None:
         """Ends the engine. Harmless when called again."""

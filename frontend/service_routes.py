@@ -22,6 +22,12 @@ class Version(Struct):
     version: str
 
 
+class Timeline(Struct):
+    """Answer of POST /stop_profile: the file on the server's machine."""
+
+    path: str | None
+
+
 class Load(Struct):
     """Answer of GET /load: requests that the model or its tokenizer works on."""
 
@@ -73,8 +79,7 @@ def service_routes(
     @post("/stop_profile", status_code=200, summary="Stop the timeline")
     async def stop_profile() -> ASGIApp:
         """Ends the recording and writes it into the folder of --profiler-config."""
-        await engine.stop_profile()
-        return ASGIResponse(body=b"")
+        return json_answer(Timeline(await engine.stop_profile()))
 
     handlers: list[Any] = [health, ping, version, metrics]
     if server.enable_server_load_tracking:

@@ -5,8 +5,10 @@ import time
 
 import numpy as np
 
+from quire.core.errors import ConfigError
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.bench.figures import print_table, write_json
+from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
 from quire.frontend.cli.arguments import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
 from quire.frontend.progress import open_progress
@@ -26,10 +28,15 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--num-iters", type=int, default=30, help="Batches measured (default: %(default)s).")
     group.add_argument("--disable-detokenize", action="store_true", help="Leave output ids as they are.")
     group.add_argument("--output-json", help="File for the figures.")
+    add_profile_argument(group, "one batch after the warm-up, instead of the measurement")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures `--num-iters` batches. Returns the exit code."""
+    if args.profile:
+        check_profiler(args.engine_args)
+        if args.output_json:
+            raise ConfigError("--profile records one batch and measures none; leave out --output-json.")
     params = SamplingParams(
         n=args.n,
         temperature=1.0,
@@ -50,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
         for _ in range(args.num_iters_warmup):
             one_batch()
+        if args.profile:
+            with engine_recording(llm, True):
+                one_batch()
+            return 0
         seconds = []
         with open_progress("Batches", args.num_iters) as progress:
             for _ in range(args.num_iters):

@@ -17,6 +17,7 @@ from quire.frontend.bench.datasets.request import Vocabulary
 from quire.frontend.bench.figures import METRICS, RequestTiming, print_table, serve_rows, summarize, write_json
 from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.load import Target, run_load
+from quire.frontend.bench.profile import add_profile_argument, server_recording
 from quire.frontend.bench.result_file import add_result_arguments, details, result_path, settings
 from quire.frontend.tokenizer import Tokenizer
 
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--output-json", help="File for the figures.")
     add_result_arguments(report)
+    add_profile_argument(report, "what the server does under the load")
     report.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
 
 
@@ -104,9 +106,10 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
         await run_load(requests[: args.num_warmups], target, request_rate=float("inf"), on_done=lambda: None, **options)
     with Progress(disable=args.disable_tqdm, transient=True) as progress:
         bar = progress.add_task("requests", total=len(requests))
-        timings, duration = await run_load(
-            requests, target, request_rate=args.request_rate, on_done=lambda: progress.advance(bar), **options
-        )
+        async with server_recording(base_url, headers, args.profile):
+            timings, duration = await run_load(
+                requests, target, request_rate=args.request_rate, on_done=lambda: progress.advance(bar), **options
+            )
     return model, timings, duration
 
 

@@ -8,6 +8,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
 from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 from quire.frontend.bench.figures import print_table, write_json
+from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
 from quire.frontend.cli.arguments import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
 from quire.frontend.model_source import find_model, find_tokenizer
@@ -24,18 +25,22 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--num-warmups", type=int, default=0, help="Requests run before the measurement.")
     group.add_argument("--disable-detokenize", action="store_true", help="Leave output ids as they are.")
     group.add_argument("--output-json", help="File for the figures.")
+    add_profile_argument(group, "the measured run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures once. Returns the exit code."""
+    if args.profile:
+        check_profiler(args.engine_args)
     with LLM(**args.engine_args.flat()) as llm:
         requests = make_requests(args, _vocabulary(llm, args.engine_args), llm.config.seed, as_text=False)
         if args.num_warmups:
             _generate(llm, requests[: args.num_warmups], args)
             llm.reset_prefix_cache()
-        started = time.perf_counter()
-        outputs = _generate(llm, requests, args)
-        elapsed = time.perf_counter() - started
+        with engine_recording(llm, args.profile):
+            started = time.perf_counter()
+            outputs = _generate(llm, requests, args)
+            elapsed = time.perf_counter() - started
     input_tokens = sum(len(request.prompt_token_ids) for request in requests)
     output_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     figures = {

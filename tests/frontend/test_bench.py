@@ -89,6 +89,54 @@ def test_serve_loads_a_running_server(server: ServerProcess, tmp_path: Path, bac
     assert (saved["host"], saved["max_concurrency"], saved["output_lens"]) == ("mine", 3, [5] * 6)
 
 
+def test_profile_of_a_load_says_where_the_timeline_went(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    profiler = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path / "traces")})
+    server = ServerProcess(tmp_path, str(checkpoint("llama")), "--profiler-config", profiler).wait_until_ready()
+    try:
+        done = quire(
+            "bench", "serve", "--base-url", server.base_url, "--num-prompts", "2", "--output-len", "7", "--num-warmups",
+            "2", "--ignore-eos", "--max-concurrency", "1", "--disable-tqdm", "--profile",
+        )  # fmt: skip
+    finally:
+        server.stop()
+    assert done.returncode == 0, done.stderr
+    [path] = (tmp_path / "traces").iterdir()
+    assert str(path) in done.stdout
+    assert num_steps(path) == 14  # of the load alone, not of the warm-up
+
+
+def test_profile_of_a_server_without_a_profiler_names_the_flag(server: ServerProcess) -> None:
+    done = quire("bench", "serve", "--base-url", server.base_url, "--num-prompts", "1", "--profile")
+    assert done.returncode == 1
+    assert "--profiler-config" in done.stderr
+
+
+def test_profiles_offline(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    profiler = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
+    flags = ["--model", str(checkpoint("llama")), "--input-len", "8", "--output-len", "4", "--profile"]
+    done = quire("bench", "latency", *flags, "--num-iters-warmup", "1", "--profiler-config", profiler)
+    assert done.returncode == 0, done.stderr
+    [first] = tmp_path.iterdir()
+    assert str(first) in done.stdout
+    assert num_steps(first) == 4
+
+    done = quire("bench", "throughput", *flags, "--num-prompts", "2", "--profiler-config", profiler)
+    assert done.returncode == 0, done.stderr
+    assert "Output tokens per second" in done.stdout
+    [second] = set(tmp_path.iterdir()) - {first}
+    assert num_steps(second) == 4
+
+    for name in ("latency", "throughput"):
+        done = quire("bench", name, *flags)
+        assert done.returncode == 1
+        assert "--profiler-config" in done.stderr
+
+
+def num_steps(timeline: Path) -> int:
+    events = json.loads(timeline.read_text())["traceEvents"]
+    return sum(event["ph"] == "X" and event["name"] == "step" for event in events)
+
+
 def test_serve_without_a_server_says_how_to_start_one() -> None:
     done = quire("bench", "serve", "--base-url", "http://127.0.0.1:9", "--num-prompts", "1")
     assert done.returncode == 1

@@ -1,0 +1,71 @@
+"""`--profile`: a timeline of what engine and worker do under a benchmark's load, and where it went."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+
+from quire.core.config import EngineArgs
+from quire.core.errors import ConfigError, QuireError
+from quire.frontend.llm import LLM
+
+START_WITH = '--profiler-config {"profiler": "torch", "torch_profiler_dir": "DIR"}'
+
+
+def add_profile_argument(group: Any, what: str) -> None:
+    """vLLM's flag; `what` is recorded."""
+    group.add_argument("--profile", action="store_true", help=f"Record a timeline of {what}; needs --profiler-config.")
+
+
+def check_profiler(args: EngineArgs) -> None:
+    """Raises ConfigError when an engine with these options records nothing: sooner than the engine would say it."""
+    profiler = args.observability.profiler_config
+    if profiler is None or profiler.profiler is None:
+        raise ConfigError(f"--profile records nothing without a profiler: add {START_WITH}.")
+
+
+@contextlib.contextmanager
+def engine_recording(llm: LLM, active: bool) -> Iterator[None]:
+    """Records what is done inside, if `active`."""
+    if not active:
+        yield
+        return
+    llm.start_profile()
+    yield
+    _tell(llm.stop_profile())
+
+
+@contextlib.asynccontextmanager
+async def server_recording(base_url: str, headers: dict[str, str], active: bool) -> AsyncIterator[None]:
+    """Has a server record what is done inside, if `active`.
+
+    Raises:
+        ConfigError: it has no profiler.
+        QuireError: it could not write the timeline.
+    """
+    if not active:
+        yield
+        return
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=None) as client:
+        response = await client.post("/start_profile")
+        if response.status_code in (404, 405):
+            raise ConfigError(f"--profile: the server at {base_url} records nothing; start it with {START_WITH}.")
+        _check(response)
+        try:
+            yield
+        finally:
+            _tell(_check(await client.post("/stop_profile")))
+
+
+def _check(response: httpx.Response) -> str | None:
+    """The path that the server wrote to; None from one that does not say."""
+    if response.status_code != 200:
+        raise QuireError(f"{response.url} answered {response.status_code}: {response.text[:200]}")
+    return msgspec.json.decode(response.content).get("path") if response.content else None
+
+
+def _tell(path: str | None) -> None:
+    where = path or "the folder of the server's --profiler-config"
+    print(f"The timeline is in {where}; https://ui.perfetto.dev shows it.")
