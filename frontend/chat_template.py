@@ -1,21 +1,17 @@
 """Turns a conversation into a prompt with the checkpoint's Jinja template, as Transformers would render it.
 
-Templates come from strangers: they run in Jinja's immutable sandbox and see plain JSON data only.
+Templates come from strangers: they run in a sandbox (`template_sandbox.py`) and see plain JSON data only.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any, Literal
 
-import jinja2
-import jinja2.ext
 import msgspec
 from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.core.errors import ParameterError
+from quire.frontend.template_sandbox import SandboxedTemplate
 
 ContentFormat = Literal["string", "openai"]
 """How a template reads a message's content: as one string, or as OpenAI's list of parts."""
@@ -35,45 +31,6 @@ space, which tells whether the template trims messages."""
 Message = dict[str, Any]
 
 
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` ... `{% endgeneration %}` frames what the assistant wrote; only training cares."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's interface
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models read it: unlike Jinja's own filter, without HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
 class ChatTemplate:
     """A compiled template.
 
@@ -82,16 +39,12 @@ class ChatTemplate:
         special_tokens: the tokenizer's, for templates that write `bos_token` and the like.
 
     Raises:
-        ParameterError: the text is no valid Jinja.
+        ParameterError: the text is no valid Jinja, or too long.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = _environment()
-        try:
-            self._template = environment.from_string(source)
-            tree = environment.parse(source)
-        except jinja2.TemplateError as error:
-            raise ParameterError(f"The chat template is no valid Jinja: {error}.", param="chat_template") from None
+        self._template = SandboxedTemplate(source)
+        tree = self._template.tree
         self._special_tokens = special_tokens
         self.content_format: ContentFormat = "openai" if _iterates_over_content(tree) else "string"
         self._accepts_strings = any(node.name == "string" for node in tree.find_all(nodes.Test))

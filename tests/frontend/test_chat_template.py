@@ -3,6 +3,7 @@
 import pytest
 
 from quire.core.errors import ParameterError
+from quire.frontend import template_sandbox
 from quire.frontend.chat_template import ChatTemplate
 
 CHATML = (
@@ -145,3 +146,30 @@ def test_templates_stay_in_the_sandbox(source: str) -> None:
 def test_a_template_with_wrong_syntax_is_refused() -> None:
     with pytest.raises(ParameterError, match="no valid Jinja"):
         ChatTemplate("{% for %}", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "ran for more than"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "ran for"),
+        ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "makes a text of more"),
+        ("{{ 'x' * 10 ** 12 }}", "makes a text of more"),
+        ("{{ 10 ** 9999999999 }}", "makes a text of more"),
+        ("{% set ns = namespace(t='x') %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}", "text of"),
+        ("{% set ns = namespace(t='x') %}{% for i in range(60) %}{% set ns.t = ns.t + ns.t %}{% endfor %}", "text of"),
+        ("{{ '%99999999999d' % 1 }}", "too large a width"),
+        ("{{ 'x' | center(10 ** 12) }}", "makes a text of more"),
+        ("{{ lipsum(10 ** 9) }}", "undefined"),
+    ],
+)
+def test_a_template_that_would_never_end_is_ended(source: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(template_sandbox, "MAX_TEXT_CHARACTERS", 1_000_000)
+    with pytest.raises(ParameterError, match=said):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_a_template_may_not_be_endless_itself() -> None:
+    with pytest.raises(ParameterError, match="at most 262144 are allowed"):
+        ChatTemplate("x" * 300_000, {})

@@ -1,0 +1,206 @@
+"""Where chat templates run: Jinja's immutable sandbox, with limits on the time, the source and the text it makes.
+
+Templates are programs from strangers, and what clients send decides how often their loops run. Every loop and macro
+looks at a clock, and every operator that can make a long text out of short ones is measured first.
+"""
+
+import json
+import re
+import time
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from quire.core.errors import ParameterError
+
+MAX_SOURCE_CHARACTERS = 256 * 1024
+"""Longest template; the longest that models ship has 40,000."""
+MAX_TEXT_CHARACTERS = 64 * 1024 * 1024
+"""Longest text that a template may make, on the way or in the end: several times any request body."""
+MAX_SECONDS = 10.0
+"""A conversation of eight megabytes takes a well-written template less than a second."""
+
+_CLOCK = "_quire_clock"
+_MAX_FORMAT_WIDTH = re.compile(r"\d{6}|\*")
+
+
+class TemplateLimitError(jinja2.TemplateError):
+    """The template ran too long, or made too much text."""
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._ends_at = time.monotonic() + MAX_SECONDS
+
+    def check(self) -> None:
+        if time.monotonic() > self._ends_at:
+            raise TemplateLimitError(f"it ran for more than {MAX_SECONDS:g} s; send a shorter conversation")
+
+
+class SandboxedTemplate:
+    """A compiled template.
+
+    Raises:
+        ParameterError: the text is no valid Jinja, or too long.
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ParameterError(
+                f"The chat template has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed.",
+                param="chat_template",
+            )
+        environment = _Sandbox()
+        try:
+            self.tree = environment.parse(source)
+            compiled = environment.compile(_Watch().visit(environment.parse(source)))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ParameterError(f"The chat template is no valid Jinja: {error}.", param="chat_template") from None
+        self._template = jinja2.Template.from_code(environment, compiled, environment.make_globals(None))
+
+    def render(self, variables: dict[str, Any]) -> str:
+        """The text.
+
+        Raises:
+            Exception: whatever goes wrong in foreign code.
+        """
+        pieces, length, clock = [], 0, _Clock()
+        for piece in self._template.generate({**variables, _CLOCK: clock}):
+            length += len(piece)
+            _check_length(length)
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Transformers' environment for chat templates, and the limits."""
+
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
+        self.filters |= {"tojson": _tojson, "center": _center, "indent": _indent, "format": _format}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        del self.globals["lipsum"]  # makes any amount of text out of nothing
+
+    def tick(self, context: Context) -> str:
+        """Called at each turn of a loop and each call of a macro."""
+        context.parent[_CLOCK].check()
+        return ""
+
+    def concat_texts(self, *values: Any) -> str:
+        """The operator `~`."""
+        texts = [str(value) for value in values]
+        _check_length(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`left` operator `right`, unless the result is known to be too long."""
+        if operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
+            _check_length(len(left) + len(right))
+        elif operator == "*":
+            _check_product(left, right)
+            _check_product(right, left)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_length(left.bit_length() * abs(right) // 8)
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left)
+        return super().call_binop(context, operator, left, right)
+
+
+class _Watch(NodeTransformer):
+    """Puts a look at the clock into every loop and macro, and a measure on `~`."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        return self._watch(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+        return self._watch(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
+        return self._watch(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+        self.generic_visit(node)
+        measured = nodes.EnvironmentAttribute("concat_texts", lineno=node.lineno)
+        return nodes.Call(measured, node.nodes, [], None, None, lineno=node.lineno)
+
+    def _watch(self, node: Any) -> Any:
+        self.generic_visit(node)
+        line = {"lineno": node.lineno}
+        tick = nodes.Call(
+            nodes.EnvironmentAttribute("tick", **line), [nodes.ContextReference(**line)], [], None, None, **line
+        )
+        node.body.insert(0, nodes.ExprStmt(tick, **line))
+        return node
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` ... `{% endgeneration %}` frames what the assistant wrote; only training cares."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+# ---------------------------------------------------------------------------------------------- filters and functions
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models read it: unlike Jinja's own filter, without HTML escapes."""
+    if indent is not None:
+        _check_length(indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _center(value: str, width: int = 80) -> str:
+    _check_length(width)
+    return jinja2.filters.do_center(value, width)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    _check_length((width if isinstance(width, int) else len(width)) * (text.count("\n") + 1))
+    return jinja2.filters.do_indent(text, width, first, blank)
+
+
+def _format(value: str, *args: Any, **kwargs: Any) -> str:
+    _check_format(value)
+    return jinja2.filters.do_format(value, *args, **kwargs)
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_TEXT_CHARACTERS:
+        raise TemplateLimitError(f"it makes a text of more than {MAX_TEXT_CHARACTERS} characters")
+
+
+def _check_product(sequence: Any, count: Any) -> None:
+    if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
+        _check_length(len(sequence) * count)
+
+
+def _check_format(layout: str) -> None:
+    if "%" in layout and _MAX_FORMAT_WIDTH.search(layout):
+        raise TemplateLimitError("a format has too large a width")
