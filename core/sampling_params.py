@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
+from quire.core.sampling_lists import check_allowed_token_ids, check_bad_words, check_logit_bias, is_list_of
 
 
 class RequestOutputKind(IntEnum):
@@ -54,6 +55,20 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
         int | None,
         Meta(description="Log-probabilities per output token: the sampled one and this many of the likeliest."),
     ] = None
+    logit_bias: Annotated[
+        dict[int, float] | None, Meta(description="Added to logits, by token id; -100 to 100 each.")
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None, Meta(description="The only tokens that may be sampled; None allows all.")
+    ] = None
+    bad_words: Annotated[
+        list[str] | None,
+        Meta(description="Words that are not generated, at the start of a text or after a space."),
+    ] = None
+    bad_words_token_ids: Annotated[
+        list[list[int]] | None,
+        Meta(description="The same as token sequences; made from bad_words when a request is accepted."),
+    ] = None
     detokenize: Annotated[bool, Meta(description="Turn output ids into text.")] = True
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[
@@ -84,14 +99,20 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             raise ParameterError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
             )
-        if not _is_list_of(str, self.stop_strings):
+        if not is_list_of(str, self.stop_strings):
             raise ParameterError("stop must be a string or a list of strings.", param="stop")
-        if not _is_list_of(int, self.stop_token_ids or ()):
+        if not is_list_of(int, self.stop_token_ids or ()):
             raise ParameterError("stop_token_ids must be a list of token ids.", param="stop_token_ids")
         if any(not stop for stop in self.stop_strings):
             raise ParameterError("stop must not hold an empty string.", param="stop")
         if self.stop_strings and not self.detokenize:
             raise ParameterError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
+        if self.logit_bias is not None:
+            check_logit_bias(self.logit_bias)
+        if self.allowed_token_ids is not None:
+            check_allowed_token_ids(self.allowed_token_ids)
+        if self.bad_words is not None:
+            check_bad_words(self.bad_words)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -107,10 +128,6 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     def replace(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed, validated again."""
         return msgspec.structs.replace(self, **changes)
-
-
-def _is_list_of(kind: type, value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
 
 
 GREEDY_BELOW = 1e-5

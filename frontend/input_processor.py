@@ -14,6 +14,7 @@ from quire.core.errors import ParameterError
 from quire.core.protocol import EngineRequest
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.chat_template import ChatTemplate, Message
+from quire.frontend.sampling_input import SamplingInput
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ class InputProcessor:
         self._model = model
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._sampling_input = SamplingInput(tokenizer, vocab_size=vocab_size, max_logprobs=model.max_logprobs)
         self.max_model_len = max_model_len
         self._seeds = random.Random(seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -191,7 +193,7 @@ class InputProcessor:
         Raises:
             ParameterError: lengths or parameters that this model cannot serve, by name.
         """
-        self._check_sampling(sampling)
+        sampling = self._sampling_input.complete(sampling)
         max_tokens = self._max_tokens(len(prompt.token_ids), sampling, fit_context)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         return [
@@ -204,27 +206,6 @@ class InputProcessor:
             )
             for index in range(sampling.n)
         ]
-
-    def _check_sampling(self, sampling: SamplingParams) -> None:
-        limit = self._model.max_logprobs
-        asked = sampling.logprobs
-        if asked is not None and limit >= 0 and not 0 <= asked <= limit:
-            wanted = "all" if asked < 0 else str(asked)
-            raise ParameterError(
-                f"logprobs asks for {wanted}, but at most {limit} are allowed; the server's --max-logprobs raises it.",
-                param="logprobs",
-            )
-        for token_id in sampling.stop_token_ids or ():
-            if not 0 <= token_id < self._vocab_size:
-                raise ParameterError(
-                    f"stop_token_ids holds {token_id}, outside the vocabulary (0 to {self._vocab_size - 1}).",
-                    param="stop_token_ids",
-                )
-        if sampling.detokenize and self._tokenizer is None:
-            raise ParameterError(
-                "This server runs with --skip-tokenizer-init, so it can give token ids only: set detokenize=False.",
-                param="detokenize",
-            )
 
     def _max_tokens(self, num_prompt_tokens: int, sampling: SamplingParams, fit_context: bool) -> int:
         room = self.max_model_len - num_prompt_tokens

@@ -35,7 +35,11 @@ class SampleBatch:
 
     def column(self, values: np.ndarray) -> torch.Tensor:
         """A slot-indexed column as [num_rows, 1] on the device, to be combined with logits."""
-        return torch.from_numpy(values[self.slots]).to(self.table.device, non_blocking=True).unsqueeze(1)
+        return self.on_device(values[self.slots]).unsqueeze(1)
+
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        """`array` as a tensor beside the logits; the host does not wait for the copy."""
+        return torch.from_numpy(array).to(self.table.device, non_blocking=True)
 
 
 class Feature(Protocol):

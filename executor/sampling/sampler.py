@@ -7,7 +7,10 @@ import numpy as np
 import torch
 
 from quire.core.protocol import NewSlot
+from quire.executor.sampling.allowed_tokens import AllowedTokens
+from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
 from quire.executor.sampling.min_tokens import MinTokens
@@ -37,6 +40,9 @@ class Sampler:
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         self._features: list[Feature] = [
+            LogitBias(max_num_seqs),
+            AllowedTokens(max_num_seqs),
+            BadWords(max_num_seqs),
             Penalties(max_num_seqs),
             MinTokens(max_num_seqs, vocab_size, eos_token_ids),
             Temperature(max_num_seqs),  # from here on only rows that draw

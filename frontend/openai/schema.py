@@ -18,9 +18,7 @@ HARMLESS = (
 """Fields about billing, storage, routing and speed at OpenAI's: accepted, and without effect on the answer."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "early_stopping": (False,),
@@ -35,7 +33,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "include_reasoning": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
-    "logit_bias": ({},),
     "logprob_token_ids": ([],),
     "media_io_kwargs": ({},),
     "mm_payload": ("tensors",),
@@ -67,7 +64,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 _SAMPLING_FIELDS = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
-    *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
 )
 
@@ -98,6 +95,9 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -121,8 +121,6 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_retention: Any = None
     prediction: Any = None
     # Not supported yet.
-    allowed_token_ids: Any = None
-    bad_words: Any = None
     best_of: Any = None
     early_stopping: Any = None
     ec_transfer_params: Any = None
@@ -133,7 +131,6 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     guided_regex: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
-    logit_bias: Any = None
     logprob_token_ids: Any = None
     mm_payload: Any = None
     prompt_logprobs: Any = None
@@ -181,6 +178,8 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             ParameterError: a value out of range, by name.
         """
         chosen = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.logit_bias is not None:
+            chosen["logit_bias"] = _ids_as_numbers(self.logit_bias)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(
             **{**defaults, **chosen, "max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}
@@ -321,6 +320,13 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tokens: list[int]
     model: str | None = None
+
+
+def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:
+    """JSON's keys are strings."""
+    if not all(len(token_id) < 16 and token_id.isascii() and token_id.isdigit() for token_id in logit_bias):
+        raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
+    return {int(token_id): bias for token_id, bias in logit_bias.items()}
 
 
 def check_tool(tool: dict[str, Any], index: int) -> None:

@@ -1,0 +1,80 @@
+"""Checks of the sampling parameters that hold lists, and how long those may be.
+
+Knows no vocabulary: whether an id exists is for the frontend to say.
+"""
+
+import math
+from typing import Any
+
+from quire.core.errors import ParameterError
+
+MAX_LOGIT_BIAS = 1024
+"""Entries of logit_bias."""
+MAX_BIAS = 100.0
+
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARACTERS = 65536
+"""Over all bad words of a request."""
+
+
+def check_logit_bias(logit_bias: Any) -> None:
+    """Raises ParameterError unless `logit_bias` maps ids to numbers in their range, and not too many."""
+    if not isinstance(logit_bias, dict) or any(type(token_id) is not int for token_id in logit_bias):
+        raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
+    if len(logit_bias) > MAX_LOGIT_BIAS:
+        raise ParameterError(
+            f"logit_bias has {len(logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed.", param="logit_bias"
+        )
+    for token_id, bias in logit_bias.items():
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ParameterError(
+                f"logit_bias of token {token_id} must be a number between {-MAX_BIAS:g} and {MAX_BIAS:g}, "
+                f"got {bias!r}.",
+                param="logit_bias",
+            )
+
+
+def check_allowed_token_ids(token_ids: Any) -> None:
+    """Raises ParameterError unless `token_ids` are ids, at least one."""
+    if not is_list_of(int, token_ids):
+        raise ParameterError("allowed_token_ids must be a list of token ids.", param="allowed_token_ids")
+    if not token_ids:
+        raise ParameterError(
+            "allowed_token_ids must not be empty: nothing could be sampled. Leave it out to allow all tokens.",
+            param="allowed_token_ids",
+        )
+
+
+def check_bad_words(words: Any) -> None:
+    """Raises ParameterError unless `words` are words, not too many and not too long."""
+    if not is_list_of(str, words):
+        raise ParameterError("bad_words must be a list of strings.", param="bad_words")
+    if len(words) > MAX_BAD_WORDS:
+        raise ParameterError(
+            f"bad_words holds {len(words)} words; at most {MAX_BAD_WORDS} are allowed.", param="bad_words"
+        )
+    if any(not word.strip() for word in words):
+        raise ParameterError("bad_words must not hold an empty word.", param="bad_words")
+    if sum(map(len, words)) > MAX_BAD_WORD_CHARACTERS:
+        raise ParameterError(
+            f"bad_words are longer than {MAX_BAD_WORD_CHARACTERS} characters in all; shorten the list.",
+            param="bad_words",
+        )
+
+
+def check_token_ids(name: str, token_ids: Any, most: int) -> None:
+    """Raises ParameterError that names the field `name` unless `token_ids` are at most `most` ids."""
+    if not is_list_of(int, token_ids):
+        raise ParameterError(f"{name} must be a list of token ids.", param=name)
+    if len(token_ids) > most:
+        raise ParameterError(f"{name} holds {len(token_ids)} ids; at most {most} are allowed.", param=name)
+
+
+def is_list_of(kind: type, value: Any) -> bool:
+    """Whether `value` is a list or tuple of exactly this type (a bool is no int here)."""
+    return isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number, and no bool."""
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)

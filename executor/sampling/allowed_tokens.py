@@ -1,0 +1,34 @@
+"""allowed_token_ids: nothing else can be sampled."""
+
+import numpy as np
+import torch
+
+from quire.core.protocol import NewSlot
+from quire.executor.sampling.feature import SampleBatch
+
+
+class AllowedTokens:
+    """Copies the logits of allowed tokens over rows of -inf."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._used = np.zeros(max_num_seqs, bool)
+        self._ids: dict[int, np.ndarray] = {}  # slot to the ids that are allowed
+
+    def admit(self, request: NewSlot) -> bool:
+        ids = request.sampling.allowed_token_ids
+        self._used[request.slot] = ids is not None
+        self._ids.pop(request.slot, None)
+        if ids is not None:
+            self._ids[request.slot] = np.array(ids, np.int64)
+        return ids is not None
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        return self._used[batch.slots]
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        allowed = [self._ids[slot] for slot in batch.slots.tolist()]
+        rows = np.repeat(np.arange(len(allowed)), [len(ids) for ids in allowed])
+        index = batch.on_device(np.stack([rows, np.concatenate(allowed)]))
+        masked = torch.full_like(logits, -torch.inf)
+        masked[index[0], index[1]] = logits[index[0], index[1]]
+        return masked
