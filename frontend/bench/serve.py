@@ -14,6 +14,7 @@ from rich.progress import Progress
 from quire.core.errors import ConfigError, QuireError
 from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
 from quire.frontend.bench.datasets.request import Vocabulary
+from quire.frontend.bench.descriptors import make_room
 from quire.frontend.bench.figures import METRICS, RequestTiming, print_table, serve_rows, summarize, write_json
 from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.load import Target, run_load
@@ -101,6 +102,7 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
     target = Target(url, args.backend == "openai-chat", headers, {"model": model} | _sampling(args))
     tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root))
     requests = make_requests(args, Vocabulary(tokenizer.vocab_size, tokenizer), args.seed, as_text=True)
+    make_room(min(len(requests), args.max_concurrency or len(requests)), "--max-concurrency")
     options = {"burstiness": args.burstiness, "max_concurrency": args.max_concurrency, "seed": args.seed}
     if args.num_warmups:
         await run_load(requests[: args.num_warmups], target, request_rate=float("inf"), on_done=lambda: None, **options)

@@ -114,13 +114,15 @@ def test_profile_of_a_server_without_a_profiler_names_the_flag(server: ServerPro
 def test_profiles_offline(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     profiler = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
     flags = ["--model", str(checkpoint("llama")), "--input-len", "8", "--output-len", "4", "--profile"]
-    done = quire("bench", "latency", *flags, "--num-iters-warmup", "1", "--profiler-config", profiler)
+    done = quire(
+        "bench", "latency", *flags, "--batch-size", "1", "--num-iters-warmup", "1", "--profiler-config", profiler
+    )
     assert done.returncode == 0, done.stderr
     [first] = tmp_path.iterdir()
     assert str(first) in done.stdout
     assert num_steps(first) == 4
 
-    done = quire("bench", "throughput", *flags, "--num-prompts", "2", "--profiler-config", profiler)
+    done = quire("bench", "throughput", *flags, "--num-prompts", "1", "--profiler-config", profiler)
     assert done.returncode == 0, done.stderr
     assert "Output tokens per second" in done.stdout
     [second] = set(tmp_path.iterdir()) - {first}

@@ -37,6 +37,8 @@ class CompletionConnection(asyncio.Protocol):
             QuireError: the server refused it, or hung up.
         """
         assert self._transport is not None
+        if self._transport.is_closing():
+            raise QuireError("the server hung up between two requests")
         self._tail = b""
         self._answer = asyncio.get_running_loop().create_future()
         content = msgspec.json.encode(body)
