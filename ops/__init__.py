@@ -60,7 +60,7 @@ class Backend(Protocol):
         ...
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's KV cache: keys at index 0 of the first dimension, values at 1."""
+        """Shape of one layer's KV cache; the backend alone knows what its dimensions mean."""
         ...
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -26,9 +26,9 @@ class _AttentionCall(ctypes.Structure):
     """`AttentionCall` in attention.cpp."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("q", "out", "keys", "values", "query_lens", "seq_lens", "block_tables")),
+        *((name, _POINTER) for name in ("q", "out", "kv_cache", "query_lens", "seq_lens", "block_tables")),
         *((name, ctypes.c_int64) for name in (
-            "q_token_stride", "q_head_stride", "kv_head_stride", "num_requests", "table_stride", "block_size",
+            "q_token_stride", "q_head_stride", "num_requests", "table_stride", "block_size",
             "num_kv_heads", "group", "head_dim", "window", "q_dtype", "kv_dtype", "num_threads",
         )),
         ("scale", _DOUBLE),
@@ -68,7 +68,7 @@ class NativeBackend:
         self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
         self._rotary = kernel("quire_rotary", *[_POINTER] * 4, *[_LONG] * 8)
         self._silu_and_mul = kernel("quire_silu_and_mul", *[_POINTER] * 2, *[_LONG] * 5)
-        self._write_cache = kernel("quire_write_cache", *[_POINTER] * 3, *[_LONG] * 6, _DOUBLE, *[_LONG] * 3)
+        self._write_cache = kernel("quire_write_cache", *[_POINTER] * 4, *[_LONG] * 8, _DOUBLE, *[_LONG] * 3)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Backend.rms_norm`."""
@@ -137,18 +137,16 @@ class NativeBackend:
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.write_kv`."""
-        if not (_is_cache(kv_cache) and all(x.stride(2) == 1 and x.dtype in _DTYPES for x in (k, v))):
-            return eager.write_kv(k, v, kv_cache, slot_mapping)
-        largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
-        slots, threads = slot_mapping.contiguous(), torch.get_num_threads()
-        keys, half = kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
-        for x, cache in ((k, keys), (v, keys + half)):
-            if self._write_cache(
-                x.data_ptr(), cache, slots.data_ptr(), *x.shape, x.stride(0), x.stride(1), kv_cache.stride(1), largest,
-                _dtype(x), _dtype(kv_cache), threads,
+        if _is_cache(kv_cache) and k.stride(2) == v.stride(2) == 1 and _same_dtype(k, v):
+            largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
+            slots = slot_mapping.contiguous()
+            if not self._write_cache(
+                k.data_ptr(), v.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), *k.shape, k.stride(0), k.stride(1),
+                v.stride(0), v.stride(1), kv_cache.shape[3], largest, _dtype(k), _dtype(kv_cache),
+                torch.get_num_threads(),
             ):  # fmt: skip
-                return eager.write_kv(k, v, kv_cache, slot_mapping)
-        return None
+                return
+        eager.write_kv(k, v, kv_cache, slot_mapping)
 
     def attention_batch(
         self,
@@ -167,16 +165,15 @@ class NativeBackend:
     ) -> Tensor:
         """See `Backend.attention`."""
         num_tokens, num_heads, head_dim = q.shape
-        num_kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[3]
+        _, _, num_kv_heads, block_size, _ = kv_cache.shape
         group = num_heads // num_kv_heads
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in _DTYPES:
             out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
-            keys, half = kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
             call = _AttentionCall(
-                q.data_ptr(), out.data_ptr(), keys, keys + half, batch.query_lens.ctypes.data,
+                q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
-                kv_cache.stride(1), len(batch.query_lens), batch.block_tables.shape[1], block_size, num_kv_heads, group,
-                head_dim, window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
+                len(batch.query_lens), batch.block_tables.shape[1], block_size, num_kv_heads, group, head_dim,
+                window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
             )  # fmt: skip
             if not self._attention(ctypes.byref(call)):
                 return out
@@ -192,5 +189,5 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
 
 
 def _is_cache(kv_cache: Tensor) -> bool:
-    """Whether pages of a head lie one after another, as `kv_cache_shape` lays them out."""
+    """Whether it is laid out densely, as `kv_cache_shape` says."""
     return kv_cache.dtype in _DTYPES and kv_cache.is_contiguous()

@@ -1,8 +1,8 @@
 """Attention over pages in plain torch: gather a group's pages, then two batched products.
 
-A layer's cache is [2, num_kv_heads, num_blocks, block_size, head_dim]. Heads come first, so that gathered pages of a
-(head, row) lie in one piece: [num_kv_heads * rows, keys, head_dim] is then a batch of plain matrices. On CPUs without
-matrix units that is several times faster than torch's fused attention, at all lengths.
+A layer's cache is [num_blocks, 2, num_kv_heads, block_size, head_dim]: all that is known of a page's tokens lies in one
+piece. Pages are gathered with the heads first, so that [num_kv_heads * rows, keys, head_dim] is a batch of plain
+matrices. On CPUs without matrix units that is several times faster than torch's fused attention, at all lengths.
 """
 
 import torch
@@ -16,22 +16,22 @@ LARGEST = 1e18
 
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """[keys and values, heads, pages, tokens of a page, head_dim]."""
-    return (2, num_kv_heads, num_blocks, block_size, head_dim)
+    """[pages, keys and values, heads, tokens of a page, head_dim]."""
+    return (num_blocks, 2, num_kv_heads, block_size, head_dim)
 
 
 def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Stores new keys and values in their slots, made finite and of the cache's dtype."""
-    slots = kv_cache.flatten(2, 3)
+    block_size = kv_cache.shape[3]
+    pages, offsets = slot_mapping // block_size, slot_mapping % block_size
     largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
-    for cache, new in zip(slots, (k, v), strict=True):
-        finite = new.transpose(0, 1).nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
-        cache.index_copy_(1, slot_mapping, finite)
+    for cache, new in zip(kv_cache.unbind(1), (k, v), strict=True):
+        cache[pages, :, offsets] = new.nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
 
 
 def attention(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None) -> Tensor:
     """Causal attention over pages, group by group."""
-    _, num_kv_heads, _, block_size, head_dim = kv_cache.shape
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()
     groups = batch.groups(window, q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
@@ -49,8 +49,8 @@ def attention(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float
 def _attend(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Tensor:
     """`q` [R * Q, heads, head_dim] of one group → the same shape."""
     _, num_heads, head_dim = q.shape
-    num_kv_heads = kv_cache.shape[1]
-    keys, values = (_gather(cache, group).to(q.dtype) for cache in kv_cache)
+    num_kv_heads = kv_cache.shape[2]
+    keys, values = (_gather(kv_cache, which, group).to(q.dtype) for which in (0, 1))
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
@@ -63,10 +63,14 @@ def _attend(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Tensor:
     return out.permute(1, 3, 0, 2, 4).reshape(q.shape)
 
 
-def _gather(cache: Tensor, group: Group) -> Tensor:
-    """The group's pages of `cache` [heads, pages, block_size, head_dim] as [heads * R, L, head_dim]."""
-    gathered = cache.index_select(1, group.pages)
-    return gathered.view(cache.shape[0] * group.num_rows, group.key_len, cache.shape[3])
+def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:
+    """The keys (`which` 0) or values (1) of the group's pages as [num_kv_heads * R, L, head_dim]."""
+    _, _, num_kv_heads, _, head_dim = kv_cache.shape
+    heads = torch.arange(which * num_kv_heads, (which + 1) * num_kv_heads, device=kv_cache.device)
+    index = heads.unsqueeze(1) + group.pages * (2 * num_kv_heads)
+    # One selection along the first dimension: along a later one, torch copies element by element.
+    gathered = kv_cache.flatten(0, 2).index_select(0, index.view(-1))
+    return gathered.view(num_kv_heads * group.num_rows, group.key_len, head_dim)
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, scale: float) -> Tensor:

@@ -158,7 +158,7 @@ def test_write_kv(native: NativeBackend, dtype: torch.dtype, cache_dtype: torch.
     cache = torch.zeros(native.kv_cache_shape(3, 4, 2, 24), dtype=cache_dtype)
     slots = torch.tensor([11, 3, 4, 0, 7, 8, 1, 10, 5])
     native.write_kv(k, v, cache, slots)
-    flat = cache.flatten(2, 3)
+    flat = cache.permute(1, 2, 0, 3, 4).flatten(2, 3)
     largest = min(1e18, torch.finfo(cache_dtype).max)
     for stored, new in zip(flat, (k, v), strict=True):
         expected = new.transpose(0, 1).float().nan_to_num(0.0, largest, -largest).clamp(-largest, largest)

@@ -1,21 +1,22 @@
 // Causal attention over pages, in place: nothing is gathered. See `quire.ops.Backend.attention` for the meaning.
 //
-// The work is cut into items: (request, KV head, up to MAX_ROWS / G consecutive queries), where G query heads share a KV
-// head. A query of one head is a "row". One thread takes an item and walks over its keys in tiles of KEYS, with
-// the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). For each tile keys and values are packed once
-// for all rows of the item:
+// The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads), where G query heads share
+// a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in tiles of KEYS, in each
+// over the heads, with the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). So a decode step reads a
+// page from its first byte to its last, at the memory's full speed. For each tile and head the keys, and for more than
+// BLOCK rows the values too, are packed once for all rows of the item:
 //
 //     keys   [units of head_dim][KEYS]          transposed, so that a vector holds one dimension of many keys
 //     values [units of KEYS][head_dim]
 //
 // and then scores = queries * keys and out += weights * values are the same small matrix product. A unit is what one
 // multiply-add instruction consumes per lane: a float, or a pair of bfloat16 where the machine multiplies those (they are
-// summed in float32). A decode step has G rows for each packed tile; it waits for memory, so the packing costs no time.
+// summed in float32).
 //
 // Tiles begin at multiples of KEYS and a row's arithmetic does not see its neighbours: a query's result depends neither
 // on the batch nor on how a prompt was cut.
 
-#include "vector.h"
+#include "tiles.h"
 
 #include <algorithm>
 #include <cmath>
@@ -24,26 +25,16 @@
 #include <vector>
 
 namespace quire {
-namespace {
-
-constexpr int KEYS = 64;      // keys of a tile; with head_dim 128 in bfloat16 its keys and values stay in a 48 KiB L1
-constexpr int MAX_ROWS = 64;  // rows that share a packed tile
-constexpr int BLOCK = 4;      // rows whose sums are in registers at once
-constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of them: BLOCK * COLUMNS accumulators
-
-}  // namespace
 
 // Mirrored in `quire.ops.cpu.native`. Strides count elements; the last dimension of every tensor is dense.
 struct AttentionCall {
-    const void* q;  // [num_tokens, num_kv_heads * group, head_dim]
-    void* out;      // like q, dense
-    const void* keys;  // [num_kv_heads, num_blocks, block_size, head_dim]
-    const void* values;
+    const void* q;         // [num_tokens, num_kv_heads * group, head_dim]
+    void* out;             // like q, dense
+    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, head_dim], dense
     const int64_t* query_lens;    // [num_rows]
     const int64_t* seq_lens;      // [num_rows]
     const int32_t* block_tables;  // [num_rows, table_stride]
     int64_t q_token_stride, q_head_stride;
-    int64_t kv_head_stride;
     int64_t num_requests, table_stride, block_size;
     int64_t num_kv_heads, group, head_dim;
     int64_t window;  // 0: none
@@ -53,147 +44,8 @@ struct AttentionCall {
 
 namespace {
 
-struct Pair { uint32_t bits; };  // bfloat16 of an even index in the lower half, of the next in the upper
-
-inline Floats add_product(Floats total, float a, const float* b) { return total + a * load(b); }
-
-#if defined(__AVX512BF16__)
-inline Floats add_product(Floats total, Pair a, const Pair* b) {
-    return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32(a.bits), (__m512bh)read<__m512i>(b));
-}
-#endif
-
-// c[row][column] = keep[row] * c[row][column] + sum over t of a[row][t] * b[t][column], for ROWS rows and N vectors of
-// columns; without `keep` whatever c held is forgotten.
-template <int ROWS, int N, class Unit>
-inline void multiply_block(
-    const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride, const float* keep) {
-    Floats total[ROWS][N];
-    for (int row = 0; row < ROWS; row++)
-        for (int n = 0; n < N; n++)
-            total[row][n] = keep ? keep[row] * load(c + row * c_stride + n * LANES) : Floats{};
-    for (long t = 0; t < steps; t++)
-        for (int row = 0; row < ROWS; row++)
-            for (int n = 0; n < N; n++)
-                total[row][n] = add_product(total[row][n], a[row * a_stride + t], b + t * b_stride + n * LANES);
-    for (int row = 0; row < ROWS; row++)
-        for (int n = 0; n < N; n++) store(c + row * c_stride + n * LANES, total[row][n]);
-}
-
-template <int ROWS, class Unit>
-void multiply_rows(const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
-                   long width, const float* keep) {
-    long column = 0;
-    for (; column + COLUMNS * LANES <= width; column += COLUMNS * LANES)
-        multiply_block<ROWS, COLUMNS>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
-    for (; column < width; column += LANES)
-        multiply_block<ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
-}
-
-// `width` is a multiple of LANES; `rows` at most BLOCK.
-template <class Unit>
-void multiply(long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
-              long width, const float* keep) {
-    switch (rows) {
-        case 1: return multiply_rows<1>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
-        case 2: return multiply_rows<2>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
-        case 3: return multiply_rows<3>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
-        default: return multiply_rows<4>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
-    }
-}
-
-// The elements of a and b in turn: their lower halves, or their upper.
-template <bool UPPER> inline Words interleave(Words a, Words b) {
-    constexpr int S = UPPER ? LANES / 2 : 0, L = LANES;
-#if defined(__clang__)
-#define QUIRE_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define QUIRE_SHUFFLE(...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
-#endif
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1, S + 2, S + L + 2, S + 3, S + L + 3, S + 4, S + L + 4, S + 5,
-                         S + L + 5, S + 6, S + L + 6, S + 7, S + L + 7);
-#elif defined(__AVX__)
-    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1, S + 2, S + L + 2, S + 3, S + L + 3);
-#else
-    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1);
-#endif
-#undef QUIRE_SHUFFLE
-}
-
-// Transposes LANES x LANES words: each round moves one bit of the row index to the column index.
-inline void transpose(Words (&rows)[LANES]) {
-    for (int size = 1; size < LANES; size *= 2) {
-        Words mixed[LANES];
-        for (int i = 0; i < LANES / 2; i++) {
-            mixed[2 * i] = interleave<false>(rows[i], rows[i + LANES / 2]);
-            mixed[2 * i + 1] = interleave<true>(rows[i], rows[i + LANES / 2]);
-        }
-        for (int i = 0; i < LANES; i++) rows[i] = mixed[i];
-    }
-}
-
-// LANES units of a key from its element `first` on; zero past `head_dim`.
-template <class Cache> inline Words units(const float*, const Cache* key, long first, long head_dim) {
-    return bits_as<Words>(load(key + first, head_dim - first));
-}
-
-inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) {
-    if (head_dim - first >= 2 * LANES) return read<Words>(key + first);
-    BFloat16 padded[2 * LANES] = {};
-    std::memcpy(padded, key + first, (head_dim - first) * sizeof(BFloat16));
-    return read<Words>(padded);
-}
-
-template <class Unit> constexpr int ELEMENTS = 1;  // of a unit
-template <> constexpr int ELEMENTS<Pair> = 2;
-
-// Where a tile's keys and values are. Past `count` the last one is repeated.
-template <class Cache> struct Tile {
-    long count;
-    const Cache *keys[KEYS], *values[KEYS];
-};
-
-// The packing of a tile asks for the memory of the next one. Pages lie anywhere, so the processor cannot foresee it, and
-// a thread that waits for each page reads at a third of the memory's speed.
-inline void fetch(const void* soon) { __builtin_prefetch(soon); }
-
-// Keys → packed [units of head_dim][KEYS]. Columns past the tile's count are filled too; their scores are unused.
-template <class Unit, class Cache>
-void pack_keys(const Tile<Cache>& tile, const Tile<Cache>& next, long head_dim, Unit* packed) {
-    for (long column = 0; column < tile.count; column += LANES)
-        for (long first = 0; first < head_dim; first += LANES * ELEMENTS<Unit>) {
-            Words block[LANES];
-            for (int i = 0; i < LANES; i++) {
-                block[i] = units(packed, tile.keys[column + i], first, head_dim);
-                fetch(next.keys[column + i] + first);
-            }
-            transpose(block);
-            Unit* to = packed + first / ELEMENTS<Unit> * KEYS + column;
-            for (int i = 0; i < LANES; i++) std::memcpy(to + i * KEYS, &block[i], sizeof(block[i]));
-        }
-}
-
-// Values → packed [units of the tile's count][stride].
-template <class Cache>
-void pack_values(const Tile<Cache>& tile, const Tile<Cache>& next, long head_dim, float* packed, long stride) {
-    for (long i = 0; i < tile.count; i++)
-        for (long d = 0; d < head_dim; d += LANES) {
-            fetch(next.values[i] + d);
-            store(packed + i * stride + d, load(tile.values[i] + d, head_dim - d));
-        }
-}
-
-void pack_values(const Tile<BFloat16>& tile, const Tile<BFloat16>& next, long head_dim, Pair* packed, long stride) {
-    for (long i = 0; i < tile.count; i += 2)
-        for (long d = 0; d < head_dim; d += LANES) {
-            fetch(next.values[i + d / LANES % 2] + d);  // two steps of d are one cache line
-            Words even = bits_as<Words>(load(tile.values[i] + d, head_dim - d));
-            Words odd = i + 1 < tile.count ? bits_as<Words>(load(tile.values[i + 1] + d, head_dim - d)) : Words{};
-            Words pairs = even >> 16 | odd;  // a bfloat16 as a float32 has its bits in the upper half
-            std::memcpy(packed + i / 2 * stride + d, &pairs, sizeof(pairs));
-        }
-}
+constexpr int MAX_ROWS = 64;  // rows that share a packed tile; of one head, or of several with fewer rows each
+constexpr int PARTS = 8;      // items that each thread should get at least, so that all finish together
 
 template <class Query> void pack_query(const Query* q, long head_dim, float* packed) {
     for (long d = 0; d < head_dim; d += LANES) store(packed + d, load(q + d, head_dim - d));
@@ -214,7 +66,7 @@ template <class Unit> struct Workspace {
 
     Workspace(long rows, long head_dim) {
         query_stride = round_up(head_dim, 2 * LANES) / ELEMENTS<Unit>;
-        out_stride = round_up(head_dim, LANES);
+        out_stride = round_up(head_dim, COLUMNS * LANES);
         const long sizes[] = {rows * query_stride, query_stride * KEYS, out_stride * KEYS, BLOCK * KEYS,
                               BLOCK * KEYS, rows * out_stride, rows, rows * LANES};
         long count = 0;
@@ -237,65 +89,68 @@ template <class Unit> struct Workspace {
     }
 };
 
-// Scores of one row and tile → weights e^(score - most). Keys outside [begin, end) get the weight 0. Returns the factor
-// for what was summed up under the greatest score before.
-template <class Unit>
-float soften(const float* scores, long width, long begin, long end, float scale, float& most, Floats& total,
-             Unit* weights) {
+// Scores of one row and tile → weights 2^(score * scale - most); `scale` has the factor log2(e) in it. Keys outside
+// [begin, end) get the weight 0. Returns the factor for what was summed up under the greatest score before.
+template <bool ALL, class Unit>
+inline float soften(const float* scores, long width, long begin, long end, float scale, float& most, Floats& total,
+                    Unit* weights) {
     Ints lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
     const Floats hidden = fill(-INFINITY);
     Floats x[KEYS / LANES], highest = hidden;
     for (long n = 0; n < width / LANES; n++) {
-        Ints key = lane + (int)(n * LANES);
-        Ints seen = (key >= (int)begin) & (key < (int)end);
-        x[n] = seen ? load(scores + n * LANES) * scale : hidden;
+        x[n] = load(scores + n * LANES) * scale;
+        if constexpr (!ALL) {
+            const Ints key = lane + (int)(n * LANES);
+            x[n] = (key >= (int)begin) & (key < (int)end) ? x[n] : hidden;
+        }
         highest = x[n] > highest ? x[n] : highest;
     }
-    float before = most;
+    const float before = most;
     most = std::max(before, largest(highest));
-    float keep = before == -INFINITY ? 0 : std::exp(before - most);
+    const float keep = before == -INFINITY ? 0 : exp2(fill(before - most))[0];
     total *= keep;
     for (long n = 0; n < width / LANES; n++) {
-        Ints key = lane + (int)(n * LANES);
-        Ints seen = (key >= (int)begin) & (key < (int)end);
-        Floats weight = seen ? exp(x[n] - most) : Floats{};
+        Floats weight = exp2(x[n] - most);
+        if constexpr (!ALL) {
+            const Ints key = lane + (int)(n * LANES);
+            weight = (key >= (int)begin) & (key < (int)end) ? weight : Floats{};
+        }
         total += weight;
         store_weights(weights + n * LANES / ELEMENTS<Unit>, weight);
     }
     return keep;
 }
 
-struct Item { long request, first_token, first_query, num_queries, cost; };
+// Queries [first_query, first_query + num_queries) of a request, against some KV heads.
+struct Item { long request, first_token, first_query, num_queries, first_head, num_heads, cost; };
+
+// Where the keys [start, start + count) of one request are: offsets from those of the same head on page 0. Past `count`
+// the last one is repeated.
+struct Tile { long start, count, offsets[KEYS]; };
 
 // One item's keys, tile by tile.
-template <class Cache> struct Walk {
+struct Walk {
     const AttentionCall& call;
     const int32_t* table;
-    const Cache *keys, *values;
     long first_position, first_key, begin, end;  // begin: of the first tile; end: past the last key
 
-    Walk(const AttentionCall& call, const Item& item, long kv_head)
-        : call(call),
-          table(call.block_tables + item.request * call.table_stride),
-          keys(static_cast<const Cache*>(call.keys) + kv_head * call.kv_head_stride),
-          values(static_cast<const Cache*>(call.values) + kv_head * call.kv_head_stride) {
+    Walk(const AttentionCall& call, const Item& item)
+        : call(call), table(call.block_tables + item.request * call.table_stride) {
         first_position = call.seq_lens[item.request] - call.query_lens[item.request] + item.first_query;
         first_key = call.window ? std::max(0L, first_position + 1 - call.window) : 0;
         begin = first_key / KEYS * KEYS;
         end = first_position + item.num_queries;
     }
 
-    Tile<Cache> tile(long start) const {
-        Tile<Cache> found;
-        found.count = std::min<long>(KEYS, end - start);
+    Tile tile(long start) const {
+        const long page_size = 2 * call.num_kv_heads * call.block_size * call.head_dim;
+        Tile found{start, std::min<long>(KEYS, end - start), {}};
         // A page before the window may have been given away: the first key that is seen stands for those on it.
         long position = std::max(start, first_key);
         long page = position / call.block_size, offset = position % call.block_size;
         for (long i = 0; i < KEYS; i++) {
-            const long element = (table[page] * call.block_size + offset) * call.head_dim;
-            found.keys[i] = keys + element;
-            found.values[i] = values + element;
+            found.offsets[i] = table[page] * page_size + offset * call.head_dim;
             if (start + i < position || position + 1 == end) continue;
             position++;
             if (++offset == call.block_size) page++, offset = 0;
@@ -304,78 +159,150 @@ template <class Cache> struct Walk {
     }
 };
 
-// Queries of one request against one KV head; `after` is what this thread does next.
-template <class Unit, class Query, class Cache>
-void attend(const AttentionCall& call, const Item& item, long kv_head, const Walk<Cache>& after,
-            Workspace<Unit>& work) {
-    const long head_dim = call.head_dim, group = call.group, rows = item.num_queries * group;
-    const Walk<Cache> walk(call, item, kv_head);
-    const long first_position = walk.first_position;
-    const Query* q = static_cast<const Query*>(call.q) + (item.first_token + item.first_query) * call.q_token_stride +
-                     kv_head * group * call.q_head_stride;
+// A head's keys and values in a tile.
+template <class Cache> struct Operands {
+    Rows<Cache> keys, values;
+    long count;
 
-    for (long row = 0; row < rows; row++) {
-        const Query* from = q + row / group * call.q_token_stride + row % group * call.q_head_stride;
-        pack_query(from, head_dim, work.queries + row * work.query_stride);
-        work.most[row] = -INFINITY;
-        work.total[row] = Floats{};
+    Operands(const AttentionCall& call, const Tile& tile, long kv_head) : count(tile.count) {
+        const long head_size = call.block_size * call.head_dim;
+        const Cache* first = static_cast<const Cache*>(call.kv_cache) + kv_head * head_size;
+        keys = {first, tile.offsets};
+        values = {first + call.num_kv_heads * head_size, tile.offsets};
     }
-    std::fill_n(work.out, rows * work.out_stride, 0.0f);
+};
 
-    Tile<Cache> tile = walk.tile(walk.begin);
-    for (long start = walk.begin; start < walk.end; start += KEYS) {
-        const Tile<Cache> next = start + KEYS < walk.end ? walk.tile(start + KEYS) : after.tile(after.begin);
-        const long count = tile.count, width = round_up(count, LANES);
-        pack_keys(tile, next, head_dim, work.keys);
-        pack_values(tile, next, head_dim, work.values, work.out_stride);
-        for (long i = round_up(count, LANES); i < next.count; i++)  // what a tile shorter than the next left out
-            for (long d = 0; d < head_dim; d += 64 / (long)sizeof(Cache)) {
-                fetch(next.keys[i] + d);
-                fetch(next.values[i] + d);
+// One item on one thread.
+template <class Unit, class Query, class Cache> struct Attention {
+    const AttentionCall& call;
+    const Item& item;
+    Workspace<Unit>& work;
+    const long head_dim = call.head_dim, group = call.group;
+    const long rows = item.num_queries * group;  // of one head
+    const Walk walk{call, item};
+
+    // `after` is what this thread does next.
+    void run(const Item& after) {
+        begin();
+        const Walk walk_after(call, after);
+        Tile tile = walk.tile(walk.begin);
+        while (true) {
+            const bool last = tile.start + KEYS >= walk.end;
+            const Tile next = last ? walk_after.tile(walk_after.begin) : walk.tile(tile.start + KEYS);
+            for (long head = 0; head < item.num_heads; head++) {
+                const bool stay = head + 1 < item.num_heads;
+                const long next_head = stay ? item.first_head + head + 1 : last ? after.first_head : item.first_head;
+                add(head, tile.start, {call, tile, item.first_head + head}, {call, stay ? tile : next, next_head});
             }
-        tile = next;
+            if (last) break;
+            tile = next;
+        }
+        finish();
+    }
 
+    void begin() {
+        for (long head = 0; head < item.num_heads; head++) {
+            const Query* q = static_cast<const Query*>(call.q) +
+                             (item.first_token + item.first_query) * call.q_token_stride +
+                             (item.first_head + head) * group * call.q_head_stride;
+            for (long row = 0; row < rows; row++)
+                pack_query(q + row / group * call.q_token_stride + row % group * call.q_head_stride, head_dim,
+                           work.queries + (head * rows + row) * work.query_stride);
+        }
+        const long all = item.num_heads * rows;
+        std::fill_n(work.most, all, -INFINITY);
+        std::fill_n(work.total, all, Floats{});
+        std::fill_n(work.out, all * work.out_stride, 0.0f);
+    }
+
+    // The keys of one tile and head.
+    void add(long head, long start, const Operands<Cache>& now, const Operands<Cache>& next) {
+        const bool pack = rows > BLOCK;
+        pack_keys(now.keys, next.keys, now.count, head_dim, work.keys);
+        if (pack) pack_values(now.values, next.values, now.count, head_dim, work.values, work.out_stride);
         for (long row = 0; row < rows; row += BLOCK) {
-            const long num = std::min<long>(BLOCK, rows - row);
-            const long last_position = first_position + (row + num - 1) / group;
+            const long num = std::min<long>(BLOCK, rows - row), index = head * rows + row;
+            const long first_position = walk.first_position + row / group;
+            const long last_position = walk.first_position + (row + num - 1) / group;
             if (last_position < start) continue;  // all of the tile lies in its future
-            if (call.window && first_position + row / group + 1 - call.window >= start + count) continue;  // or past
-            multiply<Unit>(num, work.queries + row * work.query_stride, work.query_stride, work.keys, KEYS,
-                           (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, width, nullptr);
+            if (call.window && first_position + 1 - call.window >= start + now.count) continue;  // or past
             float keep[BLOCK];
-            for (long i = 0; i < num; i++) {
-                const long position = first_position + (row + i) / group;
-                const long from = call.window ? std::max(0L, position + 1 - call.window - start) : 0;
-                const long to = std::min(count, position + 1 - start);
-                keep[i] = soften(work.scores + i * KEYS, width, from, to, (float)call.scale, work.most[row + i],
-                                 work.total[row + i], work.weights + i * KEYS / ELEMENTS<Unit>);
-            }
-            multiply<Unit>(num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
-                           (count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + row * work.out_stride,
-                           work.out_stride, work.out_stride, keep);
+            weigh(row, num, index, start, now.count, keep);
+            float* out = work.out + index * work.out_stride;
+            constexpr long stride = KEYS / ELEMENTS<Unit>;
+            if (pack)
+                multiply<Unit>(num, work.weights, stride, work.values, work.out_stride,
+                               (now.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, out, work.out_stride,
+                               round_up(head_dim, LANES), keep);
+            else
+                with_rows(num, [&](auto constant) {
+                    multiply_values<constant()>(work.weights, stride, now.values, next.values, now.count, head_dim,
+                                                out, work.out_stride, keep);
+                });
+        }
+        if (next.count > now.count) {  // what a tile shorter than the next has not asked for
+            fetch_rows(next.keys, round_up(now.count, LANES), next.count, head_dim);
+            fetch_rows(next.values, now.count, next.count, head_dim);
         }
     }
-    Query* out = static_cast<Query*>(call.out) +
-                 ((item.first_token + item.first_query) * call.num_kv_heads + kv_head) * group * head_dim;
-    for (long row = 0; row < rows; row++) {
-        Query* to = out + (row / group * call.num_kv_heads * group + row % group) * head_dim;
-        const float share = 1 / sum(work.total[row]);
-        for (long d = 0; d < head_dim; d += LANES)
-            store(to + d, load(work.out + row * work.out_stride + d) * share, head_dim - d);
+
+    // work.weights of `num` rows from `row` on, in the tile at `start`.
+    void weigh(long row, long num, long index, long start, long count, float* keep) {
+        const long width = round_up(count, LANES);
+        multiply<Unit>(num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
+                       (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, width, nullptr);
+        const float scale = (float)(call.scale * M_LOG2E);
+        for (long i = 0; i < num; i++) {
+            const long position = walk.first_position + (row + i) / group;
+            const long from = call.window ? std::max(0L, position + 1 - call.window - start) : 0;
+            const long to = std::min(count, position + 1 - start);
+            const float* scores = work.scores + i * KEYS;
+            Unit* weights = work.weights + i * KEYS / ELEMENTS<Unit>;
+            float& most = work.most[index + i];
+            Floats& total = work.total[index + i];
+            keep[i] = from == 0 && to == KEYS ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
+                                              : soften<false>(scores, width, from, to, scale, most, total, weights);
+        }
     }
-}
+
+    void finish() {
+        for (long head = 0; head < item.num_heads; head++) {
+            Query* out = static_cast<Query*>(call.out) +
+                         ((item.first_token + item.first_query) * call.num_kv_heads + item.first_head + head) * group *
+                             head_dim;
+            for (long row = 0; row < rows; row++) {
+                Query* to = out + (row / group * call.num_kv_heads * group + row % group) * head_dim;
+                const float* from = work.out + (head * rows + row) * work.out_stride;
+                const float share = 1 / sum(work.total[head * rows + row]);
+                for (long d = 0; d < head_dim; d += LANES) store(to + d, load(from + d) * share, head_dim - d);
+            }
+        }
+    }
+};
 
 std::vector<Item> items_of(const AttentionCall& call) {
-    std::vector<Item> items;
+    std::vector<Item> pieces;
     const long queries = std::max<long>(1, MAX_ROWS / call.group);
-    long first_token = 0;
+    long first_token = 0, total = 0;
     for (long request = 0; request < call.num_requests; request++) {
         const long count = call.query_lens[request], computed = call.seq_lens[request] - count;
         for (long first = 0; first < count; first += queries) {
             const long num = std::min(queries, count - first);
-            items.push_back({request, first_token, first, num, num * (computed + first + num)});
+            const long cost = (num + 8) * (computed + first + num);  // of a head; reading it costs like some queries
+            pieces.push_back({request, first_token, first, num, 0, 0, cost});
+            total += cost * call.num_kv_heads;
         }
         first_token += count;
+    }
+    std::vector<Item> items;
+    for (Item& item : pieces) {
+        const long fair = total / (PARTS * call.num_threads * item.cost);
+        const long heads = std::clamp(std::min(fair, MAX_ROWS / (item.num_queries * call.group)), 1L, call.num_kv_heads);
+        for (; item.first_head < call.num_kv_heads; item.first_head += heads) {
+            item.num_heads = std::min(heads, call.num_kv_heads - item.first_head);
+            items.push_back(item);
+            items.back().cost *= item.num_heads;
+        }
     }
     // The costliest first, so that threads finish together.
     std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
@@ -384,7 +311,7 @@ std::vector<Item> items_of(const AttentionCall& call) {
 
 template <class Unit, class Query, class Cache> void run(const AttentionCall& call) {
     const std::vector<Item> items = items_of(call);
-    const long count = (long)items.size() * call.num_kv_heads;
+    const long count = (long)items.size();
     // A thread takes a few neighbours at once, so that it knows what it does next.
     const long run_length = std::clamp<long>(count / (16 * call.num_threads), 1, 8);
     const long rows = std::max<long>(items.empty() ? 0 : MAX_ROWS, call.group);
@@ -392,11 +319,8 @@ template <class Unit, class Query, class Cache> void run(const AttentionCall& ca
     {
         Workspace<Unit> work(rows, call.head_dim);
 #pragma omp for schedule(dynamic, run_length)
-        for (long i = 0; i < count; i++) {
-            const long after = std::min(i + 1, count - 1);
-            attend<Unit, Query, Cache>(call, items[i / call.num_kv_heads], i % call.num_kv_heads,
-                                       {call, items[after / call.num_kv_heads], after % call.num_kv_heads}, work);
-        }
+        for (long i = 0; i < count; i++)
+            Attention<Unit, Query, Cache>{call, items[i], work}.run(items[std::min(i + 1, count - 1)]);
     }
 }
 

@@ -136,20 +136,26 @@ extern "C" int quire_silu_and_mul(
     });
 }
 
-// x [num_tokens, heads, head_dim] with strides → cache [heads, slots, head_dim] at slots[token], finite.
+// k and v [num_tokens, heads, head_dim] with strides → cache [pages, 2, heads, block_size, head_dim], dense, at
+// slots[token], finite.
 extern "C" int quire_write_cache(
-    const void* x, void* cache, const int64_t* slots, long num_tokens, long heads, long head_dim, long token_stride,
-    long head_stride, long cache_head_stride, double largest, long dtype, long cache_dtype, long num_threads) {
+    const void* k, const void* v, void* cache, const int64_t* slots, long num_tokens, long heads, long head_dim,
+    long k_token_stride, long k_head_stride, long v_token_stride, long v_head_stride, long block_size, double largest,
+    long dtype, long cache_dtype, long num_threads) {
     int failed = 0;
     int unknown = with_type(dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         failed = with_type(cache_dtype, [&](auto* cache_type) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
-            parallel(num_tokens, num_tokens * heads * head_dim, num_threads, [&](long token) {
-                for (long head = 0; head < heads; head++)
-                    store_finite((const T*)x + token * token_stride + head * head_stride,
-                                 (Cache*)cache + head * cache_head_stride + slots[token] * head_dim, head_dim,
-                                 (float)largest);
+            const long half = heads * block_size * head_dim;
+            parallel(num_tokens, 2 * num_tokens * heads * head_dim, num_threads, [&](long token) {
+                Cache* page = (Cache*)cache + slots[token] / block_size * 2 * half;
+                Cache* to = page + slots[token] % block_size * head_dim;
+                const T *key = (const T*)k + token * k_token_stride, *value = (const T*)v + token * v_token_stride;
+                for (long head = 0; head < heads; head++, to += block_size * head_dim) {
+                    store_finite(key + head * k_head_stride, to, head_dim, (float)largest);
+                    store_finite(value + head * v_head_stride, to + half, head_dim, (float)largest);
+                }
             });
         });
     });

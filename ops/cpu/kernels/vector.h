@@ -153,4 +153,24 @@ inline Floats exp(Floats x) {
     return p * bits_as<Floats>(exponent);
 }
 
+// 2^x like exp, for x up to 127; from -126 down it stays there.
+inline Floats exp2(Floats x) {
+    const Floats low = fill(-126.0f), magic = fill(12582912.0f);
+    x = x < low ? low : x;
+    Floats shifted = x + magic;
+    Floats r = x - (shifted - magic);
+    Floats p = fill(1.535336188e-4f);
+    p = p * r + 1.339887440e-3f;
+    p = p * r + 9.618437358e-3f;
+    p = p * r + 5.550332472e-2f;
+    p = p * r + 2.402264791e-1f;
+    p = p * r + 6.931472029e-1f;
+    p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    if constexpr (LANES == 16) return (Floats)_mm512_scalef_ps((__m512)p, (__m512)(shifted - magic));
+#endif
+    Ints exponent = (bits_as<Ints>(shifted) - bits_as<Ints>(magic) + 127) << 23;
+    return p * bits_as<Floats>(exponent);
+}
+
 }  // namespace quire

@@ -1,0 +1,230 @@
+// A tile's keys and values as the operands of small matrix products. See attention.cpp for the whole.
+#pragma once
+
+#include "vector.h"
+
+#include <type_traits>
+
+namespace quire {
+
+constexpr int KEYS = 64;  // keys of a tile; with head_dim 128 in bfloat16 its keys and values stay in a 48 KiB L1
+constexpr int BLOCK = 4;  // rows whose sums are in registers at once
+constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of them: BLOCK * COLUMNS accumulators
+
+struct Pair { uint32_t bits; };  // bfloat16 of an even index in the lower half, of the next in the upper
+
+inline Floats add_product(Floats total, float a, const float* b) { return total + a * load(b); }
+inline Floats add_product(Floats total, float a, Words b) { return total + a * bits_as<Floats>(b); }
+
+#if defined(__AVX512BF16__)
+inline Floats add_product(Floats total, Pair a, const Pair* b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32(a.bits), (__m512bh)read<__m512i>(b));
+}
+
+inline Floats add_product(Floats total, Pair a, Words b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32(a.bits), (__m512bh)b);
+}
+#endif
+
+// c[row][column] = keep[row] * c[row][column] + sum over t of a[row][t] * b[t][column], for ROWS rows and N vectors of
+// columns; without `keep` whatever c held is forgotten.
+template <int ROWS, int N, class Unit>
+inline void multiply_block(
+    const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride, const float* keep) {
+    Floats total[ROWS][N];
+    for (int row = 0; row < ROWS; row++)
+        for (int n = 0; n < N; n++)
+            total[row][n] = keep ? keep[row] * load(c + row * c_stride + n * LANES) : Floats{};
+    for (long t = 0; t < steps; t++)
+        for (int row = 0; row < ROWS; row++)
+            for (int n = 0; n < N; n++)
+                total[row][n] = add_product(total[row][n], a[row * a_stride + t], b + t * b_stride + n * LANES);
+    for (int row = 0; row < ROWS; row++)
+        for (int n = 0; n < N; n++) store(c + row * c_stride + n * LANES, total[row][n]);
+}
+
+template <int ROWS, class Unit>
+void multiply_rows(const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
+                   long width, const float* keep) {
+    long column = 0;
+    for (; column + COLUMNS * LANES <= width; column += COLUMNS * LANES)
+        multiply_block<ROWS, COLUMNS>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
+    for (; column < width; column += LANES)
+        multiply_block<ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
+}
+
+// Calls body with `rows`, 1 to BLOCK, as a constant.
+template <class Body> inline void with_rows(long rows, Body body) {
+    switch (rows) {
+        case 1: return body(std::integral_constant<int, 1>());
+        case 2: return body(std::integral_constant<int, 2>());
+        case 3: return body(std::integral_constant<int, 3>());
+        default: return body(std::integral_constant<int, 4>());
+    }
+}
+
+// `width` is a multiple of LANES; `rows` at most BLOCK.
+template <class Unit>
+void multiply(long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
+              long width, const float* keep) {
+    with_rows(rows, [&](auto constant) {
+        multiply_rows<constant()>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
+    });
+}
+
+// The elements of a and b in turn: their lower halves, or their upper.
+template <bool UPPER> inline Words interleave(Words a, Words b) {
+    constexpr int S = UPPER ? LANES / 2 : 0, L = LANES;
+#if defined(__clang__)
+#define QUIRE_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define QUIRE_SHUFFLE(...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1, S + 2, S + L + 2, S + 3, S + L + 3, S + 4, S + L + 4, S + 5,
+                         S + L + 5, S + 6, S + L + 6, S + 7, S + L + 7);
+#elif defined(__AVX__)
+    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1, S + 2, S + L + 2, S + 3, S + L + 3);
+#else
+    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1);
+#endif
+#undef QUIRE_SHUFFLE
+}
+
+// Transposes LANES x LANES words: each round moves one bit of the row index to the column index.
+inline void transpose(Words (&rows)[LANES]) {
+    for (int size = 1; size < LANES; size *= 2) {
+        Words mixed[LANES];
+        for (int i = 0; i < LANES / 2; i++) {
+            mixed[2 * i] = interleave<false>(rows[i], rows[i + LANES / 2]);
+            mixed[2 * i + 1] = interleave<true>(rows[i], rows[i + LANES / 2]);
+        }
+        for (int i = 0; i < LANES; i++) rows[i] = mixed[i];
+    }
+}
+
+// LANES units of a key from its element `first` on; zero past `head_dim`.
+template <class Cache> inline Words units(const float*, const Cache* key, long first, long head_dim) {
+    return bits_as<Words>(load(key + first, head_dim - first));
+}
+
+inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) {
+    if (head_dim - first >= 2 * LANES) return read<Words>(key + first);
+    BFloat16 padded[2 * LANES] = {};
+    std::memcpy(padded, key + first, (head_dim - first) * sizeof(BFloat16));
+    return read<Words>(padded);
+}
+
+template <class Unit> constexpr int ELEMENTS = 1;  // of a unit
+template <> constexpr int ELEMENTS<Pair> = 2;
+
+// One head's keys, or values, of a tile: rows of head_dim elements, which lie wherever their pages do.
+template <class Cache> struct Rows {
+    const Cache* head;  // on page 0
+    const long* offsets;
+    const Cache* operator[](long i) const { return head + offsets[i]; }
+};
+
+// Whoever reads a row asks for the memory of the row that takes its place in the next product. Pages lie anywhere, so the
+// processor cannot foresee it, and a thread that waits for each page reads at a third of the memory's speed.
+template <long COUNT, class Cache> inline void fetch(const Cache* soon) {
+    for (long i = 0; i < COUNT; i += 64 / (long)sizeof(Cache)) __builtin_prefetch(soon + i);
+}
+
+template <class Cache> inline void fetch_rows(Rows<Cache> rows, long begin, long end, long head_dim) {
+    for (long i = begin; i < end; i++)
+        for (long d = 0; d < head_dim; d += 64 / (long)sizeof(Cache)) fetch<1>(rows[i] + d);
+}
+
+// `count` keys → packed [units of head_dim][KEYS]. Columns up to a multiple of LANES are filled too; their scores are
+// unused.
+template <class Unit, class Cache>
+void pack_keys(Rows<Cache> keys, Rows<Cache> next, long count, long head_dim, Unit* packed) {
+    constexpr long WIDTH = LANES * ELEMENTS<Unit>;
+    for (long column = 0; column < count; column += LANES)
+        for (long first = 0; first < head_dim; first += WIDTH) {
+            Words block[LANES];
+            for (int i = 0; i < LANES; i++) {
+                block[i] = units(packed, keys[column + i], first, head_dim);
+                fetch<WIDTH>(next[column + i] + first);
+            }
+            transpose(block);
+            Unit* to = packed + first / ELEMENTS<Unit> * KEYS + column;
+            for (int i = 0; i < LANES; i++) std::memcpy(to + i * KEYS, &block[i], sizeof(block[i]));
+        }
+}
+
+// Values are taken two vectors at a time: a vector of pairs has the elements of two.
+constexpr long SPAN = 2 * LANES;
+
+struct Two { Words lower, upper; };
+
+template <class Cache> inline Two units_of(const float*, const Cache* value, const Cache*) {
+    return {bits_as<Words>(load(value)), bits_as<Words>(load(value + LANES))};
+}
+
+#if defined(__AVX512BF16__)
+inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
+    typedef uint16_t Elements __attribute__((vector_size(64)));
+    constexpr Elements lower = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i a = read<__m512i>(even), b = read<__m512i>(odd);
+    return {(Words)_mm512_permutex2var_epi16(a, (__m512i)lower, b),
+            (Words)_mm512_permutex2var_epi16(a, (__m512i)(lower + 16), b)};
+}
+#endif
+
+// The units of step `t` of `count` values, dimensions [d, d + SPAN); zero past `head_dim` and past the last value.
+template <class Unit, class Cache>
+inline Two value_units(Rows<Cache> values, Rows<Cache> next, long t, long count, long d, long head_dim) {
+    constexpr long E = ELEMENTS<Unit>;
+    static const Cache zeros[SPAN] = {};
+    Cache padded[E][SPAN];
+    const Cache* rows[2] = {zeros, zeros};
+    for (long i = 0; i < E && t * E + i < count; i++) {
+        rows[i] = values[t * E + i] + d;
+        fetch<SPAN>(next[t * E + i] + d);
+        if (head_dim - d >= SPAN) continue;
+        std::memset(padded[i], 0, sizeof(padded[i]));
+        std::memcpy(padded[i], rows[i], (head_dim - d) * sizeof(Cache));
+        rows[i] = padded[i];
+    }
+    return units_of(static_cast<const Unit*>(nullptr), rows[0], rows[1]);
+}
+
+// `count` values → packed [units of the count][stride].
+template <class Unit, class Cache>
+void pack_values(Rows<Cache> values, Rows<Cache> next, long count, long head_dim, Unit* packed, long stride) {
+    for (long t = 0; t * ELEMENTS<Unit> < count; t++)
+        for (long d = 0; d < head_dim; d += SPAN) {
+            const Two two = value_units<Unit>(values, next, t, count, d, head_dim);
+            std::memcpy(packed + t * stride + d, &two, sizeof(two));
+        }
+}
+
+// `multiply` by values that are not packed, for so few rows that packing would not pay.
+template <int ROWS, class Unit, class Cache>
+void multiply_values(const Unit* weights, long weights_stride, Rows<Cache> values, Rows<Cache> next, long count,
+                     long head_dim, float* out, long out_stride, const float* keep) {
+    constexpr int N = COLUMNS / 2;
+    const long steps = (count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>;
+    for (long d = 0; d < head_dim; d += N * SPAN) {
+        Floats total[ROWS][2 * N];
+        for (int row = 0; row < ROWS; row++)
+            for (int n = 0; n < 2 * N; n++) total[row][n] = keep[row] * load(out + row * out_stride + d + n * LANES);
+        for (long t = 0; t < steps; t++)
+            for (int n = 0; n < N; n++) {
+                if (n && d + n * SPAN >= head_dim) continue;
+                const Two two = value_units<Unit>(values, next, t, count, d + n * SPAN, head_dim);
+                for (int row = 0; row < ROWS; row++) {
+                    const Unit weight = weights[row * weights_stride + t];
+                    total[row][2 * n] = add_product(total[row][2 * n], weight, two.lower);
+                    total[row][2 * n + 1] = add_product(total[row][2 * n + 1], weight, two.upper);
+                }
+            }
+        for (int row = 0; row < ROWS; row++)
+            for (int n = 0; n < 2 * N; n++) store(out + row * out_stride + d + n * LANES, total[row][n]);
+    }
+}
+
+}  // namespace quire
