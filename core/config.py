@@ -17,6 +17,7 @@ from quire.core.errors import ConfigError
 
 
 Positive = Annotated[int, Meta(ge=1)]
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     max_logprobs: Annotated[
         int, Meta(ge=-1, description="Most logprobs a request may ask for; -1 lifts the limit.")
     ] = 20
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(
+            description="What is returned as logprobs: log-probabilities or logits, of the model itself (raw) or after "
+            "penalties, masks, temperature and cuts (processed)."
+        ),
+    ] = "raw_logprobs"
     generation_config: Annotated[
         str,
         Meta(description="Source of default sampling parameters: auto (the model's folder), vllm (none), or a folder."),
@@ -299,4 +307,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     fit_max_model_len: bool
     seed: int
     log_stats: bool = True
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     trace_folder: str | None = None  # where timelines are written; None records none

@@ -64,10 +64,11 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> list[list[int]]:
         """Per KV group, the pages that hold the longest cached prefix: equally many, and never the whole sequence.
 
-        At least the last known token must be computed, because the next one is sampled from it.
+        At least the last known token must be computed, because the next one is sampled from it. A prompt whose
+        log-probabilities are wanted must be computed whole: nobody keeps them.
         """
         prefix: list[list[int]] = [[] for _ in self._groups]
-        if not self._caching:
+        if not self._caching or request.scores_prompt:
             return prefix
         num_blocks = (request.num_tokens - 1) // self._block_size
         self._hash_blocks(request, num_blocks)

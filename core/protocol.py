@@ -67,15 +67,28 @@ class FinishReason(StrEnum):
 
 
 class TokenLogprobs(Struct, array_like=True):
-    """Log-probabilities at one output position.
+    """Log-probabilities at one position, or logits: see `LogprobsMode`.
 
-    `token_ids[0]` is the sampled token and `rank` its 1-based rank in the distribution; the likeliest tokens follow,
-    best first (the sampled token appears again among them when it is one of them).
+    `token_ids[0]` is the token at that position, sampled or of the prompt, and `rank` its 1-based rank in the
+    distribution; the likeliest tokens follow, best first (the first one appears again among them when it is one of
+    them). Without `by_rank` the tokens that follow are those that the request named.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     rank: int
+    by_rank: bool = True
+
+
+class PromptLogprobs(Struct, array_like=True):
+    """Log-probabilities of the prompt's tokens from position `start` on, each given those before it.
+
+    The first token of a prompt has none, so `start` is at least 1. They come in parts, as the prompt is computed; a
+    prompt that is computed again sends them again.
+    """
+
+    start: int
+    positions: list[TokenLogprobs]
 
 
 class RequestFailure(Struct, array_like=True):
@@ -102,6 +115,7 @@ class RequestDelta(Struct, array_like=True, gc=False):
     queued_at: float = 0.0  # CLOCK_MONOTONIC seconds, comparable between processes of one host
     scheduled_at: float = 0.0
     num_preemptions: int = 0
+    prompt_logprobs: PromptLogprobs | None = None  # such a delta holds no tokens
 
 
 class SchedulerStats(Struct, array_like=True):
@@ -195,6 +209,8 @@ class StepResult(Struct, array_like=True, tag="result"):
     `logprobs` has an entry (index into token_ids, values) for each sampled row whose request asked; `failures` has
     (index into token_ids, message) for rows whose logits are unusable (NaN): those requests fail, no others. `spans`
     are the step's own times, when timelines are recorded (see `quire.core.trace`).
+
+    `prompt_logprobs` has (slot, values) for rows that computed a part of a prompt whose log-probabilities are wanted.
     """
 
     step_id: int
@@ -202,6 +218,7 @@ class StepResult(Struct, array_like=True, tag="result"):
     logprobs: list[tuple[int, TokenLogprobs]] = []
     failures: list[tuple[int, str]] = []
     spans: list[tuple[str, float, float]] = []
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):

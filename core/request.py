@@ -78,6 +78,14 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed; they come before the first output token.
+
+        True only on admission, before the request has output: so the workers see it too, by the tokens they are given.
+        """
+        return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
+
+    @property
     def num_placeholders(self) -> int:
         """Tokens being sampled by steps in flight."""
         return self.num_tokens - len(self.token_ids)

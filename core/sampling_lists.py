@@ -12,6 +12,8 @@ MAX_LOGIT_BIAS = 1024
 """Entries of logit_bias."""
 MAX_BIAS = 100.0
 
+MAX_LOGPROB_TOKEN_IDS = 128
+
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 65536
 """Over all bad words of a request."""

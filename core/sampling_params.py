@@ -8,7 +8,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
-from quire.core.sampling_lists import check_allowed_token_ids, check_bad_words, check_logit_bias, is_list_of
+from quire.core.sampling_lists import (
+    MAX_LOGPROB_TOKEN_IDS,
+    check_allowed_token_ids,
+    check_bad_words,
+    check_logit_bias,
+    check_token_ids,
+    is_list_of,
+)
 
 
 class RequestOutputKind(IntEnum):
@@ -54,6 +61,14 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     logprobs: Annotated[
         int | None,
         Meta(description="Log-probabilities per output token: the sampled one and this many of the likeliest."),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Meta(description="Log-probabilities per prompt token: its own and this many of the likeliest; -1 for all."),
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None,
+        Meta(description="Tokens to give log-probabilities of, beside the sampled one, instead of the likeliest."),
     ] = None
     logit_bias: Annotated[
         dict[int, float] | None, Meta(description="Added to logits, by token id; -100 to 100 each.")
@@ -107,6 +122,14 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             raise ParameterError("stop must not hold an empty string.", param="stop")
         if self.stop_strings and not self.detokenize:
             raise ParameterError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
+        if self.logprob_token_ids is not None:
+            check_token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
+            if self.logprobs is not None and self.logprobs != len(self.logprob_token_ids):
+                raise ParameterError(
+                    f"logprobs ({self.logprobs}) and logprob_token_ids ({len(self.logprob_token_ids)} ids) disagree; "
+                    "leave logprobs out.",
+                    param="logprob_token_ids",
+                )
         if self.logit_bias is not None:
             check_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:
@@ -120,6 +143,11 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether sampled tokens come with log-probabilities."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def greedy(self) -> bool:
@@ -138,7 +166,7 @@ MAX_COMPLETIONS = 16384
 """Completions that one request may ask for."""
 
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
-_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_COMPLETIONS),
     ("presence_penalty", -2.0, 2.0),
@@ -152,4 +180,5 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, MAX_TOKEN_COUNT),
     ("min_tokens", 0, MAX_TOKEN_COUNT),
     ("logprobs", -1, MAX_TOKEN_COUNT),
+    ("prompt_logprobs", -1, MAX_TOKEN_COUNT),
 )

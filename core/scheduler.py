@@ -26,6 +26,7 @@ from quire.core.protocol import (
     EngineRequest,
     FinishReason,
     NewSlot,
+    PromptLogprobs,
     RequestDelta,
     RequestFailure,
     SchedulerStats,
@@ -78,9 +79,9 @@ class Scheduler:
         self._short_of_pages = False  # at the last plan, someone waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the next plan tells the workers to clear
-        self._in_flight: deque[tuple[StepPlan, list[Request]]] = (
-            deque()
-        )  # with the requests of sampled rows, in row order
+        self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
+        # With the requests of sampled rows, in row order, and those of `_scored`.
+        self._in_flight: deque[tuple[StepPlan, list[Request], dict[int, Request]]] = deque()
         self._num_arrivals = 0
         self._num_steps = 0
         self._stats = SchedulerStats()
@@ -150,7 +151,7 @@ class Scheduler:
             return None
         plan.released, self._released = self._released, []
         self._num_steps += 1
-        self._in_flight.append((plan, sampling))
+        self._in_flight.append((plan, sampling, dict(self._scored)))
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
@@ -229,6 +230,8 @@ class Scheduler:
         if not request.num_preemptions:
             request.scheduled_at = self._clock()
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        if request.scores_prompt:
+            self._scored[request.slot] = request
         # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
         block_ids = [list(table) for table in request.block_ids]
         plan.admitted.append(
@@ -258,7 +261,7 @@ class Scheduler:
 
     def update(self, result: StepResult) -> list[RequestDelta]:
         """Takes in the tokens of the oldest plan in flight; one delta for each of its requests that is still wanted."""
-        plan, requests = self._in_flight.popleft()
+        plan, requests, scored = self._in_flight.popleft()
         if plan.step_id != result.step_id or len(requests) != len(result.token_ids):
             raise EngineError(
                 f"The workers answered step {result.step_id} with {len(result.token_ids)} tokens; "
@@ -271,10 +274,15 @@ class Scheduler:
             for index, message in result.failures
             if requests[index].status is not RequestStatus.FINISHED
         ]
+        scores = [
+            _score_delta(scored[slot], part)
+            for slot, part in result.prompt_logprobs
+            if scored[slot].status is not RequestStatus.FINISHED
+        ]
         deltas = self._append_tokens(requests, result)
         self._throughput.record(self._clock(), len(deltas), num_before - len(self._requests))
         self._drop_finished()
-        return deltas + failed
+        return scores + deltas + failed
 
     def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
         """The other loop that runs once per running request and step."""
@@ -335,6 +343,7 @@ class Scheduler:
     def _leave_slot(self, request: Request) -> None:
         self._free_slots.append(request.slot)
         self._released.append(request.slot)
+        self._scored.pop(request.slot, None)
         request.slot = -1
 
     def _drop_finished(self) -> None:
@@ -364,11 +373,16 @@ class Scheduler:
         assert [request.rank for request in running] == sorted(request.rank for request in running), "rank order broken"
         assert len(running) + len(self._waiting) == len(self._requests), "a request neither runs nor waits"
         for request in self._requests.values():
-            in_flight = sum(request is other for _, sampling in self._in_flight for other in sampling)
+            in_flight = sum(request is other for _, sampling, _ in self._in_flight for other in sampling)
             assert in_flight == request.num_placeholders, f"{request.request_id} miscounts its tokens in flight"
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
             if request.status is RequestStatus.WAITING:
                 assert not request.block_ids, f"{request.request_id} waits but holds pages"
+
+
+def _score_delta(request: Request, part: PromptLogprobs) -> RequestDelta:
+    """Log-probabilities of a part of the prompt."""
+    return RequestDelta(request.request_id, [], prompt_logprobs=part)
 
 
 def _last_delta(request: Request, reason: FinishReason) -> RequestDelta:

@@ -9,6 +9,7 @@ from quire.executor.input_batch import InputBatch, build_input_batch
 from quire.executor.models.base import Model
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.ops import Backend
 
@@ -22,6 +23,7 @@ class ModelRunner:
         ops: Backend,
         table: RequestTable,
         sampler: Sampler,
+        scorer: PromptScorer,
         kv_caches: list[torch.Tensor],
         spans: Spans = NO_SPANS,
     ) -> None:
@@ -29,6 +31,7 @@ class ModelRunner:
         self._ops = ops
         self._table = table
         self._sampler = sampler
+        self._scorer = scorer
         self._kv_caches = kv_caches
         self._spans = spans
 
@@ -37,17 +40,23 @@ class ModelRunner:
         """Applies the plan to the table, runs its rows and waits for the tokens."""
         with self._spans.span("inputs"):
             self._table.apply(plan)
+            self._scorer.release(plan.released)
             for new in plan.admitted:
                 self._sampler.admit(new)
+                self._scorer.admit(new)
             if not plan.slots:
                 return StepResult(plan.step_id, [])
             batch = build_input_batch(plan, self._table)
         with self._spans.span("forward"):
             hidden = self._forward(batch)
-        if len(batch.sampled_slots) == 0:
-            return StepResult(plan.step_id, [])
-        with self._spans.span("sample"):
-            return self._sample(plan.step_id, batch, hidden)
+        result = StepResult(plan.step_id, [])
+        if len(batch.sampled_slots):
+            with self._spans.span("sample"):
+                result = self._sample(plan.step_id, batch, hidden)
+        if self._scorer.pending:
+            with self._spans.span("score"):
+                result.prompt_logprobs = self._scorer.score(plan, hidden, self._table, self._model.compute_logits)
+        return result
 
     def _sample(self, step_id: int, batch: InputBatch, hidden: torch.Tensor) -> StepResult:
         logits = self._model.compute_logits(hidden[batch.last_tokens])

@@ -21,6 +21,7 @@ from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel import ParallelGroup
 from quire.executor.request_table import RequestTable
+from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.weights import open_weights
 
@@ -94,11 +95,13 @@ class Worker:
         spec, limits = self._config.spec, self._config.limits
         shape = self._cache_shape(num_blocks)
         kv_caches = [_zeros(shape, self._cache_dtype, self._device) for _ in range(self._model.num_layers)]
+        mode = self._config.logprobs_mode
         self._runner = ModelRunner(
             self._model,
             self._ops,
             RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device),
-            Sampler(limits.max_num_seqs, spec.vocab_size, spec.eos_token_ids),
+            Sampler(limits.max_num_seqs, spec.vocab_size, spec.eos_token_ids, logprobs_mode=mode),
+            PromptScorer(spec.vocab_size, mode),
             kv_caches,
             self._spans,
         )

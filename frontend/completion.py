@@ -4,6 +4,7 @@ from quire.core.protocol import EngineRequest, FinishReason, RequestDelta, Token
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.detokenizer import Detokenizer
 from quire.frontend.outputs import CompletionOutput, Logprob
+from quire.frontend.token_logprobs import read_row
 from quire.frontend.tokenizer import Tokenizer
 
 
@@ -30,8 +31,9 @@ class Completion:
             self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, sampling)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[dict[int, Logprob]] | None = None if sampling.logprobs is None else []
-        self._cumulative_logprob: float | None = None if sampling.logprobs is None else 0.0
+        wants_logprobs = sampling.wants_logprobs
+        self._logprobs: list[dict[int, Logprob]] | None = [] if wants_logprobs else None
+        self._cumulative_logprob: float | None = 0.0 if wants_logprobs else None
 
     def add(self, delta: RequestDelta) -> None:
         """Takes what a step did. Sets `finish_reason` at the end, which a stop string may bring about here."""
@@ -71,15 +73,11 @@ class Completion:
     def _add_logprobs(self, position: TokenLogprobs) -> None:
         assert self._logprobs is not None
         assert self._cumulative_logprob is not None
-        ranks = [position.rank, *range(1, len(position.token_ids))]
-        row: dict[int, Logprob] = {}
-        for token_id, logprob, rank in zip(position.token_ids, position.logprobs, ranks, strict=True):
-            if token_id not in row:  # the sampled token comes first, and again among the likeliest
-                row[token_id] = Logprob(logprob, rank, self._token_text(token_id))
-        self._logprobs.append(row)
+        self._logprobs.append(read_row(position, self.token_text))
         self._cumulative_logprob += position.logprobs[0]
 
-    def _token_text(self, token_id: int) -> str | None:
+    def token_text(self, token_id: int) -> str | None:
+        """A token's text; None when text was not asked for."""
         return self._tokenizer.token_text(token_id) if self._detokenizer and self._tokenizer else None
 
     def take(self) -> CompletionOutput:

@@ -200,7 +200,13 @@ class InputProcessor:
             EngineRequest(
                 request_id=request_id if sampling.n == 1 else f"{request_id}_{index}",
                 prompt_token_ids=prompt.token_ids,
-                sampling=sampling.replace(n=1, max_tokens=max_tokens, seed=child_seed(seed, index), stop=None),
+                sampling=sampling.replace(
+                    n=1,
+                    max_tokens=max_tokens,
+                    seed=child_seed(seed, index),
+                    stop=None,
+                    prompt_logprobs=None if index else sampling.prompt_logprobs,  # the same for all
+                ),
                 priority=priority,
                 cache_salt=cache_salt if cache_salt is not None else prompt.cache_salt,
             )

@@ -62,6 +62,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
         fit_max_model_len=fit,
         seed=args.model.seed,
         log_stats=not args.observability.disable_log_stats,
+        logprobs_mode=args.model.logprobs_mode,
         trace_folder=_trace_folder(args.observability.profiler_config),
     )
 

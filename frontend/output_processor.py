@@ -16,6 +16,7 @@ from quire.frontend.completion import Completion
 from quire.frontend.input_processor import Prompt
 from quire.frontend.metrics import EngineMetrics, FinishedRequest
 from quire.frontend.outputs import RequestOutput, RequestTimes
+from quire.frontend.token_logprobs import PromptRows
 from quire.frontend.tokenizer import Tokenizer
 
 
@@ -57,6 +58,9 @@ class RequestStream:
         self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
         self._done = False  # the last output has been handed out
         self._completions = [Completion(index, request, sampling, tokenizer) for index, request in enumerate(requests)]
+        self._prompt_rows: PromptRows | None = None
+        if sampling.prompt_logprobs is not None:
+            self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)
 
     @property
     def requests(self) -> list[tuple[EngineRequest, Callable[[RequestDelta], None]]]:
@@ -74,6 +78,10 @@ class RequestStream:
             return
         if delta.failure is not None:
             self._fail(delta.failure)
+            return
+        if delta.prompt_logprobs is not None:
+            assert self._prompt_rows is not None
+            self._prompt_rows.add(delta.prompt_logprobs)
             return
         before = completion.num_tokens
         completion.add(delta)
@@ -203,6 +211,7 @@ class RequestStream:
             prompt_token_ids=self._prompt.token_ids,
             outputs=[each.take() for each in self._completions if each.has_news or everything],
             finished=self.finished,
+            prompt_logprobs=None if self._prompt_rows is None else self._prompt_rows.rows,
             num_cached_tokens=self._completions[0].num_cached_tokens,
             metrics=self._times() if everything or self._done else None,
         )

@@ -6,7 +6,8 @@ from msgspec import Struct
 class Logprob(Struct):
     """One token's log-probability at one position.
 
-    `rank` is 1-based within the whole distribution; `decoded_token` is None when text was not asked for.
+    `rank` is 1-based within the whole distribution, and None for a token that the request named (logprob_token_ids);
+    `decoded_token` is None when text was not asked for.
     """
 
     logprob: float
@@ -61,5 +62,6 @@ class RequestOutput(Struct, kw_only=True):
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # per prompt token; None for the first
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache
     metrics: RequestTimes | None = None  # with DELTA, in the last output only

@@ -31,6 +31,8 @@ class SamplingInput:
             ParameterError: what this model cannot do, by name.
         """
         self._check_count("logprobs", sampling.logprobs)
+        self._check_count("prompt_logprobs", sampling.prompt_logprobs)
+        self._check_ids("logprob_token_ids", sampling.logprob_token_ids or ())
         self._check_ids("stop_token_ids", sampling.stop_token_ids or ())
         if sampling.detokenize and self._tokenizer is None:
             raise ParameterError(

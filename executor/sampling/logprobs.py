@@ -1,15 +1,21 @@
-"""Log-probabilities of sampled tokens under the model's own distribution, before penalties, masks and temperature."""
+"""Log-probabilities of sampled tokens, of the likeliest ones, and of tokens that a request names."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from quire.core.config import LogprobsMode
 from quire.core.protocol import NewSlot, TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
 
 _NONE = -2
-_ALL = -1
+ALL = -1
+
+
+def scores(logits: torch.Tensor, mode: LogprobsMode) -> torch.Tensor:
+    """What `mode` returns for `logits` [num_rows, vocab_size] float32: a copy, so the logits may change afterwards."""
+    return logits.log_softmax(-1) if mode.endswith("logprobs") else logits.clone()
 
 
 @dataclass(frozen=True)
@@ -18,55 +24,94 @@ class StepLogprobs:
 
     Attributes:
         places: [num_asked] int64, on the host; index of the row among the step's sampled rows.
-        num_top: [num_asked] int64, on the host; how many of the likeliest tokens the row wants.
-        token_ids: [num_asked, 1 + most wanted]; the sampled token, then the likeliest, best first.
+        num_shown: [num_asked] int64, on the host; how many tokens the row wants beside the sampled one.
+        by_rank: [num_asked] bool, on the host; false where the row named its tokens.
+        token_ids: [num_asked, 1 + most wanted]; the sampled token, then the likeliest, best first, or those named.
         values: like `token_ids`, float32.
         ranks: [num_asked] int64; 1 for a sampled token that is the likeliest.
     """
 
     places: np.ndarray
-    num_top: np.ndarray
+    num_shown: np.ndarray
+    by_rank: np.ndarray
     token_ids: torch.Tensor
     values: torch.Tensor
     ranks: torch.Tensor
 
     def rows(self) -> list[tuple[int, TokenLogprobs]]:
         """(index among sampled rows, log-probabilities) for each row that asked; waits for the device."""
-        token_ids, values, ranks = self.token_ids.cpu(), self.values.cpu(), self.ranks.tolist()
-        return [
-            (place, TokenLogprobs(token_ids[i, : 1 + num].tolist(), values[i, : 1 + num].tolist(), ranks[i]))
-            for i, (place, num) in enumerate(zip(self.places.tolist(), self.num_top.tolist(), strict=True))
-        ]
+        positions = token_logprobs(self.token_ids, self.values, self.ranks, self.num_shown, self.by_rank)
+        return list(zip(self.places.tolist(), positions, strict=True))
+
+
+def token_logprobs(
+    token_ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor, num_shown: np.ndarray, by_rank: np.ndarray
+) -> list[TokenLogprobs]:
+    """Rows of tensors, shaped as in `StepLogprobs`, for the wire; waits for the device."""
+    columns = zip(
+        token_ids.tolist(), values.tolist(), ranks.tolist(), (1 + num_shown).tolist(), by_rank.tolist(), strict=True
+    )
+    return [TokenLogprobs(ids[:end], row[:end], rank, ranked) for ids, row, rank, end, ranked in columns]
 
 
 class Logprobs:
-    """Looks at the logits twice: before other features change them, and when the tokens are known."""
+    """Looks at the logits before other features change them, or after all have, and again when tokens are known."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, mode: LogprobsMode) -> None:
         self._vocab_size = vocab_size
+        self._mode = mode
         self._num_top = np.full(max_num_seqs, _NONE, np.int64)
+        self._named: dict[int, np.ndarray] = {}  # slot to the ids that its request named
+
+    @property
+    def of_raw_logits(self) -> bool:
+        """Whether the model's own logits are looked at, not those that a token is chosen from."""
+        return self._mode.startswith("raw")
 
     def admit(self, request: NewSlot) -> None:
-        wanted = request.sampling.logprobs
-        if wanted is None:
+        wanted, named = request.sampling.logprobs, request.sampling.logprob_token_ids
+        self._named.pop(request.slot, None)
+        if named:
+            self._num_top[request.slot] = 0
+            self._named[request.slot] = np.array(named, np.int64)
+        elif wanted is None:
             self._num_top[request.slot] = _NONE
         else:
-            self._num_top[request.slot] = self._vocab_size if wanted == _ALL else min(wanted, self._vocab_size)
+            self._num_top[request.slot] = self._vocab_size if wanted == ALL else min(wanted, self._vocab_size)
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._num_top[batch.slots] != _NONE
 
-    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities [num_asked, vocab_size] float32; a copy, so the logits may change afterwards."""
-        return logits.log_softmax(-1)
+    def values(self, logits: torch.Tensor) -> torch.Tensor:
+        """[num_asked, vocab_size] float32."""
+        return scores(logits, self._mode)
 
-    def of(
-        self, distribution: torch.Tensor, batch: SampleBatch, places: np.ndarray, sampled: torch.Tensor
-    ) -> StepLogprobs:
+    def of(self, values: torch.Tensor, batch: SampleBatch, places: np.ndarray, sampled: torch.Tensor) -> StepLogprobs:
         """`batch` and `sampled` [num_asked] hold only the rows that asked; `places` says where they are in the step."""
         num_top = self._num_top[batch.slots]
         own_ids = sampled.unsqueeze(1)
-        own = distribution.gather(1, own_ids)
-        ranks = (distribution > own).sum(-1) + 1
-        values, token_ids = distribution.topk(int(num_top.max()), dim=-1)
-        return StepLogprobs(places, num_top, torch.cat([own_ids, token_ids], 1), torch.cat([own, values], 1), ranks)
+        own = values.gather(1, own_ids)
+        ranks = (values > own).sum(-1) + 1
+        shown, shown_ids = values.topk(int(num_top.max()), dim=-1)
+        named = [self._named.get(slot) for slot in batch.slots.tolist()] if self._named else [None] * len(num_top)
+        by_rank = np.array([ids is None for ids in named])
+        num_shown = np.array([num if ids is None else len(ids) for num, ids in zip(num_top, named, strict=True)])
+        if not by_rank.all():
+            shown_ids = self._with_named(shown_ids, named, int(num_shown.max()))
+            shown = values.gather(1, shown_ids)
+        token_ids = torch.cat([own_ids, shown_ids], 1)
+        return StepLogprobs(places, num_shown, by_rank, token_ids, torch.cat([own, shown], 1), ranks)
+
+    @staticmethod
+    def _with_named(top_ids: torch.Tensor, named: list[np.ndarray | None], width: int) -> torch.Tensor:
+        """`top_ids` [num_asked, ...] made `width` wide, with the ids that a row named at its beginning."""
+        token_ids = torch.zeros(len(named), width, dtype=torch.int64)
+        named_rows = np.zeros((len(named), 1), bool)
+        for row, ids in enumerate(named):
+            if ids is not None:
+                token_ids[row, : len(ids)] = torch.from_numpy(ids)
+                named_rows[row] = True
+        token_ids = token_ids.to(top_ids.device)
+        own = token_ids[:, : top_ids.shape[1]]
+        own.copy_(torch.where(torch.from_numpy(named_rows).to(top_ids.device), own, top_ids))
+        return token_ids

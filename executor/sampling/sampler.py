@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.core.config import LogprobsMode
 from quire.core.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
@@ -38,7 +39,14 @@ class Sampled:
 class Sampler:
     """Samples one token for each row. To add a sampling parameter, write its feature and put it in the list."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        *,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
         self._features: list[Feature] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
@@ -51,7 +59,7 @@ class Sampler:
             TopP(max_num_seqs),
         ]
         self._wanted = np.zeros(max_num_seqs, np.int64)  # per slot, bit i: will want feature i some time
-        self._logprobs = Logprobs(max_num_seqs, vocab_size)
+        self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode)
         self._greedy = np.ones(max_num_seqs, bool)
         self._seeds = np.zeros(max_num_seqs, np.uint64)
 
@@ -67,17 +75,21 @@ class Sampler:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
         logits = logits.float()
         asked = np.flatnonzero(self._logprobs.used(batch))
-        distribution = self._logprobs.distribution(_rows(logits, asked)) if len(asked) else None
+        values = None
+        if len(asked) and self._logprobs.of_raw_logits:
+            values = self._logprobs.values(_rows(logits, asked))
         for feature in self._wanted_in(batch):
             rows = np.flatnonzero(feature.used(batch))
             if len(rows) == len(batch.slots):
                 logits = feature.apply(logits, batch)
             elif len(rows):
                 logits[_index(rows, logits)] = feature.apply(_rows(logits, rows), batch.take(rows))
+        if len(asked) and values is None:
+            values = self._logprobs.values(_rows(logits, asked))
         token_ids, usable = self._choose(logits, batch)
-        if distribution is None:
+        if values is None:
             return Sampled(token_ids, usable, None)
-        logprobs = self._logprobs.of(distribution, batch.take(asked), asked, _rows(token_ids, asked))
+        logprobs = self._logprobs.of(values, batch.take(asked), asked, _rows(token_ids, asked))
         return Sampled(token_ids, usable, logprobs)
 
     def _wanted_in(self, batch: SampleBatch) -> list[Feature]:

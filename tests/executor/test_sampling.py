@@ -2,20 +2,24 @@
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from quire import ops
+from quire.core.config import LogprobsMode
 from quire.core.protocol import NewSlot, StepPlan
 from quire.core.sampling_params import SamplingParams
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.penalties import Penalties
-from quire.executor.sampling.random import draw, uniforms
+from quire.executor.sampling.random import uniforms
 from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.executor.sampling.top_k_top_p import TopP
+from quire.ops import Backend, eager
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -24,9 +28,11 @@ EOS = 7
 class Bench:
     """A table and a sampler whose slots hold given requests."""
 
-    def __init__(self, max_num_seqs: int = 64, vocab_size: int = VOCAB_SIZE) -> None:
+    def __init__(
+        self, max_num_seqs: int = 64, vocab_size: int = VOCAB_SIZE, mode: LogprobsMode = "raw_logprobs"
+    ) -> None:
         self.table = RequestTable(max_num_seqs, 256, 16, torch.device("cpu"))
-        self.sampler = Sampler(max_num_seqs, vocab_size, [EOS])
+        self.sampler = Sampler(max_num_seqs, vocab_size, [EOS], ops=ops.bind("cpu"), logprobs_mode=mode)
         self.lengths = np.zeros(max_num_seqs, np.int64)
 
     def admit(self, slot: int, sampling: SamplingParams, prompt: Sequence[int] = (1, 2), output: Sequence[int] = ()):
@@ -144,7 +150,12 @@ def test_uniforms_are_the_same_forever() -> None:
         assert value == (bits >> 11) / 2**53
 
 
-def test_a_token_without_probability_is_never_drawn() -> None:
+@pytest.fixture(params=["cpu", "plain torch"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return ops.bind("cpu") if request.param == "cpu" else cast(Backend, eager)
+
+
+def test_a_token_without_probability_is_never_drawn(backend: Backend) -> None:
     """Uniforms at both ends, and on every boundary between tokens, over several chunks of vocabulary."""
     vocab_size = 1300
     logits = torch.full((1, vocab_size), -torch.inf)
@@ -152,21 +163,46 @@ def test_a_token_without_probability_is_never_drawn() -> None:
     logits[0, allowed] = torch.tensor([0.0, 1.0, -2.0, 0.5, 0.1])
     edges = np.concatenate([[0.0, 1 - 2.0**-53], logits.softmax(-1)[0, allowed].double().cumsum(0).numpy() - 1e-17])
     uniform = torch.from_numpy(np.clip(edges, 0, 1 - 2.0**-53))
-    token_ids, usable = draw(logits.expand(len(uniform), -1), uniform)
+    token_ids, usable = backend.draw(logits.expand(len(uniform), -1), uniform)
     assert set(token_ids.tolist()) <= set(allowed)
     assert token_ids[:2].tolist() == [3, 1297]
     assert usable.all()
 
 
-def test_the_draw_over_a_large_vocabulary_follows_the_distribution() -> None:
+def test_the_draw_over_a_large_vocabulary_follows_the_distribution(backend: Backend) -> None:
     """Quantiles: the token drawn for u is the one whose cumulative probability first exceeds u."""
     vocab_size = 5000
     logits = random_logits(1, vocab_size=vocab_size)
     uniform = torch.from_numpy(uniforms(np.arange(2000, dtype=np.uint64), np.zeros(2000, np.int64)))
-    token_ids, _ = draw(logits.expand(2000, -1), uniform)
+    token_ids, _ = backend.draw(logits.expand(2000, -1), uniform)
     running = logits.double().softmax(-1)[0].cumsum(0)
     expected = torch.searchsorted(running, uniform, right=True)
     assert (token_ids != expected).sum() <= 2, "off by rounding at a boundary at most"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 17, 512, 5003])
+def test_tokens_of_a_backend_are_those_of_plain_torch(backend: Backend, dtype: torch.dtype, vocab_size: int) -> None:
+    logits = random_logits(200, seed=5, vocab_size=vocab_size).to(dtype)
+    logits[:, vocab_size // 2] = logits.max(-1).values  # a tie: the first wins
+    uniform = torch.from_numpy(uniforms(np.arange(200, dtype=np.uint64), np.zeros(200, np.int64)))
+    token_ids, usable = backend.likeliest(logits)
+    assert usable.all()
+    assert token_ids.tolist() == np.asarray(logits.float()).argmax(-1).tolist()
+    drawn, usable = backend.draw(logits, uniform)
+    assert usable.all()
+    assert (drawn != eager.draw(logits, uniform)[0]).sum() <= 2, "off by rounding at a boundary at most"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_unusable_rows_are_told_and_harm_no_others(backend: Backend, value: float) -> None:
+    logits = random_logits(3, vocab_size=700)
+    logits[1, 600] = value
+    logits[2, :600] = -torch.inf
+    uniform = torch.full((3,), 0.5, dtype=torch.float64)
+    for token_ids, usable in (backend.likeliest(logits), backend.draw(logits, uniform)):
+        assert usable.tolist() == [True, False, True]
+        assert 0 <= token_ids.min() and token_ids.max() < 700 and token_ids[2] >= 600
 
 
 # ------------------------------------------------------------------------------------------------------ reproducibility
@@ -345,6 +381,25 @@ def test_extreme_parameters_stay_finite() -> None:
     sampled = bench.sample(logits, range(3))
     assert sampled.usable.all()
     assert sampled.token_ids[1:].tolist() == logits[1:].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
+def test_modes_of_logprobs(mode: LogprobsMode) -> None:
+    logits = random_logits(2, seed=4)
+    bench = Bench(2, mode=mode)
+    bench.admit(0, params(temperature=0.5, top_k=3, logit_bias={4: 2.0}, logprobs=2))
+    bench.admit(1, params(temperature=0, logprobs=2))
+    changed = logits.clone()
+    if mode.startswith("processed"):
+        changed[0, 4] += 2
+        changed[0] /= 0.5
+        changed[0, changed[0].argsort(descending=True)[3:]] = -torch.inf
+    expected = changed if mode.endswith("logits") else changed.log_softmax(-1)
+    sampled = bench.sample(logits, [0, 1])
+    assert sampled.logprobs is not None
+    for row, entry in sampled.logprobs.rows():
+        torch.testing.assert_close(torch.tensor(entry.logprobs), expected[row, entry.token_ids])
+        assert entry.token_ids[1:] == expected[row].topk(2).indices.tolist()
 
 
 class _Spy(torch.utils._python_dispatch.TorchDispatchMode):

@@ -140,3 +140,78 @@ class TestTokenLists:
         with pytest.raises(ParameterError) as caught:
             complete(llm, SamplingParams(**options))
         assert caught.value.param == param
+
+
+def prompt_reference(reference: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    """[len(prompt) - 1, vocab_size]: log-probabilities of what follows each token but the last."""
+    return logits_of(reference, prompt)[:-1].log_softmax(-1)
+
+
+class TestLogprobs:
+    @pytest.mark.parametrize("length", [1, 2, 17, 150])  # within a page, over pages, over three steps of 64 tokens
+    def test_prompt_logprobs(self, llm: LLM, reference: PreTrainedModel, length: int) -> None:
+        prompt = [30 + 11 * i * i % 250 for i in range(length)]
+        llm.generate(prompt, GREEDY)  # what is in the prefix cache is computed again
+        [output] = llm.generate(prompt, GREEDY.replace(prompt_logprobs=3))
+        rows = output.prompt_logprobs
+        assert rows is not None
+        assert rows[0] is None
+        assert len(rows) == length
+        expected = prompt_reference(reference, prompt)
+        for token_id, row, values in zip(prompt[1:], rows[1:], expected, strict=True):
+            assert row is not None
+            top = values.topk(3)
+            assert next(iter(row)) == token_id
+            assert set(row) == {token_id, *top.indices.tolist()}
+            for other, entry in row.items():
+                assert entry.logprob == pytest.approx(values[other].item(), abs=1e-4)
+                assert entry.rank == int((values > values[other]).sum()) + 1
+        assert output.outputs[0].token_ids == complete(llm, GREEDY, prompt).token_ids
+
+    def test_prompt_logprobs_of_many_at_once_and_of_n(self, llm: LLM, reference: PreTrainedModel) -> None:
+        prompts = [PROMPT + [5 + i] * (20 * i) for i in range(6)]
+        sampling = SamplingParams(n=3, seed=1, max_tokens=4, prompt_logprobs=0, ignore_eos=True)
+        plain = SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True)
+        without = llm.generate(prompts, plain)
+        for prompt, output, same in zip(prompts, llm.generate(prompts, sampling), without, strict=True):
+            values = prompt_reference(reference, prompt)
+            assert output.prompt_logprobs is not None
+            for place, row in enumerate(output.prompt_logprobs[1:]):
+                assert row is not None
+                [(token_id, entry)] = row.items()
+                assert token_id == prompt[place + 1]
+                assert entry.logprob == pytest.approx(values[place, token_id].item(), abs=1e-4)
+            assert [each.token_ids for each in output.outputs] == [each.token_ids for each in same.outputs]
+
+    def test_of_named_tokens(self, llm: LLM, reference: PreTrainedModel) -> None:
+        named = [9, 200, 31]
+        sampling = [GREEDY.replace(logprob_token_ids=named), GREEDY.replace(logprobs=1), GREEDY.replace(logprobs=5)]
+        chosen, *others = [each.outputs[0] for each in llm.generate([PROMPT] * 3, sampling)]
+        values = logits_of(reference, PROMPT)[-1].log_softmax(-1)
+        assert chosen.logprobs is not None
+        row = chosen.logprobs[0]
+        assert list(row) == [chosen.token_ids[0], *named]
+        for token_id, entry in row.items():
+            assert entry.logprob == pytest.approx(values[token_id].item(), abs=1e-4)
+            assert entry.rank == (1 if token_id == chosen.token_ids[0] else None)
+        for count, completion in zip((1, 5), others, strict=True):  # rows of the same step that named none
+            assert completion.logprobs is not None
+            assert set(completion.logprobs[0]) == set(values.topk(count).indices.tolist())
+
+    @pytest.mark.parametrize(
+        ("options", "param"),
+        [
+            ({"prompt_logprobs": 21}, "prompt_logprobs"),
+            ({"prompt_logprobs": -1}, "prompt_logprobs"),
+            ({"prompt_logprobs": -2}, "prompt_logprobs"),
+            ({"logprobs": 21}, "logprobs"),
+            ({"logprob_token_ids": [VOCAB_SIZE]}, "logprob_token_ids"),
+            ({"logprob_token_ids": list(range(129))}, "logprob_token_ids"),
+            ({"logprob_token_ids": [1, 2], "logprobs": 1}, "logprob_token_ids"),
+        ],
+        ids=lambda value: str(value)[:30],
+    )
+    def test_too_many_are_refused_by_name(self, llm: LLM, options: dict[str, Any], param: str) -> None:
+        with pytest.raises(ParameterError) as caught:
+            complete(llm, SamplingParams(**options))
+        assert caught.value.param == param
