@@ -27,6 +27,7 @@ from quire.frontend.errors import describe
 from quire.frontend.json_request import decode_body
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.progress import RequestProgress, open_progress
@@ -86,8 +87,9 @@ class BatchServer:
 
     def __init__(self, engine: AsyncLLM, server: ServerConfig) -> None:
         models = ServedModels(engine)
+        chat = ChatCompletions(engine, server, models, Conversations(engine, server))
         self._routes = {
-            "/v1/chat/completions": _Route(ChatRequest, ChatCompletions(engine, server, models).complete),
+            "/v1/chat/completions": _Route(ChatRequest, chat.complete),
             "/v1/completions": _Route(CompletionRequest, TextCompletions(engine, server, models).complete),
         }
 

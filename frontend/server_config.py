@@ -69,6 +69,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         dict[str, Any] | None,
         Meta(description="Variables for the chat template that a request may override.", extra={"parse": "json"}),
     ] = None
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="Run chat templates that clients send, in the sandbox that all templates run in.")
+    ] = False
+    exclude_tools_when_tool_choice_none: Annotated[
+        bool, Meta(description="Leave tools out of the prompt when a request sets tool_choice to none.")
+    ] = False
     response_role: Annotated[str, Meta(description="Role of the answers of /v1/chat/completions.")] = "assistant"
     enable_force_include_usage: Annotated[
         bool, Meta(description="End every stream with token usage, asked for or not.")

@@ -131,6 +131,7 @@ GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
 }
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 FIELDS: list[tuple[str, str, Any, str]] = [
     # path, field, value, a part of the message
     (COMPLETIONS, "prompt", "word " * 3000, "limited to 2048"),
@@ -188,7 +189,14 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (CHAT, "max_completion_tokens", -3, "max_completion_tokens must be between 1 and"),
     (CHAT, "top_logprobs", 3, "needs logprobs=true"),
     (CHAT, "tools", [{}], "function with a name"),
-    (CHAT, "tool_choice", "required", "not supported yet"),
+    (CHAT, "tool_choice", "required", "there are no tools"),
+    (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}, "not among the tools"),
+    (CHAT, "tool_choice", "any", "must be none, auto, required"),
+    (CHAT, "tools", [TOOL, TOOL], "two functions called 'f'"),
+    (CHAT, "messages", [{"role": "robot", "content": "a"}], "with a role out of system"),
+    (CHAT, "messages", [{"role": "tool", "tool_call_id": "1", "content": "a"}], "no earlier assistant message"),
+    (CHAT, "chat_template", "{{ messages }}", "--trust-request-chat-template"),
+    (CHAT, "reasoning_effort", "huge", "invalid enum value"),
     (CHAT, "chat_template_kwargs", {"messages": []}, "must not set 'messages'"),
 ]
 

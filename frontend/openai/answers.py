@@ -58,16 +58,33 @@ class CompletionLogprobs(Struct):
 # ---------------------------------------------------------------------------------------------------------------- chat
 
 
+class FunctionCall(Struct):
+    """The function that the model calls; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """One call of a message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(Struct, kw_only=True):
-    """The model's message."""
+    """The model's message. Reasoning goes by two names: vLLM's, and the one that older clients read."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Any] = []
+    tool_calls: list[ToolCall] = []
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -96,11 +113,30 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_token_ids: list[int] | None = None
 
 
+class FunctionDelta(Struct, kw_only=True, omit_defaults=True):
+    """What is new in a call: first the name, then pieces of the arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Struct, kw_only=True, omit_defaults=True):
+    """What is new in one call of a message; `id` and `type` come with the name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(Struct, kw_only=True, omit_defaults=True):
     """What is new in a message."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Struct, kw_only=True):

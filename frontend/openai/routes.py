@@ -23,6 +23,7 @@ from quire.frontend.openai.answers import (
 )
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire.frontend.openai.tokenize import Tokenization
@@ -52,9 +53,10 @@ def openai_routes(
 ) -> list[Any]:
     """Handlers for /v1 (behind `guards`) and for the tokenizer."""
     models = ServedModels(engine)
-    chat = ChatCompletions(engine, server, models)
+    conversations = Conversations(engine, server)
+    chat = ChatCompletions(engine, server, models, conversations)
     text = TextCompletions(engine, server, models)
-    tokenization = Tokenization(engine, server, models)
+    tokenization = Tokenization(engine, models, conversations)
 
     def event_stream(frames: Any) -> EventStream:
         return EventStream(frames, state, errors, keep_alive_seconds=server.sse_keep_alive_interval)

@@ -4,12 +4,13 @@ Every field is honoured, or refused by name when it is set to anything but its d
 without effect on a server of one's own (`HARMLESS`). Anything else is an unknown field. `null` means unset.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
+from quire.frontend.openai.tool_fields import check_messages, read_tool_choice, read_tools
 
 HARMLESS = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
@@ -20,7 +21,6 @@ HARMLESS = (
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "chat_template": (),
     "early_stopping": (False,),
     "ec_transfer_params": (),
     "function_call": ("none",),
@@ -30,7 +30,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_reasoning": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "logprob_token_ids": ([],),
@@ -38,10 +37,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mm_payload": ("tensors",),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "reasoning_effort": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
     "return_mm_kwargs": (False,),
@@ -199,17 +196,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None  # for servers with --trust-request-chat-template
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     # Not supported yet.
     audio: Any = None
-    chat_template: Any = None
     function_call: Any = None
     functions: Any = None
-    include_reasoning: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     modalities: Any = None
-    parallel_tool_calls: Any = None
-    reasoning_effort: Any = None
     return_prompt_text: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -221,12 +218,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("echo is for /v1/completions; it is not supported for chat.", param="echo")
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
-        if self.tool_choice not in (None, "none", "auto"):
+        check_messages(self.messages)
+        choice = read_tool_choice(self.tool_choice, read_tools(self.tools))
+        if choice.mode != "none" and self.response_format not in (None, {"type": "text"}):
             raise ParameterError(
-                "tool_choice can be none or auto; forcing a tool is not supported yet.", param="tool_choice"
+                "tools and response_format contradict each other: an answer is either a call or has that format. "
+                "Leave one out, or set tool_choice to none.",
+                param="response_format",
             )
-        for index, tool in enumerate(self.tools or ()):
-            check_tool(tool, index)
 
     @property
     def token_limit(self) -> tuple[str, int | None]:
@@ -294,14 +293,14 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None  # for servers with --trust-request-chat-template
     # Not supported yet.
-    chat_template: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
 
     def check(self) -> None:
         """Refuses fields that are not supported, and both or neither of prompt and messages."""
-        for name in ("chat_template", "media_io_kwargs", "mm_processor_kwargs"):
+        for name in ("media_io_kwargs", "mm_processor_kwargs"):
             value = getattr(self, name)
             if value is not None and value not in UNSUPPORTED[name]:
                 raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
@@ -311,8 +310,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
                     raise ParameterError(f"{name} goes with messages, not with prompt.", param=name)
-        for index, tool in enumerate(self.tools or ()):
-            check_tool(tool, index)
+        read_tools(self.tools)
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -327,10 +325,3 @@ def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:
     if not all(len(token_id) < 16 and token_id.isascii() and token_id.isdigit() for token_id in logit_bias):
         raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
     return {int(token_id): bias for token_id, bias in logit_bias.items()}
-
-
-def check_tool(tool: dict[str, Any], index: int) -> None:
-    """Raises ParameterError unless `tool` is a function with a name."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ParameterError(f"tools[{index}] must be a function with a name.", param="tools")

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from quire.frontend.openai import chat, completions
+from quire.frontend.openai import completions
 from quire.frontend.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta, CompletionChunk
 from quire.frontend.openai.answers import CompletionChunkChoice as TextChoice
+from quire.frontend.openai.chat_events import ChatChunks
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
@@ -47,7 +48,7 @@ def test_text_events_equal_whole_encodings(text: str, include_usage: bool) -> No
 def test_chat_events_equal_whole_encodings(text: str) -> None:
     reply = make_reply()
     formatter = LogprobFormatter(None, 0, as_ids=False)
-    chunks = chat._Chunks(ChatRequest(messages=[]), reply, "assistant", formatter, ENCODER)
+    chunks = ChatChunks(ChatRequest(messages=[]), reply, "assistant", formatter, ENCODER, None)
     chunks.add(output("first"))  # behind the event that tells the role
     choice = ChatChunkChoice(index=0, delta=ChatDelta(content=text))
     chunk = ChatChunk(id=reply.id, created=1, model=reply.model, choices=[choice])

@@ -1,0 +1,189 @@
+"""Events of an answer in the words of chat completions: a message as a whole, or the chunks of a stream."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from quire.frontend.event_stream import DONE
+from quire.frontend.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.openai.answers import (
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    FunctionCall,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+from quire.frontend.openai.conversation import Choice
+from quire.frontend.openai.generation import Reply, TextEvent, event
+from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+
+
+def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, str | None]:
+    """The message that all events of one choice make, and why it ended."""
+    texts, reasoning, calls, reason = [], [], [], None
+    for each in events:
+        match each:
+            case TextDelta():
+                texts.append(each.text)
+            case ReasoningDelta():
+                reasoning.append(each.text)
+            case ToolCallStart():
+                calls.append(ToolCall(id=each.id, function=FunctionCall(each.name, "")))
+            case ToolCallArguments():
+                calls[-1].function.arguments += each.text
+            case Finish():
+                reason = each.reason
+    thoughts = "".join(reasoning) or None
+    content = "".join(texts)
+    message = ChatMessage(
+        role=role,
+        content=content if content or not calls else None,
+        reasoning=thoughts,
+        reasoning_content=thoughts,
+        tool_calls=calls,
+    )
+    return message, reason
+
+
+def delta_of(event: Event) -> ChatDelta | None:
+    """What an event adds to the message; None when that is nothing."""
+    match event:
+        case TextDelta():
+            return ChatDelta(content=event.text)
+        case ReasoningDelta():
+            return ChatDelta(reasoning=event.text, reasoning_content=event.text)
+        case ToolCallStart():
+            function = FunctionDelta(name=event.name, arguments="")
+            call = ToolCallDelta(index=event.index, id=event.id, type="function", function=function)
+            return ChatDelta(tool_calls=[call])
+        case ToolCallArguments():
+            call = ToolCallDelta(index=event.index, function=FunctionDelta(arguments=event.text))
+            return ChatDelta(tool_calls=[call])
+        case _:
+            return None
+
+
+class ChatChunks:
+    """Turns the outputs of one request into chunks, and counts tokens on the way.
+
+    Args:
+        readers: of each choice; None when every text is the answer as it stands.
+    """
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        reply: Reply,
+        role: str,
+        formatter: LogprobFormatter,
+        encoder: msgspec.json.Encoder,
+        readers: list[Choice] | None,
+    ) -> None:
+        self._reply = reply
+        self._role = role
+        self._formatter = formatter
+        self._encoder = encoder
+        self._readers = readers
+        self._return_token_ids = bool(request.return_token_ids)
+        self._num_choices = request.n or 1
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._num_tokens = 0
+        self._opened = False
+        self._text_only = not self._return_token_ids and not reply.continuous_usage
+        self._text_events: dict[int, TextEvent] = {}  # by choice
+
+    def add(self, output: RequestOutput) -> bytes:
+        """Events for what is new; empty when there is nothing to tell."""
+        frames = [] if self._opened else self._open(output)
+        for each in output.outputs:
+            self._num_tokens += len(each.token_ids)
+            if self._readers is not None:
+                frames += self._read(each, self._readers[each.index])
+            elif self._text_only and each.text and each.finish_reason is None and not each.logprobs:
+                frames.append(self._text_event(each.index).fill(each.text))
+            elif each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
+                frames.append(self._frame([self._choice(each)]))
+        return b"".join(frames)
+
+    def end(self) -> bytes:
+        """Usage, when asked for, and the end mark."""
+        if not self._reply.include_usage:
+            return DONE
+        return self._frame([], usage=self._usage()) + DONE
+
+    def _open(self, output: RequestOutput) -> list[bytes]:
+        """One event per choice that tells the role."""
+        self._opened = True
+        self._prompt_tokens = len(output.prompt_token_ids)
+        self._cached_tokens = output.num_cached_tokens or 0
+        ids = output.prompt_token_ids if self._return_token_ids else UNSET
+        delta = ChatDelta(role=self._role, content="")
+        return [
+            self._frame([ChatChunkChoice(index=index, delta=delta)], prompt_token_ids=ids)
+            for index in range(self._num_choices)
+        ]
+
+    def _text_event(self, index: int) -> TextEvent:
+        event = self._text_events.get(index)
+        if event is None:
+            empty = ChatChunkChoice(index=index, delta=ChatDelta(content=""))
+            event = self._text_events[index] = TextEvent(self._frame([empty]), "content", self._encoder)
+        return event
+
+    def _read(self, each: CompletionOutput, reader: Choice) -> list[bytes]:
+        """Chunks for the events of one output; what else it carries goes with the first, its end with the last."""
+        events = reader.read(each)
+        if self._text_only and not each.logprobs and len(events) == 1 and isinstance(events[0], TextDelta):
+            return [self._text_event(each.index).fill(events[0].text)]
+        finish = events.pop() if events and isinstance(events[-1], Finish) else None
+        deltas = [delta for event in events if (delta := delta_of(event)) is not None]
+        if not deltas and (finish or each.logprobs or (self._return_token_ids and each.token_ids)):
+            deltas = [ChatDelta()]
+        choices = [ChatChunkChoice(index=each.index, delta=delta) for delta in deltas]
+        if choices:
+            choices[0].logprobs = self._formatter.chat(each.logprobs) if each.logprobs else None
+            choices[0].token_ids = each.token_ids if self._return_token_ids else UNSET
+        if isinstance(finish, Finish):
+            choices[-1].finish_reason, choices[-1].stop_reason = finish.reason, finish.stop_reason
+        return [self._frame([choice]) for choice in choices]
+
+    def _choice(self, each: CompletionOutput) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=each.index,
+            delta=ChatDelta(content=each.text),
+            logprobs=self._formatter.chat(each.logprobs) if each.logprobs else None,
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason if each.finish_reason else UNSET,
+            token_ids=each.token_ids if self._return_token_ids else UNSET,
+        )
+
+    def _frame(
+        self,
+        choices: list[ChatChunkChoice],
+        *,
+        usage: Usage | None = None,
+        prompt_token_ids: list[int] | msgspec.UnsetType = UNSET,
+    ) -> bytes:
+        reply = self._reply
+        if usage is None and reply.continuous_usage:
+            usage = self._usage()
+        chunk = ChatChunk(
+            id=reply.id,
+            created=reply.created,
+            model=reply.model,
+            choices=choices,
+            usage=usage if reply.include_usage else UNSET,
+            prompt_token_ids=prompt_token_ids,
+        )
+        return event(chunk, self._encoder)
+
+    def _usage(self) -> Usage:
+        return self._reply.usage(self._prompt_tokens, self._num_tokens, self._cached_tokens)

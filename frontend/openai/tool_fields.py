@@ -1,0 +1,97 @@
+"""Tools and conversations as clients write them: checked, and read into the forms that parsers and constraints take."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.core.errors import ParameterError
+from quire.frontend.parsing.tools import Tool, ToolChoice
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:
+    """The functions that a request offers, in OpenAI's chat form.
+
+    Raises:
+        ParameterError: something else than a function, or two of one name.
+    """
+    read: list[Tool] = []
+    for index, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise ParameterError(f"tools[{index}] must be a function with a name.", param="tools")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not name:
+            raise ParameterError(f"tools[{index}] must be a function with a name.", param="tools")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise ParameterError(f"tools[{index}].function.parameters must be a JSON schema.", param="tools")
+        if any(name == other.name for other in read):
+            raise ParameterError(f"tools has two functions called {name!r}.", param="tools")
+        description = function.get("description")
+        strict = bool(function.get("strict"))
+        read.append(Tool(name=name, description=description, parameters=parameters, strict=strict))
+    return read
+
+
+def read_tool_choice(
+    choice: str | dict[str, Any] | None, tools: Sequence[Tool], *, parallel: bool | None = None
+) -> ToolChoice:
+    """What the client wants to be called; `auto` when it says nothing, `none` without tools.
+
+    Raises:
+        ParameterError: an unknown choice, or one that the tools cannot satisfy.
+    """
+    parallel = parallel is not False
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise ParameterError(
+                'tool_choice must be none, auto, required or {"type": "function", "function": {"name": ...}}.',
+                param="tool_choice",
+            )
+        if all(name != tool.name for tool in tools):
+            raise ParameterError(f"tool_choice names {name!r}, which is not among the tools.", param="tool_choice")
+        return ToolChoice(mode="named", name=name, parallel=parallel)
+    match choice:
+        case None | "auto":
+            return ToolChoice(mode="auto" if tools else "none", parallel=parallel)
+        case "none":
+            return ToolChoice(mode="none", parallel=parallel)
+        case "required":
+            if not tools:
+                raise ParameterError("tool_choice is required, but there are no tools.", param="tool_choice")
+            return ToolChoice(mode="required", parallel=parallel)
+        case _:
+            raise ParameterError(
+                f"tool_choice must be none, auto, required or a function, got {choice!r}.", param="tool_choice"
+            )
+
+
+def check_messages(messages: Sequence[dict[str, Any]]) -> None:
+    """Refuses roles that nobody knows, and results of tools that were never called.
+
+    Raises:
+        ParameterError: the message, by its index.
+    """
+    called: set[Any] = set()
+    num_calls = 0
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            raise ParameterError(
+                f"messages[{index}] must be an object with a role out of {', '.join(ROLES)}; got {role!r}.",
+                param="messages",
+            )
+        calls = message.get("tool_calls")
+        if role == "assistant" and isinstance(calls, list):
+            num_calls += len(calls)
+            called |= {call.get("id") for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str)}
+        elif role == "tool":
+            call_id = message.get("tool_call_id")
+            if not num_calls or (call_id is not None and called and call_id not in called):
+                raise ParameterError(
+                    f"messages[{index}] is the result of the call {call_id!r}, but no earlier assistant message "
+                    "makes that call in its tool_calls.",
+                    param="messages",
+                )
