@@ -16,6 +16,25 @@ from quire.core.sampling_params import SamplingParams
 # --------------------------------------------------------------------------------------------- frontend -> engine
 
 
+class Vocabulary(Struct, array_like=True, frozen=True):
+    """What each token spells, for those who hold outputs to a grammar."""
+
+    tokens: list[bytes]  # by token id, as long as the model's logits; empty for tokens that no text contains
+    end_token_ids: list[int]  # allowed where a grammar is complete, and nowhere else
+
+
+class Grammar(Struct, array_like=True, frozen=True):
+    """What a request's output must match, compiled for one backend.
+
+    Workers keep what they made of it under `key`: equal keys mean equal grammars.
+    """
+
+    backend: str
+    key: bytes
+    data: bytes  # in the backend's own form, compressed
+    vocabulary_path: str  # a file that holds a `Vocabulary`, for as long as the frontend lives
+
+
 class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     """One sequence to generate. `n > 1` arrives as n of these, with different ids and seeds.
 
@@ -28,6 +47,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     priority: int = 0
     cache_salt: str | None = None
     output_token_ids: list[int] = []
+    grammar: Grammar | None = None
 
 
 class AbortRequests(Struct, array_like=True, tag="abort", frozen=True):
@@ -182,6 +202,7 @@ class NewSlot(Struct, array_like=True):
     num_prompt_tokens: int
     block_ids: list[list[int]]  # per KV group, pages for the first tokens, prefix-cache hits included
     sampling: SamplingParams
+    grammar: Grammar | None = None
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
@@ -208,7 +229,8 @@ class StepResult(Struct, array_like=True, tag="result"):
 
     `logprobs` has an entry (index into token_ids, values) for each sampled row whose request asked; `failures` has
     (index into token_ids, message) for rows whose logits are unusable (NaN): those requests fail, no others. `spans`
-    are the step's own times, when timelines are recorded (see `quire.core.trace`).
+    are the step's own times, when timelines are recorded (see `quire.core.trace`). `refusals` are failures whose cause
+    is the request itself: it left no token to choose from.
 
     `prompt_logprobs` has (slot, values) for rows that computed a part of a prompt whose log-probabilities are wanted.
     """
@@ -219,6 +241,7 @@ class StepResult(Struct, array_like=True, tag="result"):
     failures: list[tuple[int, str]] = []
     spans: list[tuple[str, float, float]] = []
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+    refusals: list[tuple[int, str]] = []
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):

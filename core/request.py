@@ -27,6 +27,7 @@ class Request:
         "block_hashes",
         "block_ids",
         "cache_salt",
+        "grammar",
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
@@ -52,6 +53,7 @@ class Request:
         self.request_id = wire.request_id
         self.sampling = wire.sampling
         self.cache_salt = wire.cache_salt
+        self.grammar = wire.grammar
         self.rank = rank
         self.max_num_tokens = max_num_tokens  # prompt and output together
         self.stop_ids = stop_ids  # EOS ids (unless ignored) and stop_token_ids

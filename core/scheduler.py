@@ -234,8 +234,9 @@ class Scheduler:
             self._scored[request.slot] = request
         # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
         block_ids = [list(table) for table in request.block_ids]
+        token_ids = list(request.token_ids)
         plan.admitted.append(
-            NewSlot(request.slot, list(request.token_ids), request.num_prompt_tokens, block_ids, request.sampling)
+            NewSlot(request.slot, token_ids, request.num_prompt_tokens, block_ids, request.sampling, request.grammar)
         )
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
@@ -269,9 +270,11 @@ class Scheduler:
             )
         self._stats.num_scheduled_tokens += sum(plan.num_scheduled)
         num_before = len(self._requests)
+        faults = [(*failure, "internal") for failure in result.failures]
+        faults += [(*refusal, "invalid") for refusal in result.refusals]
         failed = [
-            self._fail(requests[index], message)
-            for index, message in result.failures
+            self._fail(requests[index], message, kind)
+            for index, message, kind in faults
             if requests[index].status is not RequestStatus.FINISHED
         ]
         scores = [
@@ -323,11 +326,11 @@ class Scheduler:
             return FinishReason.LENGTH, None
         return None, None
 
-    def _fail(self, request: Request, message: str) -> RequestDelta:
+    def _fail(self, request: Request, message: str, kind: str) -> RequestDelta:
         self._end(request)
         self._kv.disown(request)
         delta = _last_delta(request, FinishReason.ERROR)
-        delta.failure = RequestFailure("internal", message)
+        delta.failure = RequestFailure(kind, message)
         return delta
 
     def _end(self, request: Request) -> None:

@@ -41,12 +41,14 @@ class ModelRunner:
         with self._spans.span("inputs"):
             self._table.apply(plan)
             self._scorer.release(plan.released)
+            self._sampler.grammar.release(plan.released)
             for new in plan.admitted:
                 self._sampler.admit(new)
                 self._scorer.admit(new)
             if not plan.slots:
                 return StepResult(plan.step_id, [])
             batch = build_input_batch(plan, self._table)
+            self._sampler.grammar.begin(batch.sampled_slots)
         with self._spans.span("forward"):
             hidden = self._forward(batch)
         result = StepResult(plan.step_id, [])
@@ -63,7 +65,9 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, SampleBatch(batch.sampled_slots, batch.sampled_positions, self._table))
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
         self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
-        return _result(step_id, sampled)
+        result = self._result(step_id, batch.sampled_slots, sampled)
+        self._sampler.grammar.advance(batch.sampled_slots, result.token_ids)
+        return result
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         attention = self._ops.attention_batch(
@@ -75,14 +79,18 @@ class ModelRunner:
         )
         return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention)
 
-
-def _result(step_id: int, sampled: Sampled) -> StepResult:
-    """Reads a step's tokens off the device."""
-    token_ids = sampled.token_ids.tolist()
-    usable = sampled.usable.cpu().numpy()
-    logprobs = sampled.logprobs.rows() if sampled.logprobs is not None else []
-    if usable.all():
-        return StepResult(step_id, token_ids, logprobs)
-    message = "The model's logits were NaN or infinite for this request."
-    failures = [(row, message) for row in np.flatnonzero(~usable).tolist()]
-    return StepResult(step_id, token_ids, [entry for entry in logprobs if usable[entry[0]]], failures)
+    def _result(self, step_id: int, slots: np.ndarray, sampled: Sampled) -> StepResult:
+        """Reads a step's tokens off the device."""
+        token_ids = sampled.token_ids.tolist()
+        usable = sampled.usable.cpu().numpy()
+        logprobs = sampled.logprobs.rows() if sampled.logprobs is not None else []
+        if usable.all():
+            return StepResult(step_id, token_ids, logprobs)
+        result = StepResult(step_id, token_ids, [entry for entry in logprobs if usable[entry[0]]])
+        for row in np.flatnonzero(~usable).tolist():
+            reason = self._sampler.grammar.why_nothing_fits(int(slots[row]))
+            if reason is not None:
+                result.refusals.append((row, reason))
+            else:
+                result.failures.append((row, "The model's logits were NaN or infinite for this request."))
+        return result

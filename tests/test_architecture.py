@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = ("core", "executor", "frontend", "ops")
 MAY_IMPORT = {"core": set(), "ops": set(), "executor": {"ops", "core"}, "frontend": {"core"}}
-EXECUTOR_MAY_USE_OF_CORE = {"config", "protocol", "sampling_params", "errors", "logging", "envs", "trace"}
+EXECUTOR_MAY_USE_OF_CORE = {
+    *("config", "protocol", "sampling_params", "errors", "logging", "envs", "trace", "light_import"),
+}
 LAUNCHER = Path("frontend/launch.py")
 
 

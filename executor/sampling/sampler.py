@@ -11,6 +11,7 @@ from quire.core.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.grammar.masks import GrammarMasks
 from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
@@ -47,12 +48,14 @@ class Sampler:
         *,
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
+        self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids)
         self._features: list[Feature] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
             BadWords(max_num_seqs),
             Penalties(max_num_seqs),
             MinTokens(max_num_seqs, vocab_size, eos_token_ids),
+            self.grammar,
             Temperature(max_num_seqs),  # from here on only rows that draw
             MinP(max_num_seqs),
             TopK(max_num_seqs, vocab_size),

@@ -1,0 +1,1 @@
+"""Holding a request's output to a grammar: matchers beside the sampler, one file a library."""

@@ -1,0 +1,68 @@
+"""What workers make of the grammars that requests bring: each library once, each grammar once while it is in use."""
+
+import pkgutil
+import zlib
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+from quire.core.protocol import Grammar, Vocabulary
+from quire.executor.sampling.grammar.matcher import Loader, Matcher
+
+_MATCHERS = "quire.executor.sampling.grammar."
+LOADERS = {
+    "xgrammar": _MATCHERS + "xgrammar_matcher:XGrammarLoader",
+    "guidance": _MATCHERS + "guidance_matcher:GuidanceLoader",
+    "outlines": _MATCHERS + "outlines_matcher:OutlinesLoader",
+    "lm-format-enforcer": _MATCHERS + "lm_format_enforcer_matcher:LMFormatEnforcerLoader",
+}
+"""By name, because importing one takes a tenth of a second, which only those pay who ask for a grammar."""
+
+_CACHE_BYTES = 256 * 2**20
+_MAX_LOADERS = 8
+
+
+class GrammarLibrary:
+    """Loads grammars and makes matchers. Used by one thread.
+
+    Args:
+        cache_bytes: loaded grammars that are kept for the next request, counted by the size of their data.
+    """
+
+    def __init__(self, cache_bytes: int = _CACHE_BYTES) -> None:
+        self._cache_bytes = cache_bytes
+        self._loaders: OrderedDict[tuple[str, str], Loader] = OrderedDict()
+        self._grammars: OrderedDict[bytes, tuple[object, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the start of `grammar`."""
+        loader = self._loader(grammar)
+        return loader.matcher(self._load(loader, grammar))
+
+    def _loader(self, grammar: Grammar) -> Loader:
+        key = (grammar.backend, grammar.vocabulary_path)
+        loader = self._loaders.get(key)
+        if loader is None:
+            data = Path(grammar.vocabulary_path).read_bytes()
+            vocabulary = msgspec.msgpack.decode(data, type=Vocabulary)
+            loader = self._loaders[key] = pkgutil.resolve_name(LOADERS[grammar.backend])(vocabulary)
+            if len(self._loaders) > _MAX_LOADERS:
+                self._loaders.popitem(last=False)
+        self._loaders.move_to_end(key)
+        return loader
+
+    def _load(self, loader: Loader, grammar: Grammar) -> object:
+        known = self._grammars.get(grammar.key)
+        if known is not None:
+            self._grammars.move_to_end(grammar.key)
+            return known[0]
+        data = zlib.decompress(grammar.data)
+        loaded = loader.load(data)
+        self._grammars[grammar.key] = loaded, len(data)
+        self._num_bytes += len(data)
+        while self._num_bytes > self._cache_bytes and len(self._grammars) > 1:
+            _, (_, num_bytes) = self._grammars.popitem(last=False)
+            self._num_bytes -= num_bytes
+        return loaded
