@@ -100,7 +100,7 @@ class Worker:
             self._model,
             self._ops,
             RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device),
-            Sampler(limits.max_num_seqs, spec.vocab_size, spec.eos_token_ids, logprobs_mode=mode),
+            Sampler(limits.max_num_seqs, spec.vocab_size, spec.eos_token_ids, ops=self._ops, logprobs_mode=mode),
             PromptScorer(spec.vocab_size, mode),
             kv_caches,
             self._spans,

@@ -98,6 +98,21 @@ class Backend(Protocol):
         """
         ...
 
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest token of each row of `logits` [num_rows, vocab_size].
+
+        Returns ids [num_rows] int64, and [num_rows] bool: false where the row holds a NaN or its greatest is infinite.
+        """
+        ...
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """A token for each row of `logits` [num_rows, vocab_size], by inverting the cumulative softmax.
+
+        `uniform` is [num_rows] float64 in [0, 1). A token whose logit is -inf is never drawn. Returns as `likeliest`;
+        false where the logits are no distribution (NaN, infinite).
+        """
+        ...
+
 
 def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
     """The backend for a device type; readies this process for it."""

@@ -17,9 +17,10 @@ from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
 from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
-from quire.executor.sampling.random import draw, uniforms
+from quire.executor.sampling.random import uniforms
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.top_k_top_p import TopK, TopP
+from quire.ops import Backend
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,11 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: Collection[int],
         *,
+        ops: Backend,
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids)
+        self._ops = ops
         self._features: list[Feature] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
@@ -76,12 +79,14 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
-        logits = logits.float()
         asked = np.flatnonzero(self._logprobs.used(batch))
+        wanted = self._wanted_in(batch)
+        if wanted or len(asked):  # a choice alone is the same from what the model wrote
+            logits = logits.float()
         values = None
         if len(asked) and self._logprobs.of_raw_logits:
             values = self._logprobs.values(_rows(logits, asked))
-        for feature in self._wanted_in(batch):
+        for feature in wanted:
             rows = np.flatnonzero(feature.used(batch))
             if len(rows) == len(batch.slots):
                 logits = feature.apply(logits, batch)
@@ -103,14 +108,14 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
         greedy = self._greedy[batch.slots]
         if greedy.all():
-            return _likeliest(logits)
+            return self._ops.likeliest(logits)
         if not greedy.any():
             return self._draw(logits, batch)
         token_ids = torch.empty(len(greedy), dtype=torch.int64, device=logits.device)
         usable = torch.empty(len(greedy), dtype=torch.bool, device=logits.device)
         rows = np.flatnonzero(greedy)
         index = _index(rows, logits)
-        token_ids[index], usable[index] = _likeliest(logits[index])
+        token_ids[index], usable[index] = self._ops.likeliest(logits[index])
         rows = np.flatnonzero(~greedy)
         index = _index(rows, logits)
         token_ids[index], usable[index] = self._draw(logits[index], batch.take(rows))
@@ -118,12 +123,7 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
         uniform = torch.from_numpy(uniforms(self._seeds[batch.slots], batch.positions))
-        return draw(logits, uniform.to(logits.device, non_blocking=True))
-
-
-def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    token_ids = logits.argmax(-1)  # a NaN counts as the greatest, so it shows in the value
-    return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+        return self._ops.draw(logits, uniform.to(logits.device, non_blocking=True))
 
 
 def _index(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:

@@ -68,6 +68,8 @@ class NativeBackend:
         self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
         self._rotary = kernel("quire_rotary", *[_POINTER] * 4, *[_LONG] * 8)
         self._silu_and_mul = kernel("quire_silu_and_mul", *[_POINTER] * 2, *[_LONG] * 5)
+        self._draw = kernel("quire_draw", *[_POINTER] * 4, *[_LONG] * 5)
+        self._likeliest = kernel("quire_likeliest", *[_POINTER] * 3, *[_LONG] * 5)
         self._write_cache = kernel("quire_write_cache", *[_POINTER] * 4, *[_LONG] * 8, _DOUBLE, *[_LONG] * 3)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -178,6 +180,37 @@ class NativeBackend:
             if not self._attention(ctypes.byref(call)):
                 return out
         return eager.attention(q, kv_cache, batch, scale=scale, window=window)
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend.likeliest`."""
+        if _is_rows(logits):
+            token_ids, usable = _tokens(len(logits))
+            if not self._likeliest(
+                logits.data_ptr(), token_ids.data_ptr(), usable.data_ptr(), *logits.shape, logits.stride(0),
+                _dtype(logits), torch.get_num_threads(),
+            ):  # fmt: skip
+                return token_ids, usable
+        return eager.likeliest(logits)
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend.draw`."""
+        if _is_rows(logits) and uniform.is_contiguous():
+            token_ids, usable = _tokens(len(logits))
+            if not self._draw(
+                logits.data_ptr(), uniform.data_ptr(), token_ids.data_ptr(), usable.data_ptr(), *logits.shape,
+                logits.stride(0), _dtype(logits), torch.get_num_threads(),
+            ):  # fmt: skip
+                return token_ids, usable
+        return eager.draw(logits, uniform)
+
+
+def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
+    """Room for ids and whether they are usable."""
+    return torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
+
+
+def _is_rows(logits: Tensor) -> bool:
+    return logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in _DTYPES
 
 
 def _dtype(x: Tensor) -> int:

@@ -4,14 +4,17 @@ from quire.ops.eager.attention import attention, kv_cache_shape, write_kv
 from quire.ops.eager.attention_plan import AttentionPlan, attention_batch
 from quire.ops.eager.elementwise import add_rms_norm, embedding, rms_norm, rotary, silu_and_mul
 from quire.ops.eager.linear import linear, pack_linear
+from quire.ops.eager.sampling import draw, likeliest
 
 __all__ = [
     "AttentionPlan",
     "add_rms_norm",
     "attention",
     "attention_batch",
+    "draw",
     "embedding",
     "kv_cache_shape",
+    "likeliest",
     "linear",
     "pack_linear",
     "rms_norm",

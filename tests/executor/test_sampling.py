@@ -202,7 +202,8 @@ def test_unusable_rows_are_told_and_harm_no_others(backend: Backend, value: floa
     uniform = torch.full((3,), 0.5, dtype=torch.float64)
     for token_ids, usable in (backend.likeliest(logits), backend.draw(logits, uniform)):
         assert usable.tolist() == [True, False, True]
-        assert 0 <= token_ids.min() and token_ids.max() < 700 and token_ids[2] >= 600
+        assert set(token_ids.tolist()) <= set(range(700))
+        assert token_ids[2] >= 600
 
 
 # ------------------------------------------------------------------------------------------------------ reproducibility
@@ -422,4 +423,4 @@ def test_a_feature_that_nobody_uses_costs_nothing() -> None:
     with _Spy() as spy:
         bench.sampler.sample(logits, batch)
     names = {call.split(".")[1] for call in spy.calls}
-    assert names <= {"argmax", "gather", "squeeze", "unsqueeze", "abs", "eq", "ne", "mul"}
+    assert names <= {"empty", "argmax", "gather", "squeeze", "unsqueeze", "abs", "eq", "ne", "mul"}

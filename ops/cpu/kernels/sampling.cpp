@@ -1,0 +1,145 @@
+// From logits to tokens: the likeliest of each row, or a draw, reading the logits as the model wrote them. See
+// `quire.ops.Backend` for their meaning. A row belongs to one thread, so its token does not depend on its neighbours.
+//
+// Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
+
+#include "vector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+namespace quire {
+namespace {
+
+constexpr long CHUNK = 512;               // tokens of a chunk: a draw looks for its chunk, then for its token
+constexpr long WORTH_A_THREAD = 1 << 20;  // logits below which waking the other threads costs more than they save
+
+inline Ints lanes() {
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    return lane;
+}
+
+// Up to LANES logits; those past `count` are -inf.
+template <class T> inline Floats logits_at(const T* from, long count) {
+    if (count >= LANES) return load(from);
+    return lanes() < (int)count ? load(from, count) : fill(-INFINITY);
+}
+
+template <class T> float greatest(const T* logits, long size) {
+    Floats most = fill(-INFINITY);
+    for (long i = 0; i < size; i += LANES) {
+        Floats x = logits_at(logits + i, size - i);
+        most = x > most ? x : most;
+    }
+    return largest(most);
+}
+
+// e^(x - most), exactly 0 where that is no normal number: -inf must never be drawn. NaN is kept.
+inline Floats weight(Floats x, float most) {
+    Floats below = x - most;
+    return below < -87.0f ? Floats{} : exp(below);
+}
+
+template <class T> bool draw(const T* logits, long size, double uniform, double* sums, int64_t* token_id) {
+    const float most = greatest(logits, size);
+    const long num_chunks = (size + CHUNK - 1) / CHUNK;
+    double total = 0;
+    for (long chunk = 0; chunk < num_chunks; chunk++) {
+        const long end = std::min(size, (chunk + 1) * CHUNK);
+        Floats part{};
+        for (long i = chunk * CHUNK; i < end; i += LANES) part += weight(logits_at(logits + i, size - i), most);
+        total += sums[chunk] = sum(part);
+    }
+    *token_id = 0;
+    if (!(total > 0 && std::isfinite(total))) return false;
+
+    // Where the running sum first exceeds the target; rounding may put the target at or past the end, so the last
+    // place with weight stands by.
+    const double target = uniform * total;
+    double before = 0;
+    long chunk = -1;
+    for (long i = 0, n = num_chunks; i < n; i++) {
+        if (!(sums[i] > 0)) continue;
+        if (chunk >= 0) before += sums[chunk];
+        chunk = i;
+        if (before + sums[i] > target) break;
+    }
+    const long end = std::min(size, (chunk + 1) * CHUNK);
+    for (long i = chunk * CHUNK; i < end; i += LANES) {
+        Floats weights = weight(logits_at(logits + i, size - i), most);
+        for (int lane = 0; lane < LANES; lane++) {
+            if (!(weights[lane] > 0)) continue;
+            *token_id = i + lane;
+            before += weights[lane];
+            if (before > target) return true;
+        }
+    }
+    return true;
+}
+
+// The first of the greatest logits; false if any is NaN or the greatest infinite.
+template <class T> bool likeliest(const T* logits, long size, int64_t* token_id) {
+    Floats most = fill(-INFINITY);
+    Ints place = lanes(), here = place, faults{};
+    for (long i = 0; i < size; i += LANES, here += LANES) {
+        Floats x = logits_at(logits + i, size - i);
+        faults |= x != x;
+        place = x > most ? here : place;
+        most = x > most ? x : most;
+    }
+    const float best = largest(most);
+    bool usable = std::isfinite(best);
+    long first = size;
+    for (int lane = 0; lane < LANES; lane++) {
+        usable = usable && !faults[lane];
+        if (most[lane] == best && place[lane] < first) first = place[lane];
+    }
+    *token_id = usable ? first : 0;
+    return usable;
+}
+
+// body(logits of the row, row) → whether they were usable.
+template <class Body>
+int for_rows(const void* logits, long num_rows, long size, long stride, bool* usable, long dtype, long num_threads,
+             Body body) {
+    auto run = [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+#pragma omp parallel for schedule(static) num_threads((int)num_threads) \
+    if (num_threads > 1 && num_rows > 1 && num_rows * size > WORTH_A_THREAD)
+        for (long row = 0; row < num_rows; row++) usable[row] = body((const T*)logits + row * stride, row);
+    };
+    switch (dtype) {
+        case FLOAT32: return run(static_cast<float*>(nullptr)), 0;
+        case BFLOAT16: return run(static_cast<BFloat16*>(nullptr)), 0;
+#if defined(QUIRE_HAS_FLOAT16)
+        case FLOAT16: return run(static_cast<Half*>(nullptr)), 0;
+#endif
+        default: return 1;
+    }
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+// logits [num_rows, size], rows `stride` apart; uniforms [num_rows] → token_ids and usable [num_rows].
+extern "C" int quire_draw(
+    const void* logits, const double* uniforms, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
+    long dtype, long num_threads) {
+    return for_rows(logits, num_rows, size, stride, usable, dtype, num_threads, [&](auto* from, long row) {
+        thread_local std::vector<double> sums;
+        sums.resize((size + CHUNK - 1) / CHUNK);
+        return draw(from, size, uniforms[row], sums.data(), token_ids + row);
+    });
+}
+
+extern "C" int quire_likeliest(
+    const void* logits, int64_t* token_ids, bool* usable, long num_rows, long size, long stride, long dtype,
+    long num_threads) {
+    return for_rows(logits, num_rows, size, stride, usable, dtype, num_threads,
+                    [&](auto* from, long row) { return likeliest(from, size, token_ids + row); });
+}

@@ -1,0 +1,43 @@
+"""From logits to tokens, in plain torch: the likeliest of each row, or a draw."""
+
+import torch
+from torch import Tensor
+
+_CHUNK = 512
+"""Tokens per chunk of the two-level draw: running sums over chunks, then within one, instead of over the vocabulary."""
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Backend.likeliest`."""
+    token_ids = logits.argmax(-1)  # a NaN counts as the greatest, so it shows in the value
+    return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+
+
+def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Backend.draw`."""
+    weights = logits.float().softmax(-1)
+    vocab_size = weights.shape[1]
+    num_whole = vocab_size // _CHUNK
+    sums = weights[:, : num_whole * _CHUNK].unflatten(1, (num_whole, _CHUNK)).sum(-1)
+    tail = weights[:, num_whole * _CHUNK :].sum(-1, keepdim=True)
+    sums = torch.cat([sums, tail], dim=1).double()
+    total = sums.sum(-1)
+
+    chunk, before = _invert(sums, uniform * total)
+    index = chunk.unsqueeze(1) * _CHUNK + torch.arange(_CHUNK, device=logits.device)
+    inside = weights.gather(1, index.clamp(max=vocab_size - 1)).double().masked_fill_(index >= vocab_size, 0)
+    offset, _ = _invert(inside, uniform * total - before)
+    token_ids = (chunk * _CHUNK + offset).clamp_(max=vocab_size - 1)
+    return token_ids, total.isfinite() & (total > 0)
+
+
+def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the running sum of a row first exceeds `target`, and the sum before that place.
+
+    Rounding may put the target at or past the end: the last place that has weight is taken then.
+    """
+    running = weights.cumsum(-1)
+    first_above = torch.searchsorted(running, target.unsqueeze(1), right=True)
+    last = torch.searchsorted(running, running[:, -1:].contiguous())
+    place = torch.minimum(first_above, last).clamp_(max=weights.shape[1] - 1)
+    return place.squeeze(1), (running - weights).gather(1, place).squeeze(1)
