@@ -65,7 +65,8 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, SampleBatch(batch.sampled_slots, batch.sampled_positions, self._table))
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
         self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
-        result = self._result(step_id, batch.sampled_slots, sampled)
+        with self._spans.span("result"):
+            result = self._result(step_id, batch.sampled_slots, sampled)
         self._sampler.grammar.advance(batch.sampled_slots, result.token_ids)
         return result
 

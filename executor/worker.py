@@ -14,7 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.protocol import StepPlan, StepResult, WorkerReady
-from quire.core.trace import NO_SPANS, SpanList
+from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.executor import memory
 from quire.executor.model_runner import ModelRunner
 from quire.executor.models.base import Model, ModelContext
@@ -23,6 +23,7 @@ from quire.executor.parallel import ParallelGroup
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
+from quire.executor.timed_ops import timed
 from quire.executor.weights import open_weights
 
 logger = get_logger(__name__)
@@ -44,7 +45,10 @@ class Worker:
         self._group = group
         self._device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
         self._ops = ops.bind(config.device)
-        self._spans = SpanList() if config.trace_folder is not None else NO_SPANS
+        self._spans: Spans = NO_SPANS
+        if config.trace_folder is not None:
+            self._spans = SpanList()
+            self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
         self._runner: ModelRunner | None = None
 

@@ -37,9 +37,12 @@ def test_a_server_writes_what_its_engine_and_worker_did(
     finally:
         server.stop()
     spans = spans_in(traces)
-    assert {span["name"] for span in spans} == {
-        "plan", "send", "wait", "update", "emit", "step", "inputs", "forward", "sample",
+    names = {span["name"] for span in spans}
+    assert names >= {
+        "plan", "send", "wait", "update", "emit", "step", "inputs", "forward", "sample", "result", "attention",
+        "write_kv", "rotary",
     }  # fmt: skip
+    assert len([name for name in names if name.startswith("linear ")]) >= 4
     steps = sorted((span["ts"], span["ts"] + span["dur"]) for span in spans if span["name"] == "step")
     assert len(steps) == 20  # those of the second request, and one clock for all: each lies within a wait or after it
     first, last = steps[0][0], steps[-1][1]
