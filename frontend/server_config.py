@@ -4,12 +4,15 @@ The engine never sees these; `frontend/server.py` and the handlers read them. Co
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
 from quire.core import envs
 from quire.core.errors import ConfigError, ParameterError
+
+if TYPE_CHECKING:
+    from quire.frontend.parsing.parsers import OutputParsers
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -76,6 +79,22 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         bool, Meta(description="Leave tools out of the prompt when a request sets tool_choice to none.")
     ] = False
     response_role: Annotated[str, Meta(description="Role of the answers of /v1/chat/completions.")] = "assistant"
+    enable_auto_tool_choice: Annotated[
+        bool, Meta(description="Let the model call functions when it likes to; needs --tool-call-parser.")
+    ] = False
+    tool_call_parser: Annotated[
+        str | None,
+        Meta(description="How the model writes calls of functions, by name: hermes, llama3_json, mistral, ..."),
+    ] = None
+    tool_parser_plugin: Annotated[
+        str | None, Meta(description="Python file that defines more parsers for --tool-call-parser.")
+    ] = None
+    reasoning_parser: Annotated[
+        str | None, Meta(description="How the model sets its reasoning apart, by name: deepseek_r1, qwen3, ...")
+    ] = None
+    reasoning_parser_plugin: Annotated[
+        str | None, Meta(description="Python file that defines more parsers for --reasoning-parser.")
+    ] = None
     enable_force_include_usage: Annotated[
         bool, Meta(description="End every stream with token usage, asked for or not.")
     ] = False
@@ -116,6 +135,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ):
             if path and not Path(path).is_file():
                 raise ConfigError(f"{flag}: there is no file {path!r}.")
+        if self.enable_auto_tool_choice and not self.tool_call_parser:
+            raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser as well.")
+        if self.tool_call_parser or self.tool_parser_plugin or self.reasoning_parser or self.reasoning_parser_plugin:
+            self.make_output_parsers()
 
     @property
     def accepted_api_keys(self) -> list[str]:
@@ -124,6 +147,22 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             return self.api_key
         from_environment = envs.read("API_KEY")
         return [from_environment] if from_environment else []
+
+    def make_output_parsers(self) -> "OutputParsers":
+        """What finds reasoning and calls in answers.
+
+        Raises:
+            ConfigError: there is no parser of that name, or a plugin cannot be loaded.
+        """
+        from quire.frontend.parsing.parsers import OutputParsers  # here, as most servers need none
+
+        return OutputParsers(
+            self.tool_call_parser,
+            self.reasoning_parser,
+            tool_plugin=self.tool_parser_plugin,
+            reasoning_plugin=self.reasoning_parser_plugin,
+            auto_tools=self.enable_auto_tool_choice,
+        )
 
     def read_chat_template(self) -> str | None:
         """The text of `--chat-template`, read from its file unless it is a template itself.

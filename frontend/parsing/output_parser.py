@@ -1,23 +1,121 @@
-"""What turns one sequence's text into events, piece by piece.
-
-`OutputParsers` is made once per server from its options; `OutputParsers.open` makes a parser for one sequence, or
-says with None that its text needs none, so that plain chats pay nothing.
-"""
+"""What turns one sequence's text into events, piece by piece: reasoning first, then calls in what it leaves."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.frontend.events import Event
+from quire.frontend.events import Event, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.tool_formats import ToolFormat
+from quire.frontend.parsing.tools import Tool
 
 
 class OutputParser(Protocol):
     """Parses the answer of one sequence. Never raises on any text; joined deltas do not depend on how it is cut."""
 
-    num_tool_calls: int
-    """Calls that have been started so far; with one or more, an answer that stopped finishes with "tool_calls"."""
+    @property
+    def num_tool_calls(self) -> int:
+        """Calls told of so far; with one or more, an answer that stopped finishes with "tool_calls"."""
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """Takes the next piece of text; returns what is certain by now, often nothing."""
 
     def finish(self) -> list[Event]:
         """The rest, once, when no more text comes: text kept back, the end of an open call. No `Finish`."""
+
+
+class Stage(Protocol):
+    """Takes text, and writes events to a log or hands text on."""
+
+    def push(self, text: str) -> None:
+        """Takes the next piece of text."""
+
+    def finish(self) -> None:
+        """No more text comes."""
+
+
+class Machine:
+    """The stage that runs a parser's steps."""
+
+    def __init__(self, reader: Reader, steps: Steps[None]) -> None:
+        self._reader = reader
+        self._steps: Steps[None] | None = steps
+
+    def push(self, text: str) -> None:
+        """Takes the next piece of text."""
+        self._reader.feed(text)
+        self._resume()
+
+    def finish(self) -> None:
+        """No more text comes."""
+        self._reader.end()
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._steps is not None and next(self._steps, self) is self:
+            self._steps = None
+
+
+class EventParser:
+    """An `OutputParser` of one or two stages that write to one log.
+
+    Args:
+        stages: in the order in which text passes them; the first is pushed to, and feeds the second itself.
+        include_reasoning: False drops reasoning.
+        parallel: False drops every call but the first.
+    """
+
+    def __init__(self, log: EventLog, stages: Sequence[Stage], *, include_reasoning: bool, parallel: bool) -> None:
+        self._log = log
+        self._stages = stages
+        self._drops = not include_reasoning or not parallel
+        self._include_reasoning = include_reasoning
+        self._parallel = parallel
+
+    @property
+    def num_tool_calls(self) -> int:
+        """Calls told of so far."""
+        return self._log.num_calls if self._parallel else min(self._log.num_calls, 1)
+
+    def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
+        """Takes the next piece of text."""
+        if text:
+            self._stages[0].push(text)
+        return self._drain()
+
+    def finish(self) -> list[Event]:
+        """The rest, once."""
+        for stage in self._stages:
+            stage.finish()
+        self._log.finish()
+        return self._drain()
+
+    def _drain(self) -> list[Event]:
+        events = self._log.drain()
+        return [event for event in events if self._is_wanted(event)] if self._drops else events
+
+    def _is_wanted(self, event: Event) -> bool:
+        if isinstance(event, ReasoningDelta):
+            return self._include_reasoning
+        if isinstance(event, ToolCallStart | ToolCallArguments | ToolCallEnd):
+            return self._parallel or event.index == 0
+        return True
+
+
+def read_calls(reader: Reader, log: EventLog, form: ToolFormat, tools: Sequence[Tool]) -> Steps[None]:
+    """Reads a whole text: calls where the format finds them, and all else as content."""
+    by_name = {tool.name: tool for tool in tools}
+    triggers = form.triggers
+    markers = Markers((*triggers, *form.stray))
+    while found := (yield from reader.until(markers, log.text)):
+        if found not in triggers:
+            if not log.num_calls and found not in form.dropped:
+                log.text(found)
+            continue
+        reader.start_record(found)
+        try:
+            yield from form.read(found, reader, log, by_name)
+        except Malformed:
+            log.call_ends()
+            log.text(reader.stop_record())
+        reader.stop_record()

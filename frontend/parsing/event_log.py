@@ -1,0 +1,147 @@
+"""Collects events: joins deltas, numbers calls, and drops the white space that only frames calls and reasoning."""
+
+import secrets
+import string
+from collections.abc import Callable
+
+from quire.frontend.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+def random_call_id() -> str:
+    """An id of the form that OpenAI's clients see from vLLM."""
+    return f"chatcmpl-tool-{secrets.token_hex(16)}"
+
+
+def mistral_call_id() -> str:
+    """Nine letters or digits, which is all that Mistral's templates accept."""
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+
+
+class EventLog:
+    """The events of one sequence, in order, each handed out once by `drain`.
+
+    White space before a call, between calls and after one belongs to the format, not to the answer; so does what
+    surrounds reasoning. White space is therefore kept back until something follows it.
+
+    Args:
+        make_call_id: makes the id of a call whose format does not carry one.
+    """
+
+    def __init__(self, make_call_id: Callable[[], str] = random_call_id) -> None:
+        self.num_calls = 0
+        self.in_call = False
+        self._make_call_id = make_call_id
+        self._events: list[Event] = []
+        self._pending: list[str] = []
+        self._pending_kind: type[TextDelta] | type[ReasoningDelta] | type[ToolCallArguments] = TextDelta
+        self._text = _Framed()
+        self._reasoning = _Framed()
+
+    def drain(self) -> list[Event]:
+        """The events since the last call."""
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def text(self, text: str) -> None:
+        """More of the answer."""
+        self._add(TextDelta, self._text.push(text))
+
+    def reasoning(self, text: str) -> None:
+        """More reasoning."""
+        self._add(ReasoningDelta, self._reasoning.push(text))
+
+    def reasoning_begins(self) -> None:
+        """A block of reasoning was opened."""
+        self._text.cut()
+        self._reasoning.cut()
+
+    def reasoning_ends(self) -> None:
+        """A block of reasoning was closed."""
+        self._reasoning.cut()
+        self._text.cut()
+
+    def call_starts(self, name: str, call_id: str | None = None) -> None:
+        """A call of `name`."""
+        self._text.cut()
+        self._flush()
+        self._events.append(ToolCallStart(self.num_calls, call_id or self._make_call_id(), name))
+        self.num_calls += 1
+        self.in_call = True
+
+    def arguments(self, text: str) -> None:
+        """More of the open call's arguments."""
+        self._add(ToolCallArguments, text)
+
+    def call_ends(self) -> None:
+        """The open call is complete; without one, nothing happens."""
+        if self.in_call:
+            self._flush()
+            self._events.append(ToolCallEnd(self.num_calls - 1))
+            self.in_call = False
+
+    def finish(self) -> None:
+        """The text ended: what was kept back and frames nothing is given out."""
+        self.call_ends()
+        self._add(ReasoningDelta, self._reasoning.flush())
+        self._add(TextDelta, self._text.flush())
+
+    def _add(self, kind: type[TextDelta] | type[ReasoningDelta] | type[ToolCallArguments], text: str) -> None:
+        if not text:
+            return
+        if kind is not self._pending_kind:
+            self._flush()
+            self._pending_kind = kind
+        self._pending.append(text)
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        text = "".join(self._pending)
+        self._pending.clear()
+        if self._pending_kind is ToolCallArguments:
+            self._events.append(ToolCallArguments(self.num_calls - 1, text))
+        elif self._pending_kind is ReasoningDelta:
+            self._events.append(ReasoningDelta(text))
+        else:
+            self._events.append(TextDelta(text))
+
+
+class _Framed:
+    """Text whose white space is dropped on both sides of a cut."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._after_cut = False
+
+    def push(self, text: str) -> str:
+        """The part of the text that is certain, with what was held before it."""
+        if self._after_cut:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self._after_cut = False
+        body = text.rstrip()
+        if len(body) == len(text) and not self._held:
+            return text
+        if not body:
+            self._held.append(text)
+            return ""
+        body = "".join(self._held) + body
+        self._held.clear()
+        if len(rest := text[len(text.rstrip()) :]):
+            self._held.append(rest)
+        return body
+
+    def cut(self) -> None:
+        """Drops white space here."""
+        self._held.clear()
+        self._after_cut = True
+
+    def flush(self) -> str:
+        """What is held."""
+        text = "".join(self._held)
+        self._held.clear()
+        return text

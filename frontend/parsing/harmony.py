@@ -1,0 +1,98 @@
+"""gpt-oss's channels: reasoning, calls and the answer are messages of one text, each with a header.
+
+`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`; the format is specified at
+https://cookbook.openai.com/articles/openai-harmony. The prompt ends with `<|start|>assistant`.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.reader import Markers, Reader, Steps
+
+_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+_HEADER_ENDS = Markers(("<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"))
+_BODY_ENDS = Markers(("<|start|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"))
+_HEADER_BEGINS = ("<|start|>", "<|channel|>", " to=")
+
+
+class Harmony(Struct, frozen=True):
+    """The channel format, which holds reasoning and calls alike."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        return _MARKERS
+
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags:
+        """The format around the arguments' schemas, by function; reasoning may come first."""
+        analysis = {
+            "type": "tag",
+            "begin": "<|channel|>analysis<|message|>",
+            "content": {"type": "any_text", "excludes": ["<|start|>", "<|channel|>"]},
+            "end": "<|end|><|start|>assistant",
+        }
+        begin = "<|channel|>commentary to=functions."
+        return CallTags(
+            tags=[
+                CallTag(f"{begin}{name} <|constrain|>json<|message|>", schema_content(schema), "")
+                for name, schema in schemas.items()
+            ],
+            trigger=begin,
+            before={"type": "optional", "content": analysis},
+            single=True,
+        )
+
+
+def read_harmony(reader: Reader, log: EventLog, *, calls: bool) -> Steps[None]:
+    """Reads a whole answer. Calls are content unless they are asked for; text without a header is the answer."""
+    found = yield from reader.accept(*_HEADER_BEGINS)
+    while True:
+        if found in _HEADER_BEGINS:
+            found = yield from _read_message(found, reader, log, calls=calls)
+        else:
+            found = yield from reader.until(_BODY_ENDS, log.text)
+        if not found:
+            return
+
+
+def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> Steps[str]:
+    """One message, whose first marker was read. Returns the marker after it, or nothing at the text's end."""
+    reader.start_record(begin)
+    pieces = ["" if begin == "<|start|>" else begin]
+    end = yield from reader.until(_HEADER_ENDS, pieces.append)
+    if end != "<|message|>":
+        log.text(reader.stop_record().removesuffix(end))
+        return end
+    raw = reader.stop_record()
+    channel, recipient = _parse_header("".join(pieces))
+    if recipient.startswith("functions.") and calls:
+        log.call_starts(recipient.removeprefix("functions."))
+        empty = (yield from reader.space()) in ("", "<")
+        end = yield from reader.until(_BODY_ENDS, log.arguments)
+        if empty:
+            log.arguments("{}")
+        log.call_ends()
+    elif recipient and not calls:
+        log.text(raw)
+        end = yield from reader.until(_BODY_ENDS, log.text)
+    elif channel == "analysis" or recipient:
+        log.reasoning_begins()
+        end = yield from reader.until(_BODY_ENDS, log.reasoning)
+        log.reasoning_ends()
+    else:
+        end = yield from reader.until(_BODY_ENDS, log.text)
+    return end
+
+
+def _parse_header(header: str) -> tuple[str, str]:
+    """Channel and recipient of a message; empty where there is none."""
+    channel = recipient = ""
+    for part in header.replace("<|channel|>", " <|channel|>").replace("<|constrain|>", " ").split():
+        if part.startswith("<|channel|>"):
+            channel = part.removeprefix("<|channel|>")
+        elif part.startswith("to="):
+            recipient = part.removeprefix("to=")
+    return channel, recipient

@@ -1,0 +1,240 @@
+"""Calls written as JSON objects that hold the function's name and its arguments: one, several, or a list of them.
+
+`<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, `[{"name": ...}, ...]` and their kin.
+"""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema, schema_content
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.json_text import decode_string, is_object, quote, read_rest, read_text, read_value
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.tools import Tool
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_HARMLESS_KEYS = frozenset({"type", "id"})
+_STRAY = re.compile(r"[\]}\s]*")
+
+
+class JsonCalls(Struct, frozen=True, kw_only=True):
+    """Calls as JSON objects.
+
+    Attributes:
+        begin: what opens a block of calls, the model's own spelling first.
+        end: what closes a block; empty when the JSON's own end does.
+        bare: calls may stand in the text without a tag. They must then have a name and arguments, and no other key but
+            a type and an id, or they are content.
+        listed: the model writes a list of objects, not single objects. In a block, both are read.
+        arguments_key: the model's own key for arguments. All known ones are read.
+        separator: what may stand between two objects that are neither in a list nor in a block with an end.
+        gap: white space that the model writes inside its tags.
+        dropped: ends that are never content, called or not.
+    """
+
+    begin: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    bare: bool = False
+    listed: bool = False
+    arguments_key: str = "arguments"
+    separator: str = ""
+    gap: str = ""
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """What may begin a call."""
+        return (*self.begin, "[" if self.listed else "{") if self.bare else self.begin
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        return self.begin + self.end
+
+    @property
+    def stray(self) -> tuple[str, ...]:
+        """Ends that are no content even where they stand alone, once there was a call."""
+        return tuple(end for end in self.end if end.startswith("<"))
+
+    def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads the calls after a trigger that was just read."""
+        calls = _Calls(reader, log, Markers(self.end), strict=trigger not in self.begin)
+        if calls.strict:
+            yield from calls.read_list() if self.listed else calls.read_objects(self.separator)
+        else:
+            yield from self._read_block(reader, log, calls)
+
+    def _read_block(self, reader: Reader, log: EventLog, calls: "_Calls") -> Steps[None]:
+        found = False
+        while True:
+            char = yield from reader.space()
+            if char in ("[", "{"):
+                yield from reader.char()
+                closed = yield from calls.read_list() if char == "[" else calls.read_objects(self.separator)
+                if not closed or not self.end:
+                    return
+                found = True
+            elif self.end and (yield from reader.accept(*self.end)):
+                return
+            elif not found:
+                raise Malformed
+            elif char in (",", ";"):
+                yield from reader.char()
+            else:  # braces too many are dropped
+                yield from reader.run(_STRAY, lambda _: None)
+                return
+
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags:
+        """The format around the arguments' schemas, by function."""
+        begin, end = ("", "") if self.bare else (self.begin[0] + self.gap, self.gap + (*self.end, "")[0])
+        if self.listed:
+            content = schema_content(call_list_schema(schemas, self.arguments_key))
+            return CallTags(tags=[CallTag(begin, content, end)], trigger=begin.strip(), whole=True)
+        return CallTags(
+            tags=[
+                CallTag(
+                    f'{begin}{{"name": "{quote(name)}", "{self.arguments_key}": ', schema_content(schema), "}" + end
+                )
+                for name, schema in schemas.items()
+            ],
+            trigger=begin.strip() or '{"name": ',
+            separator=self.separator or "\n",
+        )
+
+
+class _Calls:
+    """Reads call objects. A call is told of as soon as its name is known and its arguments begin."""
+
+    def __init__(self, reader: Reader, log: EventLog, ends: Markers, *, strict: bool) -> None:
+        self._reader = reader
+        self._log = log
+        self._ends = ends
+        self.strict = strict
+
+    def read_list(self) -> Steps[bool]:
+        """Objects with commas between, after the opening bracket. Returns False when the block was closed as well."""
+        reader = self._reader
+        if (yield from reader.space()) == "]" and not self.strict:
+            yield from reader.char()
+            return True
+        while True:
+            yield from reader.space()
+            yield from reader.expect("{")
+            if not (yield from self._read_object()):
+                return False
+            reader.start_record()
+            yield from reader.space()
+            if (yield from reader.accept(",", "]")) != ",":
+                return True
+
+    def read_objects(self, separator: str) -> Steps[bool]:
+        """Objects with separators between, after the first one's opening brace. Returns as `read_list`."""
+        reader = self._reader
+        while True:
+            if not (yield from self._read_object()):
+                return False
+            if not separator:
+                return True
+            reader.start_record()
+            yield from reader.space()
+            if not (yield from reader.accept(separator)):
+                return True
+            yield from reader.space()
+            yield from reader.expect("{")
+
+    def _read_object(self) -> Steps[bool]:
+        """One call, after its opening brace. Returns False when the block or the text ended before its last brace."""
+        reader, log = self._reader, self._log
+        name = arguments = ""  # empty while not known
+        while (yield from reader.space()) != "}":
+            if log.in_call and (not (yield from reader.peek()) or (yield from reader.accept(*self._ends.strings))):
+                log.call_ends()
+                return False
+            key = yield from read_text(reader)
+            yield from reader.space()
+            yield from reader.expect(":")
+            char = yield from reader.space()
+            if key == "name" and not name:
+                name = yield from read_text(reader)
+            elif key in _ARGUMENT_KEYS and name and char == "{" and not log.in_call:
+                self._start(name)
+                if not (yield from read_value(reader, log.arguments, self._ends)):
+                    log.call_ends()
+                    return False
+                reader.start_record()
+            elif key in _ARGUMENT_KEYS and not arguments and not log.in_call:
+                arguments = yield from self._read_arguments()
+            else:
+                known = key in _HARMLESS_KEYS or log.in_call or not self.strict
+                if not known or not (yield from read_value(reader, lambda _: None)):
+                    raise Malformed
+            yield from reader.space()
+            yield from reader.accept(",")
+        if not log.in_call:
+            if not name or (self.strict and not arguments):
+                raise Malformed
+            self._start(name)
+            log.arguments(arguments or "{}")
+        yield from reader.char()
+        log.call_ends()
+        return True
+
+    def _start(self, name: str) -> None:
+        self._reader.stop_record()
+        self._log.call_starts(name)
+
+    def _read_arguments(self) -> Steps[str]:
+        """Arguments as a whole: an object before the name, a string that holds one, or null."""
+        pieces: list[str] = []
+        if not (yield from read_value(self._reader, pieces.append)):
+            raise Malformed
+        text = "".join(pieces)
+        if text.startswith('"'):
+            text = decode_string(text).strip() or "{}"
+        elif text == "null":
+            text = "{}"
+        if not is_object(text):
+            raise Malformed
+        return text
+
+
+class BareArguments(Struct, frozen=True, kw_only=True):
+    """The text is the arguments of one call whose name is known: what a grammar enforces for a named function."""
+
+    name: str
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """What may begin a call."""
+        return ("{",)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        return ()
+
+    @property
+    def stray(self) -> tuple[str, ...]:
+        """Ends that are no content even where they stand alone, once there was a call."""
+        return ()
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Ends that are never content, called or not."""
+        return ()
+
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
+        """None: a plain schema does."""
+        return None
+
+    def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads the object whose opening brace was just read; later ones are content."""
+        if log.num_calls:
+            raise Malformed
+        reader.stop_record()
+        log.call_starts(self.name)
+        log.arguments("{")
+        yield from read_rest(reader, log.arguments)
+        log.call_ends()

@@ -1,0 +1,172 @@
+"""Python's literals, and notations like them, read in pieces and written as JSON."""
+
+import math
+import re
+
+from msgspec import Struct
+
+from quire.frontend.parsing.json_text import quote
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps
+
+_MAX_DEPTH = 64
+_WORD = re.compile(r"[\w.+\-]*")
+_JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+class Notation(Struct, frozen=True):
+    """How strings are written.
+
+    Attributes:
+        quotes: what opens and closes a string.
+        escapes: a backslash escapes, and three quotes make a longer quote.
+        bare_keys: names stand for themselves as keys of an object.
+    """
+
+    quotes: tuple[str, ...]
+    escapes: bool
+    bare_keys: bool
+
+
+PYTHON = Notation(("'", '"'), escapes=True, bare_keys=False)
+ESCAPED = Notation(("<escape>",), escapes=False, bare_keys=True)
+
+
+def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0) -> Steps[None]:
+    """Hands on one literal as JSON.
+
+    Raises:
+        Malformed: there is no literal, or it is nested too deep, or the text ends within it.
+    """
+    if depth > _MAX_DEPTH:
+        raise Malformed
+    char = yield from reader.space()
+    if char == "[":
+        yield from reader.char()
+        sink("[")
+        yield from _read_items(reader, sink, notation, depth, "]")
+        sink("]")
+    elif char == "(":
+        yield from reader.char()
+        pieces: list[str] = []
+        count = yield from _read_items(reader, pieces.append, notation, depth, ")")
+        text = "".join(pieces)
+        sink(text if count == 1 else f"[{text}]")
+    elif char == "{":
+        yield from reader.char()
+        sink("{")
+        yield from _read_pairs(reader, sink, notation, depth)
+        sink("}")
+    elif opening := (yield from reader.accept(*notation.quotes)):
+        yield from _read_string(reader, sink, notation, opening)
+    else:
+        sink(scalar_to_json((yield from reader.word(_WORD))))
+
+
+def scalar_to_json(word: str) -> str:
+    """A number, truth value or null of Python's or JSON's as JSON. Raises `Malformed` when it is none."""
+    if known := _WORDS.get(word):
+        return known
+    if _JSON_NUMBER.fullmatch(word):
+        return word
+    try:
+        return str(int(word, 0))
+    except ValueError:
+        pass
+    try:
+        number = float(word)
+    except ValueError:
+        raise Malformed from None
+    if not math.isfinite(number):
+        raise Malformed
+    return repr(number)
+
+
+def literal_to_json(text: str) -> str | None:
+    """A whole Python literal as JSON; None when `text` is none."""
+    reader, pieces = Reader(), []
+    reader.feed(text)
+    reader.end()
+    try:
+        for _ in read_literal(reader, pieces.append, PYTHON):
+            pass
+    except Malformed:
+        return None
+    return "".join(pieces)
+
+
+def _read_items(reader: Reader, sink: Sink, notation: Notation, depth: int, closing: str) -> Steps[int]:
+    """Items with commas between. Returns how many; a comma after the only one of a tuple counts as another."""
+    count = 0
+    while (yield from reader.space()) != closing:
+        if count:
+            sink(", ")
+        yield from read_literal(reader, sink, notation, depth + 1)
+        count += 1
+        if (yield from reader.space()) == closing:
+            break
+        yield from reader.expect(",")
+        if count == 1 and closing == ")" and (yield from reader.space()) == closing:
+            count = 2
+    yield from reader.char()
+    return count
+
+
+def _read_pairs(reader: Reader, sink: Sink, notation: Notation, depth: int) -> Steps[None]:
+    first = True
+    while (yield from reader.space()) != "}":
+        if not first:
+            sink(", ")
+        first = False
+        if opening := (yield from reader.accept(*notation.quotes)):
+            yield from _read_string(reader, sink, notation, opening)
+        else:
+            key = yield from reader.word(_WORD)
+            if not key:
+                raise Malformed
+            sink(f'"{quote(key if notation.bare_keys else scalar_to_json(key))}"')
+        yield from reader.space()
+        yield from reader.expect(":")
+        sink(": ")
+        yield from read_literal(reader, sink, notation, depth + 1)
+        if (yield from reader.space()) != "}":
+            yield from reader.expect(",")
+    yield from reader.char()
+
+
+def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -> Steps[None]:
+    """A string after its opening quote."""
+    if notation.escapes and (yield from reader.accept(opening)):
+        if not (yield from reader.accept(opening)):
+            sink('""')
+            return
+        opening *= 3
+    sink('"')
+    markers = Markers((opening, "\\") if notation.escapes else (opening,))
+    while (found := (yield from reader.until(markers, lambda text: sink(quote(text))))) != opening:
+        if not found:
+            raise Malformed
+        yield from _read_escape(reader, sink)
+    sink('"')
+
+
+def _read_escape(reader: Reader, sink: Sink) -> Steps[None]:
+    """What follows a backslash."""
+    char = yield from reader.char()
+    if digits := _HEX_DIGITS.get(char):
+        code = ""
+        for _ in range(digits):
+            code += yield from reader.char()
+        try:
+            number = int(code, 16)
+            sink(f"\\u{number:04x}" if number < 0x10000 else quote(chr(number)))
+        except (ValueError, OverflowError):
+            raise Malformed from None
+    elif char in _CONTROLS:
+        sink(quote(_CONTROLS[char]))
+    elif char in ("\\", "'", '"'):
+        sink(quote(char))
+    else:
+        sink(quote("\\" + char))

@@ -1,0 +1,151 @@
+"""Calls that give the function's name outside of the arguments' JSON, as `<begin>name<separator>{...}<end>`."""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.json_calls import JsonCalls
+from quire.frontend.parsing.json_text import read_value
+from quire.frontend.parsing.literals import ESCAPED, read_literal
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.tools import Tool
+
+_NAME = re.compile(r"[\w.:/\-]*")
+_CALL_ID = re.compile(r"[\w\-]*")
+
+
+class NamedCalls(Struct, frozen=True, kw_only=True):
+    """Calls whose name precedes the arguments.
+
+    Attributes:
+        section: what opens and closes a group of calls, if the model has such.
+        call_begin: what opens a call.
+        prefix: what the model writes between that and the name.
+        name_end: what ends the name; it may be missing where `name_end_optional`.
+        call_id: what precedes an id that the model gives between name and `name_end`.
+        arguments_end: what the model writes right after the arguments.
+        call_end: what closes a call.
+        separator: what the model writes between two calls.
+        escaped: arguments are in FunctionGemma's notation, not JSON.
+        indexed: the name is `functions.NAME:INDEX`, which is also the call's id.
+        older: another format that the same `call_begin` may open.
+    """
+
+    call_begin: str
+    section: tuple[str, str] | None = None
+    prefix: str = ""
+    name_end: str = ""
+    name_end_optional: bool = False
+    call_id: str = ""
+    arguments_end: str = ""
+    call_end: str = ""
+    separator: str = ""
+    escaped: bool = False
+    indexed: bool = False
+    older: JsonCalls | None = None
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """What may begin a call."""
+        return (self.section[0], self.call_begin) if self.section else (self.call_begin,)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        every = (*(self.section or ()), self.call_begin, self.prefix, self.name_end, self.call_id, self.call_end)
+        return tuple(marker for marker in every if marker)
+
+    @property
+    def stray(self) -> tuple[str, ...]:
+        """Ends that are no content even where they stand alone, once there was a call."""
+        return tuple(end for end in (self.section[1] if self.section else "", self.call_end) if end)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Ends that are never content, called or not."""
+        return ()
+
+    def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads the calls after a trigger that was just read."""
+        if not self.section or trigger == self.call_begin:
+            if self.older and (yield from reader.space()) in ("[", "{"):
+                yield from self.older.read(trigger, reader, log, tools)
+                return
+            yield from self._read_call(reader, log)
+            if not self.section:
+                return
+        begin, end = self.call_begin, self.section[1]  # type: ignore[index]  # there is a section
+        while True:
+            yield from reader.space()
+            found = yield from reader.accept(begin, end)
+            if not found and trigger == begin:
+                return
+            if not found:
+                raise Malformed
+            if found == end:
+                return
+            reader.start_record(found)
+            yield from self._read_call(reader, log)
+            trigger = begin
+
+    def _read_call(self, reader: Reader, log: EventLog) -> Steps[None]:
+        """One call, after `call_begin`."""
+        yield from reader.space()
+        if self.prefix:
+            yield from reader.expect(self.prefix)
+        name = yield from reader.word(_NAME)
+        call_id = None
+        if self.call_id and (yield from reader.accept(self.call_id)):
+            call_id = yield from reader.word(_CALL_ID)
+        if self.name_end and not (yield from reader.accept(self.name_end)):
+            yield from reader.space()
+            if not (yield from reader.accept(self.name_end.lstrip())) and not self.name_end_optional:
+                raise Malformed
+        if self.indexed:
+            if ":" not in name:
+                name = f"functions.{name}:{log.num_calls}" if name else ""
+            call_id = name
+            name = name.rpartition(":")[0].removeprefix("functions.")
+        if not name or (yield from reader.space()) != "{":
+            raise Malformed
+        reader.stop_record()
+        log.call_starts(name, call_id)
+        yield from self._read_arguments(reader, log)
+
+    def _read_arguments(self, reader: Reader, log: EventLog) -> Steps[None]:
+        """The arguments and the end of the call."""
+        end = Markers((self.call_end,) if self.call_end else ())
+        try:
+            if self.escaped:
+                yield from read_literal(reader, log.arguments, ESCAPED)
+            elif not (yield from read_value(reader, log.arguments, end)):
+                return
+        finally:
+            log.call_ends()
+        if self.arguments_end and (yield from reader.space()):
+            yield from reader.accept(self.arguments_end.strip())
+        if self.call_end:
+            yield from reader.space()
+            yield from reader.accept(self.call_end)
+
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
+        """The format around the arguments' schemas, by function; None for a notation that no grammar describes."""
+        if self.escaped:
+            return None
+        return CallTags(
+            tags=[self._call_tag(name, schema_content(schema)) for name, schema in schemas.items()],
+            trigger=self.triggers[0],
+            separator=self.separator,
+            section=self.section,
+        )
+
+    def _call_tag(self, name: str, content: dict[str, Any]) -> CallTag:
+        begin, end = f"{self.call_begin}{self.prefix}", f"{self.arguments_end}{self.call_end}"
+        if not self.indexed:
+            return CallTag(f"{begin}{name}{self.name_end}", content, end)
+        index = {"type": "regex", "pattern": "[0-9]{1,3}"}
+        after = {"type": "const_string", "value": self.name_end}
+        return CallTag(f"{begin}functions.{name}:", {"type": "sequence", "elements": [index, after, content]}, end)

@@ -1,0 +1,200 @@
+"""The parsers that a server was told to use, and what each request gets of them."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from quire.core.errors import ConfigError
+from quire.frontend.parsing.event_log import EventLog, mistral_call_id, random_call_id
+from quire.frontend.parsing.harmony import Harmony, read_harmony
+from quire.frontend.parsing.json_calls import BareArguments, JsonCalls
+from quire.frontend.parsing.output_parser import EventParser, Machine, OutputParser, Stage, read_calls
+from quire.frontend.parsing.plugins import PluginStage, ReasoningParser, ToolParser, load_plugin
+from quire.frontend.parsing.reader import Reader, Sink
+from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat
+from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
+from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS, ToolFormat
+from quire.frontend.parsing.tools import Tool, ToolChoice
+
+ToolSource: TypeAlias = ToolFormat | Harmony | type[ToolParser]
+ReasoningSource: TypeAlias = ReasoningFormat | Harmony | type[ReasoningParser]
+
+_HARMONY_TOOLS = "openai"
+_HARMONY_REASONING = "openai_gptoss"
+_IDENTITY = "identity"
+_REQUIRED_CALLS = JsonCalls(bare=True, listed=True, arguments_key="parameters")
+
+
+class CallConstraint(Struct, frozen=True):
+    """What a grammar must enforce for a request's calls: exactly one of the two is set."""
+
+    structural_tag: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+
+
+class OutputParsers:
+    """Made once per server; `open` makes the parser of one sequence.
+
+    Args:
+        tool_parser, reasoning_parser: names, as in `--tool-call-parser` and `--reasoning-parser`.
+        tool_plugin, reasoning_plugin: Python files that may define more of them.
+        auto_tools: calls are looked for when the client leaves the choice to the model.
+
+    Raises:
+        ConfigError: a name that no parser has, or a plugin that cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        *,
+        tool_plugin: str | None = None,
+        reasoning_plugin: str | None = None,
+        auto_tools: bool = True,
+    ) -> None:
+        self._tools = find_tool_parser(tool_parser, tool_plugin)
+        self._reasoning = find_reasoning_parser(reasoning_parser, reasoning_plugin)
+        self._auto_tools = auto_tools and self._tools is not None
+        harmony = [isinstance(each, Harmony) for each in (self._tools, self._reasoning) if each is not None]
+        if any(harmony) and not all(harmony):
+            raise ConfigError(
+                f"--tool-call-parser {_HARMONY_TOOLS} and --reasoning-parser {_HARMONY_REASONING} read one format: "
+                "neither goes with another parser."
+            )
+        self._harmony = any(harmony)
+        self._mistral = tool_parser == "mistral"
+
+    @property
+    def finds_calls(self) -> bool:
+        """Whether calls are looked for when the client leaves the choice to the model."""
+        return self._auto_tools
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Literals that parsers must see: special tokens among them must not be skipped in the text."""
+        return frozenset(
+            marker for each in (self._tools, self._reasoning) if each is not None for marker in each.markers
+        )
+
+    def open(
+        self,
+        tools: Sequence[Tool] = (),
+        choice: ToolChoice | None = None,
+        *,
+        prompt_text: str = "",
+        include_reasoning: bool = True,
+    ) -> OutputParser | None:
+        """The parser of one sequence; None when its text needs none, as in a plain chat.
+
+        Args:
+            tools: the functions that the client offers.
+            choice: what it wants called; "auto" when None.
+            prompt_text: the rendered prompt, whose end may have opened reasoning.
+            include_reasoning: False drops reasoning from the events.
+        """
+        choice = choice or ToolChoice()
+        form = self._tool_format(tools, choice)
+        if form is None and self._reasoning is None and not self._harmony:
+            return None
+        log = EventLog(mistral_call_id if self._mistral else random_call_id)
+        stages: list[Stage] = []
+        if self._harmony:
+            reader = Reader()
+            stages.append(Machine(reader, read_harmony(reader, log, calls=isinstance(form, Harmony))))
+        else:
+            content = log.text
+            if form is not None:
+                stages.append(_open_calls(form, log, tools))
+                content = stages[0].push
+            if self._reasoning is not None:
+                calls = form is not None and not isinstance(form, BareArguments)
+                stages.insert(0, _open_reasoning(self._reasoning, log, content, prompt_text, calls))
+        return EventParser(log, stages, include_reasoning=include_reasoning, parallel=choice.parallel)
+
+    def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> CallConstraint | None:
+        """What a grammar must enforce of the answer (after its reasoning); `open` parses what comes of it.
+
+        None when the model may write what it likes.
+        """
+        if self._structured and (tag := tool_call_structure(self._structured, tools, choice)):
+            return CallConstraint(structural_tag=tag)
+        schema = tool_call_schema(tools, choice)
+        return CallConstraint(json_schema=schema) if schema else None
+
+    @property
+    def _structured(self) -> ToolFormat | Harmony | None:
+        """The description of the format, unless it is a plugin's."""
+        return None if isinstance(self._tools, type) else self._tools
+
+    def _tool_format(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolSource | None:
+        """How the answer to this request writes calls; None when none are looked for."""
+        if not tools or choice.mode == "none":
+            return None
+        if choice.mode == "auto":
+            return self._tools if self._auto_tools else None
+        if self._structured and tool_call_structure(self._structured, tools, choice):
+            return self._tools
+        return BareArguments(name=choice.name or tools[0].name) if choice.mode == "named" else _REQUIRED_CALLS
+
+
+def tool_parser_names() -> list[str]:
+    """Every name that `--tool-call-parser` takes without a plugin."""
+    return sorted((*TOOL_FORMATS, *TOOL_ALIASES, _HARMONY_TOOLS))
+
+
+def reasoning_parser_names() -> list[str]:
+    """Every name that `--reasoning-parser` takes without a plugin."""
+    return sorted((*REASONING_FORMATS, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY))
+
+
+def find_tool_parser(name: str | None, plugin: str | None = None) -> ToolSource | None:
+    """The description of a format, or a plugin's class; None when no name is given.
+
+    Raises:
+        ConfigError: there is no such parser, or the plugin cannot be loaded.
+    """
+    added = load_plugin(plugin, ToolParser, "--tool-parser-plugin") if plugin else {}
+    if name is None or name in added:
+        return added[name] if name else None
+    if name == _HARMONY_TOOLS:
+        return Harmony()
+    form = TOOL_FORMATS.get(TOOL_ALIASES.get(name, name))
+    if form is None:
+        known = ", ".join(sorted((*tool_parser_names(), *added)))
+        raise ConfigError(f"--tool-call-parser: there is no parser {name!r}; there are {known}.")
+    return form
+
+
+def find_reasoning_parser(name: str | None, plugin: str | None = None) -> ReasoningSource | None:
+    """The description of a format, or a plugin's class; None when no name is given, or nothing is set apart.
+
+    Raises:
+        ConfigError: there is no such parser, or the plugin cannot be loaded.
+    """
+    added = load_plugin(plugin, ReasoningParser, "--reasoning-parser-plugin") if plugin else {}
+    if name is None or name in added or name == _IDENTITY:
+        return added.get(name) if name else None
+    name_of_format = REASONING_ALIASES.get(name, name)
+    if name_of_format == _HARMONY_REASONING:
+        return Harmony()
+    form = REASONING_FORMATS.get(name_of_format)
+    if form is None:
+        known = ", ".join(sorted((*reasoning_parser_names(), *added)))
+        raise ConfigError(f"--reasoning-parser: there is no parser {name!r}; there are {known}.")
+    return form
+
+
+def _open_calls(form: ToolSource, log: EventLog, tools: Sequence[Tool]) -> Stage:
+    if isinstance(form, type):
+        return PluginStage(form(tools), log, log.text)
+    reader = Reader()
+    return Machine(reader, read_calls(reader, log, form, tools))
+
+
+def _open_reasoning(form: ReasoningSource, log: EventLog, content: Sink, prompt_text: str, calls: bool) -> Stage:
+    if isinstance(form, type):
+        return PluginStage(form(prompt_text), log, content)
+    reader = Reader()
+    return Machine(reader, form.read(reader, log, content, opened=form.is_opened(prompt_text), calls=calls))

@@ -1,0 +1,122 @@
+"""Calls written as Python: `[f(a=1), g(b="x")]`, or one a line between tags."""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from quire.frontend.parsing.call_tags import CallTags
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.json_text import quote
+from quire.frontend.parsing.literals import PYTHON, read_literal
+from quire.frontend.parsing.reader import Malformed, Reader, Steps
+from quire.frontend.parsing.tools import Tool
+
+_NAME = re.compile(r"[\w.\-]*")
+_KEY = re.compile(r"\w*")
+
+
+class PythonCalls(Struct, frozen=True, kw_only=True):
+    """Calls as Python expressions with keyword arguments.
+
+    Attributes:
+        begin: what opens a block of calls.
+        end: what closes a block.
+        bare: a list of calls may stand in the text without a tag; only functions that were offered are called then.
+    """
+
+    begin: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    bare: bool = False
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """What may begin a call."""
+        return (*self.begin, "[") if self.bare else self.begin
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        return self.begin + self.end
+
+    @property
+    def stray(self) -> tuple[str, ...]:
+        """Ends that are no content even where they stand alone, once there was a call."""
+        return self.end
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Ends that are never content, called or not."""
+        return ()
+
+    def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads the calls after a trigger that was just read."""
+        if trigger not in self.begin:
+            yield from self._read_list(reader, log, tools)
+        elif (yield from reader.space()) == "[":
+            yield from reader.char()
+            yield from self._read_list(reader, log, None)
+        else:
+            yield from self._read_lines(reader, log)
+        reader.stop_record()
+        yield from reader.space()
+        yield from reader.accept(*self.end)
+
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
+        """None: no grammar describes Python's arguments by a schema."""
+        return None
+
+    @staticmethod
+    def _read_list(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:
+        """Calls with commas between, to the closing bracket."""
+        while True:
+            yield from reader.space()
+            yield from _read_call(reader, log, tools)
+            reader.start_record()
+            yield from reader.space()
+            if (yield from reader.expect(",", "]")) == "]":
+                return
+            if (yield from reader.space()) == "]":
+                yield from reader.char()
+                return
+
+    def _read_lines(self, reader: Reader, log: EventLog) -> Steps[None]:
+        """Calls with white space between, as far as there are names."""
+        yield from _read_call(reader, log, None)
+        while True:
+            reader.start_record()
+            char = yield from reader.space()
+            if not (char.isalpha() or char == "_"):
+                return
+            yield from _read_call(reader, log, None)
+
+
+def _read_call(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:
+    """One call; of `tools` only, where given. It is told of when its first argument begins."""
+    name = yield from reader.word(_NAME)
+    if not name or (tools and name not in tools):
+        raise Malformed
+    yield from reader.space()
+    yield from reader.expect("(")
+    separator = "{"
+    while (yield from reader.space()) != ")":
+        key = yield from reader.word(_KEY)
+        yield from reader.space()
+        if not key or not (yield from reader.accept("=")):
+            raise Malformed
+        if not log.in_call:
+            reader.stop_record()
+            log.call_starts(name)
+        log.arguments(f'{separator}"{quote(key)}": ')
+        separator = ", "
+        yield from read_literal(reader, log.arguments, PYTHON)
+        yield from reader.space()
+        if not (yield from reader.accept(",")) and (yield from reader.peek()) != ")":
+            raise Malformed
+    yield from reader.char()
+    if not log.in_call:
+        reader.stop_record()
+        log.call_starts(name)
+        log.arguments("{")
+    log.arguments("}")
+    log.call_ends()

@@ -1,0 +1,129 @@
+"""Reasoning that stands between two marks before the answer, and how each model writes them."""
+
+from msgspec import Struct
+
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
+
+
+class ReasoningFormat(Struct, frozen=True, kw_only=True):
+    """How a model sets its reasoning apart.
+
+    Attributes:
+        begin: what opens reasoning. The prompt may have done so already.
+        end: what closes it.
+        opened: without a word from the prompt, the answer begins within reasoning: the model writes no `begin`.
+        anywhere: reasoning may also be opened in the middle of the answer.
+        answer: what encloses the answer after it, if anything does.
+        yields_to: beginnings of calls that end reasoning which the model forgot to close.
+    """
+
+    begin: tuple[str, ...] = ("<think>",)
+    end: tuple[str, ...] = ("</think>",)
+    opened: bool = False
+    anywhere: bool = False
+    answer: tuple[str, str] | None = None
+    yields_to: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        return self.begin + self.end + (self.answer or ())
+
+    def is_opened(self, prompt_text: str) -> bool:
+        """Whether an answer to this prompt begins within reasoning."""
+        tail = prompt_text[-256:].rstrip()
+        if tail.endswith(self.end):
+            return False
+        return self.opened or tail.endswith(self.begin)
+
+    def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
+        """Reads a whole answer: reasoning goes to the log, all else to `content`.
+
+        Args:
+            opened: the answer begins within reasoning.
+            calls: calls are looked for in the content, so that one may end reasoning.
+        """
+        ends = Markers(self.end + (self.yields_to if calls else ()))
+        begins = Markers(self.begin)
+        if opened:
+            log.reasoning_begins()
+        reader.start_record()
+        yield from reader.space()
+        begun = yield from reader.accept(*self.begin)
+        leading = reader.stop_record()
+        if begun and not opened:
+            log.reasoning_begins()
+        if not begun and not opened:
+            content(leading)
+        elif not begun:
+            log.reasoning(leading)
+        reasoning = opened or bool(begun)
+        while True:
+            if reasoning:
+                found = yield from reader.until(ends, log.reasoning)
+                if not found:
+                    return
+                log.reasoning_ends()
+                if found in self.yields_to:
+                    content(found)
+            if not self.anywhere:
+                break
+            if not (yield from reader.until(begins, content)):
+                return
+            log.reasoning_begins()
+            reasoning = True
+        yield from self._read_answer(reader, content)
+
+    def _read_answer(self, reader: Reader, content: Sink) -> Steps[None]:
+        """The answer, without what encloses it."""
+        if self.answer:
+            begin, end = self.answer
+            reader.start_record()
+            yield from reader.space()
+            begun = yield from reader.accept(begin)
+            leading = reader.stop_record()
+            if begun:
+                yield from reader.until(Markers((end,)), content)
+            else:
+                content(leading)
+        yield from reader.until(Markers(()), content)
+
+
+_ANGLE = "<tool_call>"
+
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "deepseek_r1": ReasoningFormat(opened=True),
+    "deepseek_v3": ReasoningFormat(),
+    "deepseek_v4": ReasoningFormat(yields_to=("<｜DSML｜tool_calls>",)),
+    "ernie45": ReasoningFormat(opened=True, answer=("<response>", "</response>")),
+    "glm45": ReasoningFormat(anywhere=True, yields_to=(_ANGLE,)),
+    "granite": ReasoningFormat(
+        begin=("Here is my thought process:", "Here's my thought process:"),
+        end=("Here is my response:", "Here's my response:"),
+    ),
+    "holo2": ReasoningFormat(opened=True),
+    "hunyuan_a13b": ReasoningFormat(answer=("<answer>", "</answer>")),
+    "kimi_k2": ReasoningFormat(yields_to=("<|tool_calls_section_begin|>",)),
+    "minimax_m2": ReasoningFormat(opened=True, yields_to=("<minimax:tool_call>",)),
+    "mistral": ReasoningFormat(
+        begin=("[THINK]", "<think>"), end=("[/THINK]", "</think>"), anywhere=True, yields_to=("[TOOL_CALLS]",)
+    ),
+    "nemotron_v3": ReasoningFormat(opened=True),
+    "olmo3": ReasoningFormat(opened=True),
+    "qwen3": ReasoningFormat(yields_to=(_ANGLE,)),
+    "seed_oss": ReasoningFormat(begin=("<seed:think>",), end=("</seed:think>",), yields_to=("<seed:tool_call>",)),
+    "step3": ReasoningFormat(opened=True),
+    "step3p5": ReasoningFormat(opened=True, yields_to=(_ANGLE,)),
+}
+"""By name, as in `--reasoning-parser`."""
+
+REASONING_ALIASES = {
+    "deepseek_v31": "deepseek_v3",
+    "glm4_moe": "glm45",
+    "glm47": "glm45",
+    "gptoss": "openai_gptoss",
+    "granite_thinking_parser": "nemotron_v3",
+    "mimo": "qwen3",
+    "seedoss": "seed_oss",
+}

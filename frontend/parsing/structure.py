@@ -1,0 +1,84 @@
+"""What a grammar must enforce so that an answer holds the calls that a request asks for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema
+from quire.frontend.parsing.harmony import Harmony
+from quire.frontend.parsing.tool_formats import ToolFormat
+from quire.frontend.parsing.tools import Tool, ToolChoice
+
+_ANY_OBJECT = {"type": "object"}
+
+
+def tool_call_structure(form: ToolFormat | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+    """The calls of `choice` in the model's own format, as one of xgrammar's structural tags.
+
+    A function's schema is enforced when it is strict, or when a call is required. With "auto", only the calls are
+    constrained, and only if some function is strict.
+
+    Returns:
+        `{"type": "structural_tag", "format": {...}}`, the same that `response_format` takes; None when nothing is to be
+        enforced or the format cannot be written so.
+    """
+    schemas = _schemas(tools, choice)
+    if not schemas or (choice.mode == "auto" and not any(tool.strict for tool in tools)):
+        return None
+    tags = form.call_tags(schemas)
+    if tags is None or (choice.mode == "auto" and not tags.trigger):
+        return None
+    one = choice.mode == "named" or not choice.parallel or tags.single
+    if one and tags.whole:
+        content = tags.tags[0].content
+        tags.tags[0] = CallTag(tags.tags[0].begin, {**content, "json_schema": _only_one(content)}, tags.tags[0].end)
+    return {"type": "structural_tag", "format": _assemble(tags, choice, one)}
+
+
+def tool_call_schema(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+    """JSON schema of the whole answer, for a model without a format or with one that no structure describes.
+
+    A named function's answer is its arguments; a required call is a list of `{"name", "parameters"}`.
+    """
+    schemas = _schemas(tools, choice)
+    if not schemas or choice.mode not in ("required", "named"):
+        return None
+    if choice.mode == "named":
+        return next(iter(schemas.values()))
+    schema = call_list_schema(schemas, "parameters")
+    return schema if choice.parallel else {**schema, "maxItems": 1}
+
+
+def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, dict[str, Any]]:
+    """Schemas of the arguments, by the functions that may be called."""
+    forced = choice.mode in ("required", "named")
+    return {
+        tool.name: tool.parameters if tool.parameters and (forced or tool.strict) else _ANY_OBJECT
+        for tool in tools
+        if choice.mode != "none" and (choice.mode != "named" or tool.name == choice.name)
+    }
+
+
+def _only_one(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content["json_schema"], "maxItems": 1}
+
+
+def _assemble(tags: CallTags, choice: ToolChoice, one: bool) -> dict[str, Any]:
+    rendered = [{"type": "tag", "begin": tag.begin, "content": tag.content, "end": tag.end} for tag in tags.tags]
+    if tags.section is None and choice.mode == "auto":
+        return {"type": "triggered_tags", "triggers": [tags.trigger], "tags": rendered, "stop_after_first": one}
+    if tags.whole:
+        group: dict[str, Any] = rendered[0] if tags.tags[0].begin else tags.tags[0].content
+    else:
+        group = {
+            "type": "tags_with_separator",
+            "tags": rendered,
+            "separator": tags.separator,
+            "at_least_one": True,
+            "stop_after_first": one,
+        }
+    if tags.section is None:
+        return {"type": "sequence", "elements": [tags.before, group]} if tags.before else group
+    section = {"type": "tag", "begin": tags.section[0], "content": group, "end": tags.section[1]}
+    if choice.mode == "auto":
+        return {"type": "triggered_tags", "triggers": [tags.trigger], "tags": [section], "stop_after_first": True}
+    return section

@@ -1,0 +1,192 @@
+"""How each model writes calls: one description per format, which both parses and constrains."""
+
+from typing import Any, Protocol
+
+from quire.frontend.parsing.call_tags import CallTags
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.json_calls import JsonCalls
+from quire.frontend.parsing.named_calls import NamedCalls
+from quire.frontend.parsing.python_calls import PythonCalls
+from quire.frontend.parsing.reader import Reader, Steps
+from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.xml_calls import XmlCalls
+
+
+class ToolFormat(Protocol):
+    """How a model writes calls."""
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """What may begin a call."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens, so that they must not be skipped in the text."""
+
+    @property
+    def stray(self) -> tuple[str, ...]:
+        """Ends that are no content even where they stand alone, once there was a call."""
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Ends that are never content, called or not."""
+
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
+        """The format around the arguments' schemas, by function; None for a notation that no grammar describes."""
+
+    def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads the calls after a trigger that was just read, as far as they go.
+
+        Raises:
+            Malformed: there is no call; what the reader has on record is content.
+        """
+
+
+_HERMES = JsonCalls(begin=("<tool_call>",), end=("</tool_call>",), gap="\n")
+_LLAMA = JsonCalls(begin=("<|python_tag|>",), bare=True, arguments_key="parameters", separator=";")
+_DSML_KEY_ENDS = {'" string="true">': "string", '" string="false">': "json", '">': ""}
+
+
+def _qwen_xml(begin: str, end: str, trim: str = "newline") -> XmlCalls:
+    return XmlCalls(
+        section=(begin, end),
+        call_begin="<function=",
+        name_end=">",
+        call_end="</function>",
+        key_begin="<parameter=",
+        key_ends={">": ""},
+        value_end="</parameter>",
+        unclosed=True,
+        trim=trim,
+        gap="\n",
+        style="qwen_xml",
+    )
+
+
+def _dsml(block: str) -> XmlCalls:
+    return XmlCalls(
+        section=(f"<｜DSML｜{block}>", f"</｜DSML｜{block}>"),
+        call_begin='<｜DSML｜invoke name="',
+        name_end='">',
+        call_end="</｜DSML｜invoke>",
+        key_begin='<｜DSML｜parameter name="',
+        key_ends=_DSML_KEY_ENDS,
+        value_end="</｜DSML｜parameter>",
+        grouped=True,
+        gap="\n",
+        style="deepseek_xml",
+    )
+
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "deepseek_v3": NamedCalls(
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        call_begin="<｜tool▁call▁begin｜>",
+        prefix="function<｜tool▁sep｜>",
+        name_end="\n```json\n",
+        arguments_end="\n```",
+        separator="\n",
+        call_end="<｜tool▁call▁end｜>",
+    ),
+    "deepseek_v31": NamedCalls(
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        call_begin="<｜tool▁call▁begin｜>",
+        name_end="<｜tool▁sep｜>",
+        call_end="<｜tool▁call▁end｜>",
+    ),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "ernie45": _HERMES,
+    "functiongemma": NamedCalls(
+        call_begin="<start_function_call>", prefix="call:", call_end="<end_function_call>", escaped=True
+    ),
+    "gigachat3": JsonCalls(
+        begin=("function call<|role_sep|>", "<|function_call|>"),
+        end=("<|message_sep|>", "</s>"),
+        gap="\n",
+        dropped=("<|message_sep|>", "</s>"),
+    ),
+    "glm45": XmlCalls(
+        call_begin="<tool_call>",
+        call_end="</tool_call>",
+        key_begin="<arg_key>",
+        key_ends={"</arg_key>": ""},
+        value_begin="<arg_value>",
+        value_end="</arg_value>",
+        style="glm_xml",
+    ),
+    "granite": JsonCalls(begin=("<|tool_call|>", "<tool_call>"), listed=True),
+    "granite-20b-fc": JsonCalls(begin=("<function_call>",), gap=" "),
+    "hermes": _HERMES,
+    "hunyuan_a13b": JsonCalls(begin=("<tool_calls>",), end=("</tool_calls>",), listed=True),
+    "internlm": JsonCalls(
+        begin=("<|action_start|><|plugin|>",), end=("<|action_end|>",), arguments_key="parameters", gap="\n"
+    ),
+    "jamba": JsonCalls(begin=("<tool_calls>",), end=("</tool_calls>",), listed=True),
+    "kimi_k2": NamedCalls(
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        call_begin="<|tool_call_begin|>",
+        name_end="<|tool_call_argument_begin|>",
+        call_end="<|tool_call_end|>",
+        indexed=True,
+    ),
+    "llama3_json": _LLAMA,
+    "llama4_pythonic": PythonCalls(begin=("<|python_start|>",), end=("<|python_end|>",), bare=True),
+    "longcat": JsonCalls(begin=("<longcat_tool_call>",), end=("</longcat_tool_call>",), gap="\n"),
+    "mimo": _qwen_xml("<tool_call>", "</tool_call>", trim=""),
+    "minimax": JsonCalls(begin=("<tool_calls>",), end=("</tool_calls>",), gap="\n"),
+    "minimax_m2": XmlCalls(
+        section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        call_begin='<invoke name="',
+        name_end='">',
+        call_end="</invoke>",
+        key_begin='<parameter name="',
+        key_ends={'">': ""},
+        value_end="</parameter>",
+        grouped=True,
+        gap="\n",
+        style="minimax_xml",
+    ),
+    "mistral": NamedCalls(
+        call_begin="[TOOL_CALLS]",
+        name_end="[ARGS]",
+        name_end_optional=True,
+        call_id="[CALL_ID]",
+        older=JsonCalls(begin=("[TOOL_CALLS]",), listed=True),
+    ),
+    "olmo3": PythonCalls(begin=("<function_calls>",), end=("</function_calls>",)),
+    "phi4_mini_json": JsonCalls(begin=("functools",), listed=True),
+    "pythonic": PythonCalls(bare=True),
+    "qwen3_coder": _qwen_xml("<tool_call>", "</tool_call>"),
+    "seed_oss": _qwen_xml("<seed:tool_call>", "</seed:tool_call>"),
+    "step3": XmlCalls(
+        section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        wrapper=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
+        call_begin='<steptml:invoke name="',
+        name_end='">',
+        call_end="</steptml:invoke>",
+        key_begin='<steptml:parameter name="',
+        key_ends={'">': ""},
+        value_end="</steptml:parameter>",
+        trim="space",
+    ),
+    "xlam": JsonCalls(
+        begin=("```json", "```", "<tool_call>", "[TOOL_CALLS]"), end=("```", "</tool_call>"), bare=True, listed=True
+    ),
+}
+"""By name, as in `--tool-call-parser`."""
+
+TOOL_ALIASES = {
+    "glm4_moe": "glm45",
+    "glm47": "glm45",
+    "glm47_moe": "glm45",
+    "granite4": "hermes",
+    "llama": "llama3_json",
+    "llama4_json": "llama3_json",
+    "phi4mini": "phi4_mini_json",
+    "qwen3_json": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "qwen3coder": "qwen3_coder",
+    "qwen3xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+}

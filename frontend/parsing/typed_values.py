@@ -1,0 +1,86 @@
+"""Text of an argument, from formats that do not write JSON, as JSON of the type that the function's schema asks for."""
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from quire.frontend.parsing.json_text import quote
+from quire.frontend.parsing.literals import literal_to_json
+from quire.frontend.parsing.tools import Tool
+
+_ALIASES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
+_PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+_MAX_REFERENCES = 8
+
+
+def argument_types(tool: Tool | None, argument: str) -> frozenset[str]:
+    """JSON types that the tool's schema allows for `argument`; empty when it does not say."""
+    schema = tool.parameters if tool else None
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or not isinstance(schema, dict):
+        return frozenset()
+    return frozenset(_types(properties.get(argument), schema, 0))
+
+
+def _types(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
+    if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
+        return
+    declared = schema.get("type")
+    for each in [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []:
+        if isinstance(each, str):
+            yield _ALIASES.get(each.lower(), each.lower())
+    for key in ("anyOf", "oneOf", "allOf"):
+        for branch in schema[key] if isinstance(schema.get(key), list) else []:
+            yield from _types(branch, root, depth + 1)
+    if declared is None:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        for value in values if isinstance(values, list) else []:
+            yield _type_of(value)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, dict) else None
+        yield from _types(target, root, depth + 1)
+
+
+def _type_of(value: Any) -> str:
+    return _PYTHON_TYPES.get(type(value), "null")
+
+
+def to_json(text: str, types: frozenset[str]) -> str:
+    """`text` as JSON of one of `types`; as a string when it is of none of them.
+
+    Without types, JSON of any type is taken as it is. Objects, lists and constants may be written as Python does.
+    """
+    stripped = text.strip()
+    lowered = stripped.lower()
+    if "null" in types and lowered in ("null", "none"):
+        return "null"
+    if "boolean" in types and lowered in ("true", "false"):
+        return lowered
+    try:
+        value = json.loads(stripped, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _from_python(stripped, types) or f'"{quote(text)}"'
+    found = _type_of(value)
+    if not types or (found in types and found != "string") or (found == "integer" and "number" in types):
+        return stripped
+    if found == "number" and "integer" in types and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    if "boolean" in types and stripped in ("0", "1"):
+        return "true" if value else "false"
+    return f'"{quote(text)}"'
+
+
+def _from_python(text: str, types: frozenset[str]) -> str | None:
+    """A Python object, list or constant as JSON; None when `text` is none that `types` allow."""
+    kind = "object" if text.startswith("{") else "array" if text.startswith(("[", "(")) else ""
+    if (kind and (kind in types or not types)) or (not types and text in ("True", "False", "None")):
+        return literal_to_json(text)
+    return None
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)

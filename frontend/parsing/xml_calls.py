@@ -1,0 +1,254 @@
+"""Calls whose arguments stand in tags of their own: `<function=f><parameter=a>1</parameter></function>` and its kin.
+
+Values are text; the function's schema says what they are. Strings are passed on as they arrive, others when complete.
+"""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.json_text import quote, read_value
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.typed_values import argument_types, to_json
+
+_NAME = re.compile(r"[\w.:/\-]*")
+_KEY = re.compile(r"[^<>\"'\n]*")
+_STRING = frozenset({"string"})
+
+
+class XmlCalls(Struct, frozen=True, kw_only=True):
+    """Calls with tagged arguments.
+
+    Attributes:
+        section: what opens and closes a group of calls. Without one, every call stands alone.
+        call_begin, name_end: what stands before and after the function's name. Without `name_end`, the name ends where
+            its characters do.
+        call_end: what closes a call.
+        wrapper: what encloses a single call within the section.
+        key_begin, key_ends: what stands before and after an argument's name; a value says how the key's end types it:
+            "string", "json", or nothing where the function's schema decides.
+        value_begin: what precedes the value, when the key's end does not.
+        value_end: what closes a value.
+        unclosed: values also end where the next argument or the call's end comes, as some models forget to close.
+        trim: white space around strings that belongs to the format: "newline" (one on each side), "space" or "".
+        grouped: one section holds all calls; else each call has one of its own.
+        gap: white space that the model writes between tags.
+        style: xgrammar's name of this notation for arguments, if it has one.
+    """
+
+    call_begin: str
+    call_end: str
+    key_begin: str
+    key_ends: dict[str, str]
+    value_end: str
+    name_end: str = ""
+    section: tuple[str, str] | None = None
+    wrapper: tuple[str, str] = ("", "")
+    value_begin: str = ""
+    unclosed: bool = False
+    trim: str = ""
+    grouped: bool = False
+    gap: str = ""
+    style: str = ""
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """What may begin a call."""
+        return (self.section[0], self.call_begin) if self.section else (self.call_begin,)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        every = (*(self.section or ()), self.call_begin, self.call_end, self.key_begin, *self.key_ends)
+        every += (self.value_begin, self.value_end, *re.split(r"\w+(?=<)", self.wrapper[0]), self.wrapper[1])
+        return tuple(marker for marker in every if marker)
+
+    @property
+    def stray(self) -> tuple[str, ...]:
+        """Ends that are no content even where they stand alone, once there was a call."""
+        every = (self.section[1] if self.section else "", self.wrapper[1], self.call_end)
+        return tuple(end for end in every if end)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Ends that are never content, called or not."""
+        return ()
+
+    def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads the calls after a trigger that was just read."""
+        before, after = self.wrapper
+        if trigger == self.call_begin:
+            yield from _Call(self, reader, log, tools).read()
+        if not self.section:
+            return
+        while True:
+            first = trigger != self.call_begin
+            yield from reader.space()
+            if not first and after and (yield from reader.accept(after)):
+                yield from reader.space()
+            if before and (yield from reader.accept(before)):
+                yield from reader.space()
+            found = yield from reader.accept(self.call_begin, self.section[1])
+            if not found and first:
+                raise Malformed
+            if found != self.call_begin:
+                return
+            if not first:
+                reader.start_record(found)
+            yield from _Call(self, reader, log, tools).read()
+            trigger = self.call_begin
+
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
+        """The format around the arguments' schemas, by function; None for a notation that no grammar describes."""
+        if not self.style:
+            return None
+        section_begin, section_end = self.section or ("", "")
+        before = "" if self.grouped else section_begin + self.gap if section_begin else ""
+        after = "" if self.grouped else self.gap + section_end if section_end else ""
+        return CallTags(
+            tags=[
+                CallTag(
+                    f"{before}{self.call_begin}{name}{self.name_end}{self.gap}",
+                    schema_content(schema, self.style),
+                    f"{self.gap}{self.call_end}{after}",
+                )
+                for name, schema in schemas.items()
+            ],
+            trigger=self.triggers[0],
+            separator="\n",
+            section=(section_begin + self.gap, self.gap + section_end) if self.grouped else None,
+        )
+
+
+class _Call:
+    """Reads one call, after what opens it."""
+
+    def __init__(self, form: XmlCalls, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> None:
+        self._form = form
+        self._reader = reader
+        self._log = log
+        self._tools = tools
+        self._junk: list[str] = []  # text between arguments
+
+    def read(self) -> Steps[None]:
+        form, reader, log = self._form, self._reader, self._log
+        yield from reader.space()
+        name = yield from reader.word(_NAME)
+        if form.name_end:
+            yield from reader.expect(form.name_end)
+        char = yield from reader.space()
+        if not name:
+            raise Malformed
+        if not form.name_end:  # what follows tells a name from a word
+            found = yield from reader.expect(form.key_begin, form.call_end)
+        elif char == "{":
+            yield from self._read_json(name)
+            return
+        else:
+            found = yield from reader.accept(form.key_begin, form.call_end)
+        reader.stop_record()
+        log.call_starts(name)
+        yield from self._read_arguments(name, found)
+        log.call_ends()
+        if junk := "".join(self._junk).strip():
+            log.text(junk)
+
+    def _read_json(self, name: str) -> Steps[None]:
+        """Arguments as one JSON object, which some models write in place of tags."""
+        form, log = self._form, self._log
+        self._reader.stop_record()
+        log.call_starts(name)
+        end = Markers((form.call_end,))
+        if (yield from read_value(self._reader, log.arguments, end)):
+            log.call_ends()
+            yield from self._reader.until(end, log.text)
+        log.call_ends()
+
+    def _read_arguments(self, name: str, found: str) -> Steps[None]:
+        """Arguments to the call's end. `found` is what was read already: the first key's begin, or the end."""
+        form, reader, log = self._form, self._reader, self._log
+        ends = (form.call_end, form.section[1]) if form.section else (form.call_end,)
+        markers = Markers((form.key_begin, *ends))
+        first = True
+        while True:
+            found = found or (yield from reader.until(markers, self._junk.append))
+            if found in ends:
+                log.arguments("{}" if first else "}")
+                return
+            if not found:  # the text ended
+                return
+            key, types = yield from self._read_key(name)
+            found = ""
+            if key:
+                log.arguments(f'{"{" if first else ", "}"{quote(key)}": ')
+                first = False
+                found = yield from self._read_value(types)
+                if found is None:
+                    return
+
+    def _read_key(self, name: str) -> Steps[tuple[str, frozenset[str]]]:
+        """The argument's name, and the types that its value may have; no name where there is none."""
+        form, reader = self._form, self._reader
+        key = yield from reader.word(_KEY)
+        end = yield from reader.accept(*form.key_ends)
+        if not end:
+            self._junk.append(form.key_begin + key)
+            return "", frozenset()
+        if form.value_begin:
+            yield from reader.space()
+            yield from reader.accept(form.value_begin)
+        typing = form.key_ends[end]
+        if typing == "string":
+            return key.strip(), _STRING
+        return key.strip(), frozenset() if typing == "json" else argument_types(self._tools.get(name), key.strip())
+
+    def _read_value(self, types: frozenset[str]) -> Steps[str | None]:
+        """Hands on the value. Returns the marker that ended it unless it is the value's own; None at the text's end."""
+        form, reader, log = self._form, self._reader, self._log
+        markers = Markers((form.value_end, form.key_begin, form.call_end) if form.unclosed else (form.value_end,))
+        if types == _STRING:
+            text = _Trimmed(form.trim)
+            log.arguments('"')
+            found = yield from reader.until(markers, lambda piece: log.arguments(quote(text.push(piece))))
+            if found:
+                log.arguments('"')
+        else:
+            pieces: list[str] = []
+            found = yield from reader.until(markers, pieces.append)
+            if found:
+                text = _Trimmed(form.trim)
+                log.arguments(to_json(text.push("".join(pieces)), types))
+        if not found:
+            return None
+        return "" if found == form.value_end else found
+
+
+class _Trimmed:
+    """A string without the white space that the format puts around it; what may be the last is kept back."""
+
+    def __init__(self, trim: str) -> None:
+        self._trim = trim
+        self._held: list[str] = []
+        self._at_start = True
+
+    def push(self, text: str) -> str:
+        """The part that is certain."""
+        if not self._trim or not text:
+            return text
+        by_line = self._trim == "newline"
+        if self._at_start:
+            text = text.removeprefix("\n") if by_line else text.lstrip()
+            self._at_start = not by_line and not text
+        body = text.removesuffix("\n") if by_line else text.rstrip()
+        if not body and not by_line:
+            self._held.append(text)
+            return ""
+        if not text:
+            return ""
+        body = "".join(self._held) + body
+        self._held = [text[len(text.removesuffix("\n") if by_line else text.rstrip()) :]]
+        return body
