@@ -19,7 +19,7 @@ SWEEP = Program(
 )
 
 BENCH = Program(
-    "Measure throughput, latency, a running server, start-up, or the host's own cost.",
+    "Measure throughput, latency, a running server, start-up, a step's parts, or the host's own cost.",
     {
         "throughput": Command(
             "quire.frontend.bench.throughput", "Requests and tokens per second of the engine.", ("bench",)
@@ -36,6 +36,7 @@ BENCH = Program(
         "host": Command(
             "quire.frontend.bench.host.command", "What everything but the model costs, stage by stage.", ("bench",)
         ),
+        "step": Command("quire.frontend.bench.step", "Where the time of a decode step goes.", ("bench",)),
         "sweep": SWEEP,
     },
     refused={

@@ -1,0 +1,88 @@
+"""`quire bench step`: where each microsecond of a decode step goes, by batch size."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from quire.core.config import EngineArgs
+from quire.core.errors import ConfigError
+from quire.core.sampling_params import SamplingParams
+from quire.frontend.bench.figures import write_json
+from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
+from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.llm import LLM
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Flags of Quire's own, and all engine options: vLLM has no such benchmark."""
+    add_engine_options(parser)
+    group = parser.add_argument_group("step")
+    group.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=[1, 32, 256], help="Running requests, an engine for each."
+    )
+    group.add_argument("--input-len", type=int, default=128, help="Prompt tokens (default: %(default)s).")
+    group.add_argument("--output-len", type=int, default=64, help="Output tokens (default: %(default)s).")
+    group.add_argument("--output-json", help="File for the figures.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures every batch size. Returns the exit code."""
+    if min(args.batch_sizes) < 1 or args.input_len < 1 or args.output_len < 4:
+        raise ConfigError("--batch-sizes and --input-len must be at least 1, --output-len at least 4.")
+    budgets = {size: _measure(args, size) for size in args.batch_sizes}
+    Console().print(_table(budgets))
+    write_json(args.output_json, {"budgets": as_json(budgets)})
+    return 0
+
+
+def _measure(args: argparse.Namespace, batch_size: int) -> Budget:
+    """The second of two equal batches, on an engine of its own: the first has written every page of the cache."""
+    generator = np.random.default_rng(args.engine_args.model.seed)
+    params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=args.output_len, detokenize=False)
+    with (
+        tempfile.TemporaryDirectory(prefix="quire-step-") as folder,
+        LLM(**_options(args.engine_args, batch_size, args.input_len + args.output_len, folder)) as llm,
+    ):
+        for record in (False, True):
+            shape = (batch_size, args.input_len)
+            prompts = generator.integers(0, llm.config.spec.vocab_size, shape).tolist()
+            if record:
+                llm.start_profile()
+            llm.generate(prompts, params, use_tqdm=False)
+        path = llm.stop_profile()
+        assert path is not None
+        return decode_budget(read_timeline(Path(path)), args.output_len, linear_names(llm.config.spec))
+
+
+def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) -> dict[str, object]:
+    """Engine options; what the user left open is just enough for a batch of sequences of `num_tokens`."""
+    options = args.flat()
+    block_size = args.cache.block_size or DEFAULT_BLOCK_SIZE
+    fitting = {
+        "max_model_len": num_tokens,
+        "max_num_seqs": batch_size,
+        # A page more for each than it fills: nobody is admitted into the last pages that others may grow into.
+        "num_gpu_blocks_override": batch_size * (-(-num_tokens // block_size) + 1),
+        "profiler_config": {"profiler": "torch", "torch_profiler_dir": folder},
+    }
+    return options | {name: value for name, value in fitting.items() if options[name] is None}
+
+
+def _table(budgets: dict[int, Budget]) -> Table:
+    """In Markdown, to be pasted into notes."""
+    table = Table(title="µs of a decode step, and share", box=box.MARKDOWN)
+    table.add_column("part")
+    for size in budgets:
+        table.add_column(f"batch {size}", justify="right")
+        table.add_column("%", justify="right")
+    for name, values in table_rows(budgets):
+        cells = [(f"{value:,.0f}", f"{100 * value / budgets[size].period:.1f}") for size, value in values.items()]
+        table.add_row(name, *(cell for pair in cells for cell in pair))
+    return table

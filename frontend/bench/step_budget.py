@@ -1,0 +1,165 @@
+"""From a timeline to where the time of a decode step goes, in microseconds. Knows the span names, runs nothing."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from quire.core.config import ModelSpec
+from quire.core.errors import QuireError
+
+ROWS = {
+    "step": "step: all else",
+    "forward": "forward: all else",
+    "sample": "sampling",
+    "result": "read tokens",
+    "attention_batch": "attention: prepare",
+    "rms_norm": "norms",
+    "add_rms_norm": "norms",
+    "silu_and_mul": "activation",
+}
+"""A span's row, where it is not its own name."""
+
+ENGINE = ("plan", "send", "update", "emit")
+
+
+class Span(NamedTuple):
+    """A piece of work, in microseconds of one clock."""
+
+    name: str
+    begin: float
+    end: float
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.begin
+
+
+class Budget(NamedTuple):
+    """Means over the steps in which every request decodes.
+
+    Attributes:
+        num_steps: how many those are.
+        period: microseconds from the begin of a step to the begin of the next.
+        worker: parts of `period`, in the order of execution; they add up to it.
+        engine: what the engine does meanwhile, and `result`: from the end of a step until the engine takes it in.
+    """
+
+    num_steps: int
+    period: float
+    worker: dict[str, float]
+    engine: dict[str, float]
+
+
+def read_timeline(path: Path) -> dict[str, list[Span]]:
+    """A Chrome trace's spans by track, in the order of their begins; of two that begin together, the longer first."""
+    events = msgspec.json.decode(path.read_bytes())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    tracks: dict[str, list[Span]] = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            tracks[names[event["tid"]]].append(Span(event["name"], event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        spans.sort(key=lambda span: (span.begin, -span.end))
+    return tracks
+
+
+def linear_names(spec: ModelSpec) -> dict[str, str]:
+    """What a linear layer's span is called -> what the layer is, for one rank of a Llama-like decoder.
+
+    Layers of equal sizes share a span's name, and get a common one here.
+    """
+    hidden, inner = spec.hidden_size, spec.hf_config.get("intermediate_size", 0)
+    query = spec.num_attention_heads * spec.head_dim
+    sizes = {
+        "qkv": (hidden, query + 2 * spec.num_kv_heads * spec.head_dim),
+        "o": (query, hidden),
+        "gate_up": (hidden, 2 * inner),
+        "down": (inner, hidden),
+        "lm_head": (hidden, spec.vocab_size),
+    }
+    names: dict[str, str] = {}
+    for name, (num_inputs, num_outputs) in sizes.items():
+        label = f"linear {num_inputs}x{num_outputs}"
+        names[label] = f"{names[label]}, {name}" if label in names else f"linear: {name}"
+    return names
+
+
+def decode_budget(tracks: Mapping[str, list[Span]], output_len: int, names: Mapping[str, str]) -> Budget:
+    """The budget of a recording that holds one batch, from its first step to its last.
+
+    With T steps for `output_len` tokens of each request, the last of the prompts is done in step T - output_len + 1,
+    and the first request ends in step `output_len`: in between, every request decodes.
+
+    Args:
+        names: see `linear_names`.
+
+    Raises:
+        QuireError: there are no such steps.
+    """
+    worker = tracks["worker 0"]
+    steps = [span for span in worker if span.name == "step"]
+    last_prefill = len(steps) - output_len + 1
+    chosen = range(last_prefill, min(output_len, len(steps)) - 1)  # the next step's begin is the end of a period
+    if len(chosen) < 2:
+        raise QuireError(
+            f"{len(steps)} steps for outputs of {output_len} tokens leave none in which all requests decode; "
+            "raise --output-len or --max-num-batched-tokens."
+        )
+    updates = [span for span in tracks["engine"] if span.name == "update"]
+    begin, end = steps[chosen[0]].begin, steps[chosen[-1] + 1].begin
+    window = [span for span in worker if begin <= span.begin < end]
+    period = (end - begin) / len(chosen)
+    parts = {name: total / len(chosen) for name, total in _parts(window, names).items()}
+    parts["between steps"] = period - sum(parts.values())
+    engine = {
+        name: sum(span.duration for span in tracks["engine"] if span.name == name and begin <= span.begin < end)
+        / len(chosen)
+        for name in ENGINE
+    }
+    engine["result"] = sum(updates[index].begin - steps[index].end for index in chosen) / len(chosen)
+    return Budget(len(chosen), period, parts, engine)
+
+
+def _parts(spans: Iterable[Span], names: Mapping[str, str]) -> dict[str, float]:
+    """Total microseconds by row. What lies inside of another span is not counted there as well."""
+    parts: dict[str, float] = {}
+    around: list[tuple[Span, str]] = []  # spans that hold the one in hand, with their rows, the innermost last
+    for span in spans:
+        while around and around[-1][0].end <= span.begin:
+            around.pop()
+        outer = around[-1][1] if around else None
+        row = _row(span.name, outer, names)
+        parts[row] = parts.get(row, 0.0) + span.duration
+        if outer is not None:
+            parts[outer] -= span.duration
+        around.append((span, row))
+    return parts
+
+
+def _row(name: str, outer: str | None, names: Mapping[str, str]) -> str:
+    if name in names:
+        return names[name]
+    if outer == ROWS["sample"] and name != "result":
+        return outer  # an operation of the sampler's
+    return ROWS.get(name, name)
+
+
+def table_rows(budgets: Mapping[int, Budget]) -> list[tuple[str, dict[int, float]]]:
+    """(row, microseconds by batch size), the worker's parts first; a row that a batch lacks is zero there."""
+    rows: dict[str, dict[int, float]] = {}
+    for size, budget in budgets.items():
+        for name, value in budget.worker.items():
+            rows.setdefault(name, {})[size] = value
+    for size, budget in budgets.items():
+        rows.setdefault("one step", {})[size] = budget.period
+    for size, budget in budgets.items():
+        for name, value in budget.engine.items():
+            rows.setdefault(f"engine: {name}", {})[size] = value
+    return [(name, {size: values.get(size, 0.0) for size in budgets}) for name, values in rows.items()]
+
+
+def as_json(budgets: Mapping[int, Budget]) -> list[dict[str, Any]]:
+    """One entry for each batch size."""
+    return [{"batch_size": size} | budget._asdict() for size, budget in budgets.items()]
