@@ -17,7 +17,10 @@ import quire
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.auth import ApiKeyGuard
 from quire.frontend.errors import ErrorReporter
+from quire.frontend.http_answers import HttpAnswers
 from quire.frontend.json_request import JsonRequest
+from quire.frontend.openai.conversation import Conversations
+from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.routes import openai_routes
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
@@ -42,9 +45,11 @@ def create_app(
     register_collectors(registry, engine)
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guard = ApiKeyGuard(server.accepted_api_keys)
+    answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
+    models, conversations = ServedModels(engine), Conversations(engine, server)
     return Litestar(
         route_handlers=[
-            *openai_routes(engine, server, state, errors, [guard]),
+            *openai_routes(engine, server, state, answers, models, conversations, [guard]),
             *service_routes(engine, server, state, registry),
             *([] if server.disable_fastapi_docs else [_schema, _redoc]),
         ],

@@ -95,6 +95,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     reasoning_parser_plugin: Annotated[
         str | None, Meta(description="Python file that defines more parsers for --reasoning-parser.")
     ] = None
+    max_stored_responses: Annotated[
+        int, Meta(ge=0, description="Responses that /v1/responses keeps for later requests; 0 keeps none.")
+    ] = 1000
+    max_stored_response_bytes: Annotated[
+        int,
+        Meta(ge=0, description="Bytes of all responses kept; the oldest go first.", extra={"parse": "human_int"}),
+    ] = 256 * 1024**2
+    max_stored_response_seconds: Annotated[int, Meta(ge=1, description="Seconds that a response is kept.")] = 24 * 3600
     enable_force_include_usage: Annotated[
         bool, Meta(description="End every stream with token usage, asked for or not.")
     ] = False

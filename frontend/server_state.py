@@ -46,6 +46,13 @@ class ServerState:
         if self._draining:
             raise _stopping()
 
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs `work` whether or not a client waits for it; it is cancelled when the server stops."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
     async def run(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
         """Awaits `work`, and cancels it at once when the client goes or the server stops.
 

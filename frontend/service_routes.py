@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 import quire
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.openai.routes import json_answer
+from quire.frontend.http_answers import json_answer
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
 

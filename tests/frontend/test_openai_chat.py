@@ -206,7 +206,7 @@ def test_answer_id_comes_from_the_header(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "long " * 3000}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"logit_bias": {"a": 5}}, "logit_bias"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -1,0 +1,53 @@
+"""What handlers answer with: a Struct as JSON, or a stream of events; both end when the client goes."""
+
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+import msgspec
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.response.base import ASGIResponse
+
+from quire.frontend.errors import ErrorBody, ErrorReporter
+from quire.frontend.event_stream import EventStream
+from quire.frontend.json_request import JsonRequest
+from quire.frontend.server_state import ServerState
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_answer(body: Any) -> ASGIResponse:
+    """A Struct as JSON, status 200."""
+    return ASGIResponse(body=_encode(body), media_type="application/json")
+
+
+def documented(body: Any, error: Any = ErrorBody) -> dict[int, ResponseSpec]:
+    """What the API's documentation says about a route's answers."""
+    return {
+        200: ResponseSpec(body, description="Success", generate_examples=False),
+        400: ResponseSpec(error, description="The request is wrong; `param` names the field.", generate_examples=False),
+    }
+
+
+class HttpAnswers:
+    """Answers of one server, once the model is ready.
+
+    Args:
+        keep_alive_seconds: silence after which a stream sends a comment line; 0 sends none.
+    """
+
+    def __init__(self, state: ServerState, errors: ErrorReporter, keep_alive_seconds: float) -> None:
+        self._state = state
+        self._errors = errors
+        self._keep_alive_seconds = keep_alive_seconds
+
+    def check_ready(self) -> None:
+        """Raises UnavailableError while requests cannot be served."""
+        self._state.check_ready()
+
+    async def whole(self, work: Coroutine[Any, Any, Any], request: JsonRequest) -> ASGIResponse:
+        """What `work` returns, as JSON."""
+        return json_answer(await self._state.run(work, request.receive))
+
+    def stream(self, frames: AsyncGenerator[bytes, None]) -> EventStream:
+        """Frames as they come."""
+        return EventStream(frames, self._state, self._errors, keep_alive_seconds=self._keep_alive_seconds)

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: conversations that the server may keep, and answers made of typed items."""

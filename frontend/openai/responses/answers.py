@@ -1,0 +1,133 @@
+"""A response and the items that it is made of, as OpenAI spells them."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from quire.frontend.openai.answers import TokenLogprob
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text of a message."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """Text of a reasoning item."""
+
+    text: str = ""
+
+
+class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
+    """The model's answer, or a part of it."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought before it answered."""
+
+    id: str
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
+    encrypted_content: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+
+
+class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of one of the client's functions; `arguments` is JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem
+
+
+class InputTokensDetails(Struct):
+    """Prompt tokens that the prefix cache already held."""
+
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(Struct):
+    """Tokens that went into reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Struct, kw_only=True):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class Incompleteness(Struct):
+    """Why a response ended early."""
+
+    reason: Literal["max_output_tokens", "content_filter"]
+
+
+class Response(Struct, kw_only=True):
+    """Answer of POST /v1/responses."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status = "in_progress"
+    background: bool = False
+    error: ResponseFailure | None = None
+    incomplete_details: Incompleteness | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt: None = None
+    reasoning: Any = None
+    service_tier: str = "default"
+    store: bool = True
+    temperature: float | None = None
+    text: Any = None
+    tool_choice: Any = "auto"
+    tools: list[Any] = []
+    top_logprobs: int = 0
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+    metadata: dict[str, str] = {}
+
+
+class DeletedResponse(Struct, kw_only=True):
+    """Answer of DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True

@@ -1,0 +1,117 @@
+"""Items of a conversation, as the Responses API writes them, and the chat messages that templates read."""
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from quire.core.errors import ParameterError
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+
+def input_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`input` as a list of items."""
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    return given
+
+
+def to_messages(items: Sequence[dict[str, Any]], instructions: str | None = None) -> list[dict[str, Any]]:
+    """Chat messages. Reasoning, text and calls that follow each other are one turn of the assistant.
+
+    Raises:
+        ParameterError: an item that is malformed, or of a kind that this server does not know.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    turn: dict[str, Any] | None = None  # the assistant's, which further items may add to
+    for index, item in enumerate(items):
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            turn = _add(messages, {"role": "assistant", "content": None, "reasoning_content": _reasoning(item, index)})
+        elif kind == "message" and item.get("role") == "assistant":
+            text = _text(item.get("content"), index)
+            if turn is None or turn["content"] is not None or turn.get("tool_calls"):
+                turn = _add(messages, {"role": "assistant", "content": text})
+            else:
+                turn["content"] = text
+        elif kind == "function_call":
+            turn = turn or _add(messages, {"role": "assistant", "content": None})
+            turn.setdefault("tool_calls", []).append(_call(item, index))
+        else:
+            turn = None
+            messages.append(_message(item, kind, index))
+    return messages
+
+
+def encrypt(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`. Nothing is secret here: it is opaque so that clients pass it on unread."""
+    return base64.b64encode(reasoning.encode()).decode("ascii")
+
+
+def _message(item: dict[str, Any], kind: Any, index: int) -> dict[str, Any]:
+    """A message of anyone but the assistant, or a tool's result."""
+    if kind == "message":
+        return {"role": item.get("role"), "content": _text(item.get("content"), index)}
+    if kind == "function_call_output":
+        call_id = _string(item, "call_id", index)
+        return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), index)}
+    if kind == "item_reference":
+        raise _refusal(index, "is a reference; send the item itself, or continue with previous_response_id")
+    raise _refusal(index, f"is of type {kind!r}, which is not supported")
+
+
+def _add(messages: list[dict[str, Any]], message: dict[str, Any]) -> dict[str, Any]:
+    messages.append(message)
+    return message
+
+
+def _call(item: dict[str, Any], index: int) -> dict[str, Any]:
+    function = {"name": _string(item, "name", index), "arguments": _string(item, "arguments", index)}
+    try:
+        if function["arguments"].strip() and not isinstance(json.loads(function["arguments"]), dict):
+            raise _refusal(index, "has arguments that are no JSON object")
+    except json.JSONDecodeError:
+        raise _refusal(index, "has arguments that are no valid JSON") from None
+    return {"id": _string(item, "call_id", index), "type": "function", "function": function}
+
+
+def _reasoning(item: dict[str, Any], index: int) -> str:
+    for field in ("content", "summary"):
+        if item.get(field):
+            return _text(item[field], index)
+    try:
+        return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
+    except (binascii.Error, ValueError, TypeError):
+        raise _refusal(index, "has an encrypted_content that is not from this server") from None
+
+
+def _text(content: Any, index: int) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _refusal(index, "must have a string or a list of parts")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in _TEXT_PARTS:
+            raise _refusal(index, f"has a part of type {kind!r}, but this model reads text only")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise _refusal(index, "has a part whose text is no string")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _string(item: dict[str, Any], field: str, index: int) -> str:
+    value = item.get(field)
+    if not isinstance(value, str):
+        raise _refusal(index, f"needs a string {field!r}")
+    return value
+
+
+def _refusal(index: int, what: str) -> ParameterError:
+    return ParameterError(f"input[{index}] {what}.", param="input")

@@ -1,0 +1,53 @@
+"""The routes of the Responses API."""
+
+from typing import Annotated, Any
+
+from litestar import delete, get, post
+from litestar.params import Parameter
+from litestar.types import ASGIApp
+
+from quire.frontend.http_answers import HttpAnswers, documented, json_answer
+from quire.frontend.json_request import JsonRequest
+from quire.frontend.openai.responses.answers import DeletedResponse, Response
+from quire.frontend.openai.responses.schema import ResponsesRequest
+from quire.frontend.openai.responses.service import Responses
+
+
+def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
+    """Handlers below /v1."""
+
+    @post("/responses", status_code=200, responses=documented(Response), summary="Respond")
+    async def create_response(request: JsonRequest, data: ResponsesRequest) -> ASGIApp:
+        """Continues a conversation that the server may keep; a stream of events with `stream`."""
+        answers.check_ready()
+        if data.stream:
+            return answers.stream(responses.stream(data))
+        return await answers.whole(responses.create(data), request)
+
+    @get("/responses/{response_id:str}", responses=documented(Response), summary="Response")
+    async def retrieve_response(
+        response_id: str,
+        stream: Annotated[bool, Parameter(description="Its events instead, those that are past included.")] = False,
+        starting_after: Annotated[
+            int | None, Parameter(description="Leave out events up to this sequence number.")
+        ] = None,
+    ) -> ASGIApp:
+        """A stored response as it is now."""
+        answers.check_ready()
+        if stream:
+            return answers.stream(responses.follow(response_id, starting_after))
+        return json_answer(responses.retrieve(response_id))
+
+    @post("/responses/{response_id:str}/cancel", status_code=200, responses=documented(Response), summary="Cancel")
+    async def cancel_response(response_id: str) -> ASGIApp:
+        """Ends a response that is made in the background."""
+        answers.check_ready()
+        return json_answer(await responses.cancel(response_id))
+
+    @delete("/responses/{response_id:str}", status_code=200, responses=documented(DeletedResponse), summary="Forget")
+    async def delete_response(response_id: str) -> ASGIApp:
+        """Forgets a stored response."""
+        answers.check_ready()
+        return json_answer(responses.delete(response_id))
+
+    return [create_response, retrieve_response, cancel_response, delete_response]

@@ -1,0 +1,224 @@
+"""Body of POST /v1/responses: OpenAI's fields and vLLM's additions, each honoured or refused by name.
+
+A request becomes a chat request (`to_chat`), so that everything about sampling and tools is written once.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import ParameterError
+from quire.frontend.openai.schema import ChatRequest
+
+OUTPUT_LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+MAX_METADATA = 16
+"""Entries of `metadata`, as at OpenAI's."""
+
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+"""Fields of the chat request under the names that they have here."""
+
+_SHARED = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "skip_special_tokens"),
+    *("include_stop_str_in_output", "priority", "cache_salt", "vllm_xargs", "structured_outputs"),
+    *("include_reasoning", "parallel_tool_calls", "chat_template_kwargs", "stream", "watermarking"),
+    *("media_io_kwargs", "mm_processor_kwargs", "mm_payload", "return_mm_kwargs"),
+    *("kv_transfer_params", "ec_transfer_params"),
+)
+"""Fields that mean the same in a chat request."""
+
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "prompt": (),
+    "enable_response_messages": (False,),
+    "previous_input_messages": (),
+}
+"""Fields that are not supported, and the values of each that ask for nothing."""
+
+
+class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much to think. Reasoning is told as it is, so there is no summary but the empty one of `auto`."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What form the text must have."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """About the answer's text."""
+
+    format: TextFormat = msgspec.field(default_factory=TextFormat)
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: list[str] | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    include_reasoning: bool | None = None
+    text: TextConfig | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    request_id: str | None = None
+    # As in chat completions.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    vllm_xargs: Any = None
+    structured_outputs: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    watermarking: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    mm_payload: Any = None
+    return_mm_kwargs: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    # Without effect on a server of one's own.
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    session_id: str | None = None
+    # Not supported.
+    prompt: Any = None
+    enable_response_messages: Any = None
+    previous_input_messages: Any = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is kept for later requests."""
+        return self.store is not False
+
+    def includes(self, what: str) -> bool:
+        """Whether `include` names `what`."""
+        return what in (self.include or ())
+
+    def check(self) -> None:
+        """Refuses what this server cannot honour, and what contradicts itself.
+
+        Raises:
+            ParameterError: the field, by name.
+        """
+        for name, harmless in _UNSUPPORTED.items():
+            value = getattr(self, name)
+            if value is not None and value not in harmless:
+                raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
+        for what in self.include or ():
+            if what not in (OUTPUT_LOGPROBS, ENCRYPTED_REASONING):
+                raise ParameterError(
+                    f"include can name {OUTPUT_LOGPROBS} and {ENCRYPTED_REASONING}; got {what!r}.", param="include"
+                )
+        if self.top_logprobs and not self.includes(OUTPUT_LOGPROBS):
+            raise ParameterError(f"top_logprobs needs {OUTPUT_LOGPROBS} in include.", param="top_logprobs")
+        if self.background and not self.is_stored:
+            raise ParameterError("background needs store: there is no other way to get the answer.", param="background")
+        if self.max_tool_calls is not None and self.max_tool_calls < 1:
+            raise ParameterError("max_tool_calls must be at least 1.", param="max_tool_calls")
+        if len(self.metadata or ()) > MAX_METADATA:
+            raise ParameterError(f"metadata may have {MAX_METADATA} entries.", param="metadata")
+
+    def to_chat(self, messages: list[dict[str, Any]]) -> ChatRequest:
+        """The chat request whose answer is the response.
+
+        Raises:
+            ParameterError: a tool or a format that a chat request cannot express.
+        """
+        tools, choice = _chat_tools(self.tools or (), self.tool_choice)
+        return ChatRequest(
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            tools=tools or None,
+            tool_choice=choice,
+            logprobs=self.includes(OUTPUT_LOGPROBS) or None,
+            top_logprobs=self.top_logprobs,
+            response_format=_response_format(self.text.format if self.text else None),
+            verbosity=self.text.verbosity if self.text and self.text.verbosity != "medium" else None,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            **{name: value for name in _SHARED if (value := getattr(self, name)) is not None},
+        )
+
+
+def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": "json_object"}
+    if form.schema is None:
+        raise ParameterError("text.format of type json_schema needs a schema.", param="text.format")
+    schema = {"name": form.name or "schema", "schema": form.schema, "strict": form.strict}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _chat_tools(
+    tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
+) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
+    """Tools and tool_choice as chat completions have them."""
+    functions: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            raise ParameterError(
+                f"tools[{index}] is of type {tool.get('type')!r}; this server has no tools of its own, only functions.",
+                param="tools",
+            )
+        functions.append({"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}})
+    if not isinstance(choice, dict):
+        return functions, choice
+    if choice.get("type") == "function":
+        return functions, {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        names = [tool.get("name") for tool in choice["tools"] if isinstance(tool, dict)]
+        allowed = [each for each in functions if each["function"].get("name") in names]
+        return allowed, choice.get("mode", "auto")
+    raise ParameterError(
+        f"tool_choice of type {choice.get('type')!r} is not supported; it can be none, auto, required, a function, "
+        "or allowed_tools.",
+        param="tool_choice",
+    )

@@ -1,0 +1,267 @@
+"""Creates responses: whole, as a stream, or in the background; and finds those that were stored."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import OverloadedError, ParameterError, QuireError, RequestError
+from quire.core.logging import get_logger
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.openai.conversation import Conversations, Turn, renamed
+from quire.frontend.openai.generation import MAX_ID_CHARACTERS
+from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.responses.answers import DeletedResponse, Response
+from quire.frontend.openai.responses.builder import ResponseBuilder
+from quire.frontend.openai.responses.items import encrypt, input_items, to_messages
+from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
+from quire.frontend.openai.responses.store import Recording, ResponseStore, StoredResponse
+from quire.frontend.openai.responses.truncation import fit
+from quire.frontend.server_config import ServerConfig
+from quire.frontend.server_state import ServerState
+
+logger = get_logger(__name__)
+
+
+class _Job:
+    """A response that is being made."""
+
+    def __init__(self, request: ResponsesRequest, builder: ResponseBuilder, turn: Turn, stored: StoredResponse) -> None:
+        self.request = request
+        self.builder = builder
+        self.turn = turn
+        self.stored = stored
+
+
+class Responses:
+    """Answers the routes of the Responses API.
+
+    Args:
+        state: told of responses that are made in the background, so that the server waits for them when it stops.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        server: ServerConfig,
+        models: ServedModels,
+        conversations: Conversations,
+        state: ServerState,
+    ) -> None:
+        self._engine = engine
+        self._models = models
+        self._conversations = conversations
+        self._state = state
+        self._store = ResponseStore(
+            server.max_stored_responses, server.max_stored_response_bytes, server.max_stored_response_seconds
+        )
+
+    async def create(self, request: ResponsesRequest) -> Response:
+        """The whole response; one in the background is returned at once, unfinished.
+
+        Raises:
+            RequestError: the request cannot be served as asked.
+            EngineError: the engine failed.
+        """
+        job = await self._open(request)
+        if request.background:
+            self._start(job)
+            return job.builder.response
+        async for _ in self._run(job):
+            pass
+        return job.builder.response
+
+    async def stream(self, request: ResponsesRequest) -> AsyncGenerator[bytes, None]:
+        """The response as events. Closing the generator aborts it, unless it is made in the background."""
+        job = await self._open(request)
+        frames = self._run(job)
+        if request.background:
+            self._start(job)
+            assert job.stored.recording is not None
+            frames = job.stored.recording.follow()
+        try:
+            async for frame in frames:
+                yield frame
+        finally:
+            await frames.aclose()
+
+    def retrieve(self, response_id: str) -> Response:
+        """A stored response as it is now. Raises NotFoundError."""
+        return self._store.get(response_id).response
+
+    def follow(self, response_id: str, starting_after: int | None) -> AsyncGenerator[bytes, None]:
+        """The events of a response made in the background with `stream`, those that are past included.
+
+        Raises:
+            NotFoundError: there is no such response.
+            ParameterError: its events are not kept.
+        """
+        recording = self._store.get(response_id).recording
+        if recording is None:
+            raise ParameterError(
+                "Only responses created with background=true and stream=true can be streamed again; leave stream out.",
+                param="stream",
+            )
+        return recording.follow(0 if starting_after is None else max(starting_after + 1, 0))
+
+    async def cancel(self, response_id: str) -> Response:
+        """Ends a response that is made in the background; one that is cancelled already stays so.
+
+        Raises:
+            NotFoundError: there is no such response.
+            ParameterError: it is not made in the background, or is finished.
+        """
+        stored = self._store.get(response_id)
+        response = stored.response
+        if not response.background:
+            raise ParameterError("Only responses created with background=true can be cancelled.", param="response_id")
+        if stored.is_running:
+            assert stored.task is not None
+            response.status = "cancelled"
+            stored.task.cancel()
+            await asyncio.wait([stored.task])
+        if response.status != "cancelled":
+            raise ParameterError(f"The response is {response.status}; there is nothing to cancel.", param="response_id")
+        return response
+
+    def delete(self, response_id: str) -> DeletedResponse:
+        """Forgets a stored response. Raises NotFoundError."""
+        self._store.delete(response_id)
+        return DeletedResponse(id=response_id)
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    async def _open(self, request: ResponsesRequest) -> _Job:
+        """Checks the request and hands it to the engine."""
+        request.check()
+        self._models.check(request.model)
+        response_id = _response_id(request)
+        self._store.check_new(response_id)
+        if request.background and not self._store.keeps_any:
+            raise ParameterError("background needs a server with --max-stored-responses above 0.", param="background")
+        if request.background:
+            self._store.check_room()
+        items = list(input_items(request.input))
+        if request.previous_response_id is not None:
+            items = self._previous_items(request.previous_response_id) + items
+        with renamed(**NAMES):
+            chat = request.to_chat(to_messages(items, request.instructions))
+            chat.check()
+            prompt = None
+            if request.truncation == "auto":
+                chat, prompt = await fit(chat, self._conversations, self._engine.max_model_len)
+            turn = await self._conversations.open(chat, response_id, prompt=prompt, max_calls=request.max_tool_calls)
+        response = _new_response(request, response_id, self._models.name, self._engine)
+        builder = ResponseBuilder(response, encrypt if request.includes(ENCRYPTED_REASONING) else None)
+        recording = Recording() if request.background and request.stream else None
+        return _Job(request, builder, turn, StoredResponse(response, items, recording))
+
+    def _previous_items(self, response_id: str) -> list[dict[str, Any]]:
+        stored = self._store.get(response_id, param="previous_response_id")
+        if stored.response.status not in ("completed", "incomplete"):
+            raise ParameterError(
+                f"The previous response is {stored.response.status}; a conversation goes on from one that is "
+                "completed or incomplete.",
+                param="previous_response_id",
+            )
+        return stored.items
+
+    # ------------------------------------------------------------------------------------------------------- answers
+
+    async def _run(self, job: _Job) -> AsyncGenerator[bytes, None]:
+        """Reads the turn to its end; yields the frames of its stream."""
+        builder, request = job.builder, job.request
+        formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=False)
+        started = failed = False
+        try:
+            async for output, events in job.turn.events():
+                if not started:
+                    yield b"".join(builder.start())
+                    started = True
+                logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
+                if frames := builder.add(events, logprobs):
+                    yield b"".join(frames)
+        except QuireError as error:
+            if not started and not request.background:
+                raise  # nothing is sent yet, so that the error gets its own status
+            failed = True
+            logger.warning("response %s failed: %s", builder.response.id, error)
+            yield b"".join(([] if started else builder.start()) + builder.fail(_failure_code(error), str(error)))
+        finally:
+            job.turn.close()
+        if request.is_stored and self._store.keeps_any:
+            job.stored.items = job.stored.items + msgspec.to_builtins(builder.response.output)
+            self._store.put(job.stored)
+        if not failed:
+            yield builder.end()
+
+    def _start(self, job: _Job) -> None:
+        """Makes the response in the background."""
+        job.builder.response.status = "queued"
+        job.stored.task = self._state.start(self._record(job))
+        self._store.put(job.stored)
+
+    def _record(self, job: _Job) -> Coroutine[Any, Any, None]:
+        async def record() -> None:
+            response, recording = job.builder.response, job.stored.recording
+            frames = self._run(job)
+            try:
+                async for frame in frames:
+                    if recording is not None:
+                        recording.add(frame)
+            except asyncio.CancelledError:
+                if response.status != "cancelled":
+                    job.builder.fail("server_error", "The server was stopped.")
+                raise
+            finally:
+                await frames.aclose()
+                if recording is not None:
+                    recording.end()
+
+        return record()
+
+
+def _response_id(request: ResponsesRequest) -> str:
+    """The client's id, or a fresh one that nobody can guess."""
+    if request.request_id is None:
+        return f"resp_{uuid.uuid4().hex}"
+    return f"resp_{request.request_id.removeprefix('resp_')[:MAX_ID_CHARACTERS]}"
+
+
+def _failure_code(error: QuireError) -> str:
+    if isinstance(error, OverloadedError):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
+
+
+def _new_response(request: ResponsesRequest, response_id: str, model: str, engine: AsyncLLM) -> Response:
+    """What is known of the response before the model answers."""
+    defaults = engine.input_processor.default_sampling
+    return Response(
+        id=response_id,
+        created_at=int(time.time()),
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        model=model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        reasoning=request.reasoning,
+        store=request.is_stored,
+        temperature=request.temperature if request.temperature is not None else defaults.get("temperature", 1.0),
+        text=request.text or {"format": {"type": "text"}},
+        tool_choice=request.tool_choice or "auto",
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=request.top_p if request.top_p is not None else defaults.get("top_p", 1.0),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        truncation=request.truncation or "disabled",
+        user=request.user,
+        metadata=request.metadata or {},
+    )
