@@ -75,6 +75,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         dict[str, Any],
         Meta(description="Default sampling parameters that win over the model's own.", extra={"parse": "json"}),
     ] = {}
+    logits_processors: Annotated[
+        list[str] | None,
+        Meta(
+            description="Subclasses of quire.LogitsProcessor that workers load, as module:Class; they change logits "
+            "before penalties."
+        ),
+    ] = None
     hf_overrides: Annotated[
         dict[str, Any],
         Meta(description="Values that replace those of the checkpoint's config.json.", extra={"parse": "json"}),
@@ -150,6 +157,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"], Meta(description="First come first served, or lowest priority value first.")
     ] = "fcfs"
+    stream_interval: Annotated[
+        int, Meta(ge=1, description="Tokens per event of a stream; its first and its last come at once.")
+    ] = 1
     enable_chunked_prefill: Annotated[
         bool | None, Meta(description="Split long prompts over steps; on when unset.")
     ] = None
@@ -308,4 +318,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     seed: int
     log_stats: bool = True
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    logits_processors: list[str] = []  # module:Class
     trace_folder: str | None = None  # where timelines are written; None records none

@@ -82,6 +82,7 @@ EngineInput = EngineRequest | AbortRequests | ResetPrefixCache | Hello | Shutdow
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     ABORT = "abort"
     ERROR = "error"
 

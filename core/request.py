@@ -88,6 +88,14 @@ class Request:
         return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
 
     @property
+    def repeats_itself(self) -> bool:
+        """Whether the output ends in a repetition that the request watches for."""
+        detection = self.sampling.repetition_detection
+        if detection is None or self.num_output_tokens < self.sampling.min_tokens:
+            return False
+        return detection.found_at_end(self.token_ids, self.num_prompt_tokens)
+
+    @property
     def num_placeholders(self) -> int:
         """Tokens being sampled by steps in flight."""
         return self.num_tokens - len(self.token_ids)

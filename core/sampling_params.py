@@ -8,10 +8,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
+from quire.core.repetition import RepetitionDetection
 from quire.core.sampling_lists import (
     MAX_LOGPROB_TOKEN_IDS,
     check_allowed_token_ids,
     check_bad_words,
+    check_extra_args,
     check_logit_bias,
     check_token_ids,
     is_list_of,
@@ -89,6 +91,16 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     spaces_between_special_tokens: Annotated[
         bool, Meta(description="Put spaces between special tokens in the text.")
     ] = True
+    repetition_detection: Annotated[
+        RepetitionDetection | None, Meta(description="Ends an output that repeats a pattern of tokens.")
+    ] = None
+    stream_interval: Annotated[
+        int | None,
+        Meta(description="Tokens per output of a stream, if more than the server's own; the first comes at once."),
+    ] = None
+    extra_args: Annotated[
+        dict[str, Any] | None, Meta(description="For logits processors that the server loads; nothing else reads it.")
+    ] = None
     include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string at the end of the text.")] = (
         False
     )
@@ -130,6 +142,10 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
                     "leave logprobs out.",
                     param="logprob_token_ids",
                 )
+        if self.repetition_detection is not None and not isinstance(self.repetition_detection, RepetitionDetection):
+            raise ParameterError("repetition_detection must be a RepetitionDetection.", param="repetition_detection")
+        if self.extra_args is not None:
+            check_extra_args(self.extra_args)
         if self.logit_bias is not None:
             check_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:
@@ -166,7 +182,7 @@ MAX_COMPLETIONS = 16384
 """Completions that one request may ask for."""
 
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
-_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "stream_interval")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_COMPLETIONS),
     ("presence_penalty", -2.0, 2.0),
@@ -181,4 +197,5 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_tokens", 0, MAX_TOKEN_COUNT),
     ("logprobs", -1, MAX_TOKEN_COUNT),
     ("prompt_logprobs", -1, MAX_TOKEN_COUNT),
+    ("stream_interval", 1, MAX_TOKEN_COUNT),
 )

@@ -79,6 +79,7 @@ class Scheduler:
         self._short_of_pages = False  # at the last plan, someone waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the next plan tells the workers to clear
+        self._watched: dict[str, Request] = {}  # by id, those whose output may end by repeating itself
         self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
         # With the requests of sampled rows, in row order, and those of `_scored`.
         self._in_flight: deque[tuple[StepPlan, list[Request], dict[int, Request]]] = deque()
@@ -121,6 +122,8 @@ class Scheduler:
             queued_at=now,
         )
         self._num_arrivals += 1
+        if sampling.repetition_detection is not None:
+            self._watched[wire.request_id] = request
         self._requests[wire.request_id] = request
         self._waiting.push(request)
         return None
@@ -283,6 +286,8 @@ class Scheduler:
             if scored[slot].status is not RequestStatus.FINISHED
         ]
         deltas = self._append_tokens(requests, result)
+        if self._watched:
+            self._end_repetitions(deltas)
         self._throughput.record(self._clock(), len(deltas), num_before - len(self._requests))
         self._drop_finished()
         return scores + deltas + failed
@@ -317,6 +322,13 @@ class Scheduler:
             )
         return deltas
 
+    def _end_repetitions(self, deltas: list[RequestDelta]) -> None:
+        for delta in deltas:
+            request = self._watched.get(delta.request_id)
+            if request is not None and request.repeats_itself:
+                delta.finish_reason = FinishReason.REPETITION
+                self._end(request)
+
     def _finish_reason(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
         """Why `request` ends with its newest token, and the stop_token_ids entry that did it."""
         if token in request.stop_ids and request.num_output_tokens >= request.sampling.min_tokens:
@@ -336,6 +348,7 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         """Frees everything. `_running` keeps the request until `_drop_finished`, which does all of a step at once."""
         del self._requests[request.request_id]
+        self._watched.pop(request.request_id, None)
         if request.status is RequestStatus.WAITING:
             self._waiting.forget(request)
         else:

@@ -179,6 +179,7 @@ class AsyncLLM:
             metrics=self.metrics,
             abort=self.client.abort,
             on_close=self._on_stream_closed,
+            stream_interval=max(self.model.stream_interval, sampling.stream_interval or 1),
         )
         self._streams[request_id] = stream
         try:

@@ -12,7 +12,12 @@ class Completion:
     """What arrived for one sequence, and what of it has not been handed out yet."""
 
     def __init__(
-        self, index: int, request: EngineRequest, sampling: SamplingParams, tokenizer: Tokenizer | None
+        self,
+        index: int,
+        request: EngineRequest,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer | None,
+        interval: int = 1,
     ) -> None:
         self.request = request
         self.index = index
@@ -22,7 +27,9 @@ class Completion:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.queued_at = self.scheduled_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
-        self.has_news = False
+        self.has_news = False  # something is due to be told
+        self._interval = interval  # tokens that make news; the first and the end always do
+        self._num_told = 0
         self._kind = sampling.output_kind
         self._include_stop = sampling.include_stop_str_in_output
         self._tokenizer = tokenizer
@@ -44,6 +51,8 @@ class Completion:
             self.num_preemptions = delta.num_preemptions
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_token_id
+        if delta.finish_reason is FinishReason.REPETITION:
+            self.stop_reason = "repetition_detected"
         token_ids = delta.token_ids
         count = len(token_ids) if self._detokenizer is None else self._add_text(delta)
         self._token_ids += token_ids if count == len(token_ids) else token_ids[:count]
@@ -51,7 +60,12 @@ class Completion:
         if self._logprobs is not None:
             for position in (delta.logprobs or [])[:count]:
                 self._add_logprobs(position)
-        self.has_news = True
+        self.has_news = self._interval == 1 or self._is_due()
+
+    def _is_due(self) -> bool:
+        if self.finish_reason is not None or not self._num_told:
+            return True
+        return self.num_tokens - self._num_told >= self._interval
 
     def _add_text(self, delta: RequestDelta) -> int:
         """Decodes; returns how many of the delta's tokens count."""
@@ -83,6 +97,7 @@ class Completion:
     def take(self) -> CompletionOutput:
         """What the reader gets now: only the new part with DELTA, everything otherwise."""
         self.has_news = False
+        self._num_told = self.num_tokens
         text = "".join(self._texts)
         token_ids, logprobs = self._token_ids, self._logprobs
         if self._kind is RequestOutputKind.DELTA:

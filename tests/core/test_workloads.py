@@ -7,13 +7,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.core.protocol import EngineRequest, FinishReason
+from quire.core.repetition import RepetitionDetection
 from tests.core.fake_worker import VOCAB_SIZE, Harness, expect_outputs, make_request
 
 MAX_MODEL_LEN = 48
+TWICE = RepetitionDetection(max_pattern_size=1, min_count=2)
 
 
-def random_requests(rng: random.Random, count: int, *, salts: bool = False) -> list[EngineRequest]:
-    """Short and long prompts, a third with a shared beginning, some that resume, stop early or ignore EOS."""
+def random_requests(rng: random.Random, count: int, *, special: bool = False) -> list[EngineRequest]:
+    """Short and long prompts, a third with a shared beginning, some that resume, stop early or ignore EOS.
+
+    Some of the `special` ones have salts, and some watch for repetitions.
+    """
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(20)] for _ in range(3)]
     requests = []
     for index in range(count):
@@ -30,11 +35,12 @@ def random_requests(rng: random.Random, count: int, *, salts: bool = False) -> l
                 seed=rng.randrange(1000),
                 priority=rng.randrange(3),
                 output=output,
-                cache_salt=rng.choice([None, "a"]) if salts else None,
+                cache_salt=rng.choice([None, "a"]) if special else None,
                 max_tokens=max_tokens,
                 min_tokens=rng.randrange(max_tokens + 1) if rng.random() < 0.3 else 0,
                 ignore_eos=rng.random() < 0.2,
                 stop_token_ids=[5, 6] if rng.random() < 0.3 else None,
+                repetition_detection=TWICE if special and rng.random() < 0.3 else None,
             )
         )
     return requests
@@ -83,7 +89,7 @@ def test_outputs_do_not_depend_on_the_schedule(case: dict, depth: int, policy: s
 def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int) -> None:
     rng = random.Random(f"{num_blocks} {depth}")
     harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth)
-    requests = random_requests(rng, 500, salts=True)
+    requests = random_requests(rng, 500, special=True)
     drive(harness, requests, rng, abort_rate=0.2)
     expect_outputs(harness, requests)
     reasons = [stream.finish_reason for stream in harness.streams.values()]

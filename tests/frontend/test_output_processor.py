@@ -29,7 +29,7 @@ def encode(text: str) -> list[int]:
 class Engine:
     """The engine's end of one stream: hands deltas over, and remembers what it was told to abort."""
 
-    def __init__(self, metrics: EngineMetrics | None = None, **sampling: Any) -> None:
+    def __init__(self, metrics: EngineMetrics | None = None, interval: int = 1, **sampling: Any) -> None:
         params = SamplingParams(**sampling)
         requests = [EngineRequest(f"r_{i}", [5, 6], params) for i in range(params.n)]
         self.aborted: list[str] = []
@@ -43,6 +43,7 @@ class Engine:
             metrics=metrics,
             abort=self.aborted.extend,
             on_close=self._on_close,
+            stream_interval=interval,
         )
         self._on_delta = [on_delta for _, on_delta in self.stream.requests]
 
@@ -61,6 +62,22 @@ class Engine:
 
 def on_loop(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
+
+
+def test_a_stream_in_portions_of_several_tokens() -> None:
+    async def portions(interval: int) -> list[int]:
+        engine = Engine(interval=interval, output_kind=DELTA)
+        sizes = []
+        for token_id in range(10, 19):
+            engine.give([token_id], FinishReason.LENGTH if token_id == 18 else None)
+            if engine.stream._has_news:
+                sizes.append(len((await engine.next()).outputs[0].token_ids))
+        assert await engine.rest() == []
+        return sizes
+
+    assert asyncio.run(portions(1)) == [1] * 9
+    assert asyncio.run(portions(3)) == [1, 3, 3, 2]
+    assert asyncio.run(portions(100)) == [1, 8]
 
 
 def test_each_kind_of_output() -> None:
