@@ -89,7 +89,7 @@ class ModelRunner:
             return StepResult(step_id, token_ids, logprobs)
         result = StepResult(step_id, token_ids, [entry for entry in logprobs if usable[entry[0]]])
         for row in np.flatnonzero(~usable).tolist():
-            reason = self._sampler.grammar.why_nothing_fits(int(slots[row]))
+            reason = self._sampler.why_nothing_fits(int(slots[row]))
             if reason is not None:
                 result.refusals.append((row, reason))
             else:

@@ -21,6 +21,7 @@ from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel import ParallelGroup
 from quire.executor.request_table import RequestTable
+from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.timed_ops import timed
@@ -50,6 +51,7 @@ class Worker:
             self._spans = SpanList()
             self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
+        self._processors: list[CustomFeature] = []
         self._runner: ModelRunner | None = None
 
     def load(self) -> WorkerReady:
@@ -63,6 +65,8 @@ class Worker:
         weights_bytes = memory.weights_bytes(spec, self._group.size, device=config.device)
         memory.check_weights(weights_bytes, free, spec.name)
         started = time.monotonic()
+        context = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
+        self._processors = load_processors(config.logits_processors, context)
         self._model = self._build_model()
         ops.settle(config.device)
         logger.info("weights of %s loaded in %.1f s", spec.name, time.monotonic() - started)
@@ -104,7 +108,14 @@ class Worker:
             self._model,
             self._ops,
             RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device),
-            Sampler(limits.max_num_seqs, spec.vocab_size, spec.eos_token_ids, ops=self._ops, logprobs_mode=mode),
+            Sampler(
+                limits.max_num_seqs,
+                spec.vocab_size,
+                spec.eos_token_ids,
+                ops=self._ops,
+                logprobs_mode=mode,
+                custom=self._processors,
+            ),
             PromptScorer(spec.vocab_size, mode),
             kv_caches,
             self._spans,

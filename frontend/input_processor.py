@@ -58,7 +58,12 @@ class InputProcessor:
         self._model = model
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._sampling_input = SamplingInput(tokenizer, vocab_size=vocab_size, max_logprobs=model.max_logprobs)
+        self._sampling_input = SamplingInput(
+            tokenizer,
+            vocab_size=vocab_size,
+            max_logprobs=model.max_logprobs,
+            has_processors=model.has_logits_processors,
+        )
         self.max_model_len = max_model_len
         self._seeds = random.Random(seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")

@@ -17,12 +17,16 @@ class SamplingInput:
         tokenizer: None when the server runs on token ids alone.
         vocab_size: rows of the model's embedding.
         max_logprobs: log-probabilities a token that may be asked for; -1 lifts the limit.
+        has_processors: somebody reads `extra_args`.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, *, vocab_size: int, max_logprobs: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_logprobs: int, has_processors: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_logprobs = max_logprobs
+        self._has_processors = has_processors
 
     def complete(self, sampling: SamplingParams) -> SamplingParams:
         """`sampling` with words turned into token ids; itself when there is nothing to do.
@@ -38,6 +42,12 @@ class SamplingInput:
             raise ParameterError(
                 "This server runs with --skip-tokenizer-init, so it can give token ids only: set detokenize=False.",
                 param="detokenize",
+            )
+        if sampling.extra_args and not self._has_processors:
+            raise ParameterError(
+                "vllm_xargs (extra_args) are read by logits processors, and this server has none; "
+                "--logits-processors loads them.",
+                param="vllm_xargs",
             )
         if sampling.bad_words:
             sampling = sampling.replace(bad_words=None, bad_words_token_ids=self._tokenize_words(sampling.bad_words))

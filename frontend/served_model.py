@@ -20,6 +20,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     default_sampling: dict[str, Any] = {}  # SamplingParams keywords of a request that names none
     max_logprobs: int = 20  # -1 lifts the limit
     stream_interval: int = 1  # tokens per output of a stream, unless a request wants more
+    has_logits_processors: bool = False
     log_requests: bool = False
 
     @property
@@ -47,5 +48,6 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             default_sampling=default_sampling,
             max_logprobs=args.model.max_logprobs,
             stream_interval=args.scheduler.stream_interval,
+            has_logits_processors=bool(args.model.logits_processors),
             log_requests=args.observability.enable_log_requests,
         )

@@ -1,6 +1,6 @@
 """Logits to tokens: an ordered list of features, then the likeliest token or a draw."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from quire.core.config import LogprobsMode
 from quire.core.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
+from quire.executor.sampling.custom import CustomFeature
 from quire.executor.sampling.feature import Feature, SampleBatch
 from quire.executor.sampling.grammar.masks import GrammarMasks
 from quire.executor.sampling.logit_bias import LogitBias
@@ -49,13 +50,16 @@ class Sampler:
         *,
         ops: Backend,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        custom: Sequence[CustomFeature] = (),
     ) -> None:
         self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids)
         self._ops = ops
+        self._custom = custom
         self._features: list[Feature] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
             BadWords(max_num_seqs),
+            *custom,
             Penalties(max_num_seqs),
             MinTokens(max_num_seqs, vocab_size, eos_token_ids),
             self.grammar,
@@ -99,6 +103,13 @@ class Sampler:
             return Sampled(token_ids, usable, None)
         logprobs = self._logprobs.of(values, batch.take(asked), asked, _rows(token_ids, asked))
         return Sampled(token_ids, usable, logprobs)
+
+    def why_nothing_fits(self, slot: int) -> str | None:
+        """What to tell a request whose row was not usable through its own fault; None when the model's logits were."""
+        for feature in (*self._custom, self.grammar):
+            if (reason := feature.why_nothing_fits(slot)) is not None:
+                return reason
+        return None
 
     def _wanted_in(self, batch: SampleBatch) -> list[Feature]:
         """Features that some row of the step will want, now or later; in a step of plain requests, none."""

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire import LLM, SamplingParams
-from quire.core.errors import ParameterError
+from quire.core.errors import EngineError, ParameterError
+from quire.core.repetition import RepetitionDetection
 from quire.frontend.outputs import CompletionOutput
 from tests.checkpoints import VOCAB_SIZE
 
@@ -24,7 +25,9 @@ def folder(checkpoint: Callable[..., Path]) -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
-    with LLM(folder, max_model_len=256, num_gpu_blocks_override=256, max_num_batched_tokens=64, device="cpu") as llm:
+    processors = ["tests.executor.processors:Forced", "tests.executor.processors:Broken"]
+    options = {"max_model_len": 256, "num_gpu_blocks_override": 256, "max_num_batched_tokens": 64, "device": "cpu"}
+    with LLM(folder, logits_processors=processors, **options) as llm:
         yield llm
 
 
@@ -215,3 +218,34 @@ class TestLogprobs:
         with pytest.raises(ParameterError) as caught:
             complete(llm, SamplingParams(**options))
         assert caught.value.param == param
+
+
+class TestRepetition:
+    def test_an_output_that_repeats_itself_ends(self, llm: LLM) -> None:
+        sampling = GREEDY.replace(
+            max_tokens=50,
+            allowed_token_ids=[9],
+            repetition_detection=RepetitionDetection(max_pattern_size=3, min_pattern_size=2, min_count=3),
+        )
+        stuck, late, other = llm.generate([[9] * 20] * 3, [sampling, sampling.replace(min_tokens=11), GREEDY])
+        assert stuck.outputs[0].token_ids == [9] * 6
+        assert (stuck.outputs[0].finish_reason, stuck.outputs[0].stop_reason) == ("repetition", "repetition_detected")
+        assert late.outputs[0].token_ids == [9] * 11
+        assert other.outputs[0].finish_reason == "length"
+
+
+class TestCustomProcessors:
+    def test_they_change_what_asks_for_them_and_nothing_else(self, llm: LLM) -> None:
+        plain = complete(llm, GREEDY).token_ids
+        forced = GREEDY.replace(extra_args={"forced_token_id": 123})
+        outputs = [each.outputs[0].token_ids for each in llm.generate([PROMPT] * 3, [GREEDY, forced, GREEDY])]
+        assert outputs[0] == outputs[2] == plain
+        assert outputs[1][::2] == [123] * 4
+        assert outputs[1][1::2] != [123] * 4
+
+    def test_what_they_refuse_is_the_requests_fault(self, llm: LLM) -> None:
+        with pytest.raises(ParameterError, match="forced_token_id must be a token id, got 'x'"):
+            complete(llm, GREEDY.replace(extra_args={"forced_token_id": "x"}))
+        with pytest.raises((ParameterError, EngineError), match="Broken failed"):
+            complete(llm, GREEDY.replace(extra_args={"broken": True}))
+        assert len(complete(llm, GREEDY).token_ids) == 8

@@ -1,0 +1,168 @@
+"""Logits processors that a server's owner writes: loaded by name, and kept from harming other requests."""
+
+import importlib
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.core.errors import ModelLoadError
+from quire.core.logging import get_logger
+from quire.core.protocol import NewSlot
+from quire.executor.sampling.feature import SampleBatch
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ProcessorContext:
+    """What a logits processor is built with.
+
+    Attributes:
+        max_num_seqs: slots of the worker; a request is in one of 0 .. max_num_seqs - 1 while it runs.
+        vocab_size: columns of the logits.
+        device: where they are.
+    """
+
+    max_num_seqs: int
+    vocab_size: int
+    device: torch.device
+
+
+class LogitsProcessor(ABC):
+    """Changes logits before a token is chosen; public as `quire.LogitsProcessor`, loaded by `--logits-processors`.
+
+    One object serves all requests of a worker, a step's rows at a time, like the features that are built in. With
+    several workers each has its own, and all must come to the same logits.
+
+        class Forced(quire.LogitsProcessor):
+            def __init__(self, context):
+                self.token_ids = np.zeros(context.max_num_seqs, np.int64)
+
+            def admit(self, request):
+                token_id = (request.sampling.extra_args or {}).get("forced_token_id")
+                self.token_ids[request.slot] = token_id or 0
+                return token_id is not None
+
+            def apply(self, logits, batch):
+                forced = batch.column(self.token_ids)
+                return torch.full_like(logits, -torch.inf).scatter_(1, forced, 0.0)
+    """
+
+    def __init__(self, context: ProcessorContext) -> None:  # noqa: B027 - may be left as it is
+        """Sets up state; slot-indexed arrays, most often."""
+
+    @abstractmethod
+    def admit(self, request: NewSlot) -> bool:
+        """Looks at a request that enters a slot; whether it wants this processor.
+
+        `request.sampling` are its parameters, `extra_args` among them (`vllm_xargs` over HTTP); `request.token_ids`
+        are its tokens, the first `num_prompt_tokens` of which are the prompt. A request that was preempted comes again.
+
+        Raises:
+            ValueError: a parameter is wrong; the request is refused with this message.
+        """
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        """Which rows want it in this step: [num_rows] bool. Of requests that do not want it, nobody asks."""
+        return np.ones(len(batch.slots), bool)
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        """Changed logits, [num_rows, vocab_size] float32, of rows that all want it; may change its input in place."""
+
+
+class CustomFeature:
+    """A logits processor as a feature. What it raises ends the requests that want it, and no others."""
+
+    def __init__(self, processor: LogitsProcessor, max_num_seqs: int) -> None:
+        self._processor = processor
+        self._wanted = np.zeros(max_num_seqs, bool)
+        self._refusals: dict[int, str] = {}  # by slot; why its request cannot be served
+
+    def admit(self, request: NewSlot) -> bool:
+        self._refusals.pop(request.slot, None)
+        try:
+            wanted = bool(self._processor.admit(request))
+        except Exception as error:  # foreign code, about one request
+            if not isinstance(error, ValueError):
+                logger.exception("%s failed to admit a request", type(self._processor).__name__)
+            self._refusals[request.slot] = f"{type(self._processor).__name__}: {error}"
+            wanted = True
+        self._wanted[request.slot] = wanted
+        return wanted
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        wanted = self._wanted[batch.slots]
+        refused = self._refused(batch)
+        rows = np.flatnonzero(wanted & ~refused)
+        if len(rows):
+            wanted[rows] = self._processor.used(batch.take(rows))
+        return wanted
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        refused = self._refused(batch)
+        if refused.any():
+            return self._apply_around(logits, batch, refused)
+        try:
+            changed = self._processor.apply(logits, batch)
+        except Exception:  # foreign code; nobody knows which row was at fault
+            logger.exception("%s failed on %d rows", type(self._processor).__name__, len(batch.slots))
+            self._refusals |= dict.fromkeys(batch.slots.tolist(), f"{type(self._processor).__name__} failed.")
+            return logits.fill_(torch.nan)
+        if changed.shape != logits.shape:
+            message = f"{type(self._processor).__name__} returned logits of another shape."
+            self._refusals |= dict.fromkeys(batch.slots.tolist(), message)
+            return logits.fill_(torch.nan)
+        return changed.float()
+
+    def why_nothing_fits(self, slot: int) -> str | None:
+        """What to tell the request in `slot` whose logits were spoiled here; None if they were not."""
+        return self._refusals.get(slot)
+
+    def _refused(self, batch: SampleBatch) -> np.ndarray:
+        if not self._refusals:
+            return np.zeros(len(batch.slots), bool)
+        return np.array([slot in self._refusals for slot in batch.slots.tolist()])
+
+    def _apply_around(self, logits: torch.Tensor, batch: SampleBatch, refused: np.ndarray) -> torch.Tensor:
+        """Rows of refused requests become NaN, which ends them; the others are processed."""
+        rows = np.flatnonzero(~refused)
+        if len(rows):
+            index = torch.from_numpy(rows).to(logits.device)
+            logits[index] = self.apply(logits[index], batch.take(rows))
+        logits[torch.from_numpy(np.flatnonzero(refused)).to(logits.device)] = torch.nan
+        return logits
+
+
+def load_processors(names: Sequence[str], context: ProcessorContext) -> list[CustomFeature]:
+    """Imports and builds the classes `module:Class`, in order; modules may lie in the current folder.
+
+    Raises:
+        ModelLoadError: one cannot be imported, is no `LogitsProcessor` or cannot be built; names the flag.
+    """
+    if names and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that no file there stands in for another module
+    return [CustomFeature(_load(name, context), context.max_num_seqs) for name in names]
+
+
+def _load(name: str, context: ProcessorContext) -> LogitsProcessor:
+    module_name, colon, class_name = name.partition(":")
+    if not (module_name and colon and class_name):
+        raise ModelLoadError(f"--logits-processors {name!r} must be written module:Class.")
+    try:
+        kind = importlib.import_module(module_name)
+        for part in class_name.split("."):
+            kind = getattr(kind, part)
+    except Exception as error:  # whatever importing foreign code may raise
+        raise ModelLoadError(f"--logits-processors {name!r} cannot be imported: {error!r}.") from error
+    if not (isinstance(kind, type) and issubclass(kind, LogitsProcessor)):
+        raise ModelLoadError(f"--logits-processors {name!r} is no subclass of quire.LogitsProcessor.")
+    try:
+        return kind(context)
+    except Exception as error:
+        raise ModelLoadError(f"--logits-processors {name!r} cannot be built: {error!r}.") from error
