@@ -38,6 +38,9 @@ class ServingEngine(Engine, Protocol):
             quick_start: leave out what makes steps faster at the cost of start-up.
         """
 
+    def memory_beyond(self, model: Path, weights_bytes: int) -> int:
+        """Resident bytes of a server's processes after an answer, without weights and cache."""
+
 
 class Quire:
     name = "Quire"
@@ -54,10 +57,7 @@ class Quire:
         command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB)]
         run(command, {}, self._limit_seconds, self._work / "quire.log")
         figures = json.loads(out.read_text())
-        # Within a few tokens of what was asked for: its random prompts do not all tokenize to the same length.
-        if abs(figures["total_num_tokens"] - num * (input_len + output_len)) > num * input_len * 0.05 + num:
-            raise MeasurementError(f"vLLM ran {figures['total_num_tokens']} tokens, not what was asked for.")
-        return num * output_len / figures["elapsed_time"]
+        return _output_rate(self.name, figures, num, input_len, output_len)
 
     def server(
         self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
@@ -65,6 +65,11 @@ class Quire:
         command = [*self._quire, "serve", str(model), "--kv-cache-memory-bytes", str(cache_gib * GIB)]
         command += ["--max-model-len", str(max_model_len)]
         return Server(command, {}, self._limit_seconds, self._work / "quire.log")
+
+    def memory_beyond(self, model: Path, weights_bytes: int) -> int:
+        with self.server(model) as server:
+            server.complete(8)
+            return server.resident_memory().beyond(weights_bytes)
 
 
 class Vllm:
@@ -83,14 +88,24 @@ class Vllm:
         command = [str(self._vllm), "bench", "throughput", "--model", str(model)]
         command += [*_load(num, input_len, output_len, out), "--dataset-name", "random"]
         run(command, self.env(), self._limit_seconds, self._work / "vllm.log")
-        return num * output_len / json.loads(out.read_text())["elapsed_time"]
+        return _output_rate(self.name, json.loads(out.read_text()), num, input_len, output_len)
 
     def server(
         self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
     ) -> Server:
         command = [str(self._vllm), "serve", str(model), "--max-model-len", str(max_model_len)]
+        command += ["--enable-prefix-caching"]  # as Quire does by default
         command += ["--enforce-eager"] if quick_start else []
         return Server(command, self.env(cache_gib), self._limit_seconds, self._work / "vllm.log")
+
+    def memory_beyond(self, model: Path, weights_bytes: int) -> int:
+        """Of two cache sizes, extrapolated to none: its cache, all of it resident, is not told from other memory."""
+        totals = []
+        for cache_gib in (1, 2):
+            with self.server(model, cache_gib=cache_gib) as server:
+                server.complete(8)
+                totals.append(server.resident_memory().total)
+        return 2 * totals[0] - totals[1] - weights_bytes
 
     def load(self, server: Server, model: Path, flags: list[str]) -> dict:
         """vLLM's own client, as a load on any server. Returns its figures."""
@@ -141,6 +156,14 @@ class LlamaCpp:
         if found is None:
             raise MeasurementError(f"llama_batched.py printed no rate; see {log}")
         return float(found.group(1))
+
+
+def _output_rate(name: str, figures: dict, num: int, input_len: int, output_len: int) -> float:
+    """Output tokens per second, of either engine's `bench throughput`."""
+    # Within a few tokens of what was asked for: vLLM's random prompts do not all tokenize to the same length.
+    if abs(figures["total_num_tokens"] - num * (input_len + output_len)) > num * input_len * 0.05 + num:
+        raise MeasurementError(f"{name} ran {figures['total_num_tokens']} tokens, not what was asked for.")
+    return num * output_len / figures["elapsed_time"]
 
 
 def _load(num: int, input_len: int, output_len: int, out: Path) -> list[str]:

@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+
+from quire.frontend.bench.memory import ResidentMemory, resident_memory
 
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.01
@@ -106,24 +107,23 @@ class Server:
             self._process.wait(STOP_SECONDS)
         end_group(self._process)
 
-    def complete(self, max_tokens: int = 1) -> dict[str, Any]:
-        """The answer to a short prompt.
+    def complete(self, max_tokens: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> dict[str, Any]:
+        """The answer to a prompt of token ids.
 
         Raises:
             MeasurementError: there was none.
         """
         try:
             model = self._client.get("/v1/models").json()["data"][0]["id"]
-            body = {"model": model, "prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": True}
+            body = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "ignore_eos": True}
             return self._client.post("/v1/completions", json=body).raise_for_status().json()
         except httpx.HTTPError as error:
             raise MeasurementError(f"{shlex.join(self._command)} did not answer: {error}; see {self._log}") from None
 
-    def resident_bytes(self) -> int:
-        """Memory of all its processes; pages that several share are counted once."""
+    def resident_memory(self) -> ResidentMemory:
+        """Of all its processes."""
         assert self._process is not None
-        main = psutil.Process(self._process.pid)
-        return sum(process.memory_full_info().pss for process in [main, *main.children(recursive=True)])
+        return resident_memory(self._process.pid)
 
     def _wait_until_healthy(self) -> None:
         assert self._process is not None
