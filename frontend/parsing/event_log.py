@@ -110,34 +110,36 @@ class EventLog:
 
 
 class _Framed:
-    """Text whose white space is dropped on both sides of a cut."""
+    """Text that loses the white space at its cuts, but not all that parts what stands before from what stands after."""
 
     def __init__(self) -> None:
-        self._held: list[str] = []
+        self._held: list[str] = []  # white space that may be the last
+        self._gap: list[str] = []  # white space at the cut
+        self._gap_is_before = False
         self._after_cut = False
+        self._any = False
 
     def push(self, text: str) -> str:
         """The part of the text that is certain, with what was held before it."""
         if self._after_cut:
-            text = text.lstrip()
-            if not text:
-                return ""
-            self._after_cut = False
+            text = self._pass_cut(text)
         body = text.rstrip()
+        if not body:
+            if text:
+                self._held.append(text)
+            return ""
+        self._any = True
         if len(body) == len(text) and not self._held:
             return text
-        if not body:
-            self._held.append(text)
-            return ""
-        body = "".join(self._held) + body
-        self._held.clear()
-        if len(rest := text[len(text.rstrip()) :]):
-            self._held.append(rest)
-        return body
+        whole = "".join(self._held) + body
+        self._held = [text[len(body) :]]
+        return whole
 
     def cut(self) -> None:
-        """Drops white space here."""
-        self._held.clear()
+        """White space here is not part of the text, unless text goes on."""
+        if not self._after_cut:
+            self._gap, self._held = self._held, []
+            self._gap_is_before = any(self._gap)
         self._after_cut = True
 
     def flush(self) -> str:
@@ -145,3 +147,13 @@ class _Framed:
         text = "".join(self._held)
         self._held.clear()
         return text
+
+    def _pass_cut(self, text: str) -> str:
+        """`text` after a cut: nothing as long as it is white space."""
+        body = text.lstrip()
+        if not self._gap_is_before:
+            self._gap.append(text[: len(text) - len(body)])
+        if not body:
+            return ""
+        self._after_cut = False
+        return "".join(self._gap) + body if self._any else body

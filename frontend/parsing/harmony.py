@@ -71,7 +71,7 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
     if recipient.startswith("functions.") and calls:
         log.call_starts(recipient.removeprefix("functions."))
         empty = (yield from reader.space()) in ("", "<")
-        end = yield from reader.until(_BODY_ENDS, log.arguments)
+        end = yield from reader.until(_BODY_ENDS, log.arguments, keep_partial=False)
         if empty:
             log.arguments("{}")
         log.call_ends()

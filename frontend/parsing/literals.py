@@ -62,7 +62,10 @@ def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0)
     elif opening := (yield from reader.accept(*notation.quotes)):
         yield from _read_string(reader, sink, notation, opening)
     else:
-        sink(scalar_to_json((yield from reader.word(_WORD))))
+        word = yield from reader.word(_WORD)
+        if not (yield from reader.peek()):  # the text ends, maybe within the word
+            raise Malformed
+        sink(scalar_to_json(word))
 
 
 def scalar_to_json(word: str) -> str:
@@ -85,7 +88,7 @@ def scalar_to_json(word: str) -> str:
 
 
 def literal_to_json(text: str) -> str | None:
-    """A whole Python literal as JSON; None when `text` is none."""
+    """A whole list, tuple or dictionary of Python's as JSON; None when `text` is none."""
     reader, pieces = Reader(), []
     reader.feed(text)
     reader.end()
@@ -124,7 +127,7 @@ def _read_pairs(reader: Reader, sink: Sink, notation: Notation, depth: int) -> S
             yield from _read_string(reader, sink, notation, opening)
         else:
             key = yield from reader.word(_WORD)
-            if not key:
+            if not key or (yield from reader.space()) != ":":
                 raise Malformed
             sink(f'"{quote(key if notation.bare_keys else scalar_to_json(key))}"')
         yield from reader.space()
@@ -145,7 +148,7 @@ def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -
         opening *= 3
     sink('"')
     markers = Markers((opening, "\\") if notation.escapes else (opening,))
-    while (found := (yield from reader.until(markers, lambda text: sink(quote(text))))) != opening:
+    while (found := (yield from reader.until(markers, lambda text: sink(quote(text)), keep_partial=False))) != opening:
         if not found:
             raise Malformed
         yield from _read_escape(reader, sink)
@@ -168,5 +171,7 @@ def _read_escape(reader: Reader, sink: Sink) -> Steps[None]:
         sink(quote(_CONTROLS[char]))
     elif char in ("\\", "'", '"'):
         sink(quote(char))
-    else:
+    elif char:
         sink(quote("\\" + char))
+    else:
+        raise Malformed

@@ -38,9 +38,9 @@ class Markers:
     def find(self, text: str, start: int, ended: bool) -> re.Match[str] | None:
         """The first marker in `text[start:]`, unless more text could make it a longer one."""
         match = self._pattern.search(text, start)
-        if match and not ended and match.end() == len(text):
-            found = match[0]
-            if any(len(string) > len(found) and string.startswith(found) for string in self.strings):
+        if match and not ended and len(text) - match.start() < self._longest:
+            rest = text[match.start() :]
+            if any(len(string) > len(rest) and string.startswith(rest) for string in self.strings):
                 return None
         return match
 
@@ -143,17 +143,22 @@ class Reader:
         yield from self.run(pattern, pieces.append)
         return "".join(pieces)
 
-    def until(self, markers: Markers, sink: Sink) -> Steps[str]:
-        """Hands on the text before the next marker and reads that; returns it, or nothing at the end of the text."""
+    def until(self, markers: Markers, sink: Sink, *, keep_partial: bool = True) -> Steps[str]:
+        """Hands on the text before the next marker and reads that; returns it, or nothing at the end of the text.
+
+        Where the text ends within what may be a marker, `keep_partial` says whether that is text.
+        """
         while True:
             if match := markers.find(self._text, self._at, self._ended):
                 if match.start() > self._at:
                     sink(self._take(match.start()))
                 return self._take(match.end())
-            held_from = len(self._text) if self._ended else markers.held_from(self._text, self._at)
-            if held_from > self._at:
-                sink(self._take(held_from))
+            keep_all = self._ended and keep_partial
+            end = len(self._text) if keep_all else markers.held_from(self._text, self._at)
+            if end > self._at:
+                sink(self._take(end))
             if self._ended:
+                self._take(len(self._text))
                 return ""
             yield
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from quire.frontend.parsing.json_text import quote
-from quire.frontend.parsing.literals import literal_to_json
+from quire.frontend.parsing.literals import literal_to_json, scalar_to_json
 from quire.frontend.parsing.tools import Tool
 
 _ALIASES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
@@ -77,9 +77,9 @@ def to_json(text: str, types: frozenset[str]) -> str:
 def _from_python(text: str, types: frozenset[str]) -> str | None:
     """A Python object, list or constant as JSON; None when `text` is none that `types` allow."""
     kind = "object" if text.startswith("{") else "array" if text.startswith(("[", "(")) else ""
-    if (kind and (kind in types or not types)) or (not types and text in ("True", "False", "None")):
-        return literal_to_json(text)
-    return None
+    if not types and text in ("True", "False", "None"):
+        return scalar_to_json(text)
+    return literal_to_json(text) if kind and (kind in types or not types) else None
 
 
 def _refuse(constant: str) -> float:

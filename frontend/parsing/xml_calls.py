@@ -175,7 +175,7 @@ class _Call:
         markers = Markers((form.key_begin, *ends))
         first = True
         while True:
-            found = found or (yield from reader.until(markers, self._junk.append))
+            found = found or (yield from reader.until(markers, self._junk.append, keep_partial=False))
             if found in ends:
                 log.arguments("{}" if first else "}")
                 return
@@ -195,12 +195,12 @@ class _Call:
         form, reader = self._form, self._reader
         key = yield from reader.word(_KEY)
         end = yield from reader.accept(*form.key_ends)
-        if not end:
-            self._junk.append(form.key_begin + key)
-            return "", frozenset()
         if form.value_begin:
             yield from reader.space()
-            yield from reader.accept(form.value_begin)
+        if not end or (form.value_begin and not (yield from reader.accept(form.value_begin))):
+            if (yield from reader.peek()):  # else the text ends here
+                self._junk.append(form.key_begin + key + end)
+            return "", frozenset()
         typing = form.key_ends[end]
         if typing == "string":
             return key.strip(), _STRING
@@ -213,7 +213,9 @@ class _Call:
         if types == _STRING:
             text = _Trimmed(form.trim)
             log.arguments('"')
-            found = yield from reader.until(markers, lambda piece: log.arguments(quote(text.push(piece))))
+            found = yield from reader.until(
+                markers, lambda piece: log.arguments(quote(text.push(piece))), keep_partial=False
+            )
             if found:
                 log.arguments('"')
         else:

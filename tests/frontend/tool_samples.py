@@ -1,0 +1,375 @@
+"""Calls in the words of each model: written by hand from the models' templates and cards, and rendered by shape."""
+
+import json
+from typing import Any
+
+from quire.frontend.parsing.harmony import Harmony
+from quire.frontend.parsing.json_calls import JsonCalls
+from quire.frontend.parsing.named_calls import NamedCalls
+from quire.frontend.parsing.python_calls import PythonCalls
+from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.xml_calls import XmlCalls
+
+Call = tuple[str, dict[str, Any]]
+
+TOOLS = [
+    Tool(
+        name="get_weather",
+        parameters={
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "metric": {"type": "boolean"}},
+        },
+    ),
+    Tool(
+        name="book_trip",
+        parameters={
+            "type": "object",
+            "properties": {
+                "legs": {"type": "array", "items": {"$ref": "#/$defs/Leg"}},
+                "options": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+                "note": {"type": "string"},
+            },
+            "$defs": {"Leg": {"type": "object", "properties": {"to": {"type": "string"}}}},
+        },
+    ),
+    Tool(name="ping", parameters={"type": "object", "properties": {}}),
+]
+
+CALLS: list[Call] = [
+    ("get_weather", {"city": "Zürich 🌧️ 東京", "days": 3, "metric": True}),
+    (
+        "book_trip",
+        {
+            "legs": [{"to": 'B]} "q"', "via": [1, -2.5, []]}, {"to": "</a> {"}],
+            "options": {"deep": {"er": {"null": None}}},
+            "note": '}]) \\ say "hi", it\'s\n\tfine {',
+        },
+    ),
+    ("ping", {}),
+]
+
+
+def render(form: Any, calls: list[Call]) -> str:
+    """`calls` as a model with this format writes them."""
+    match form:
+        case JsonCalls():
+            return _render_json(form, calls)
+        case NamedCalls():
+            return _render_named(form, calls)
+        case XmlCalls():
+            return _render_xml(form, calls)
+        case PythonCalls():
+            return _render_python(form, calls)
+        case Harmony():
+            return "".join(
+                f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+                f"{json.dumps(arguments, ensure_ascii=False)}<|call|>"
+                for name, arguments in calls
+            )
+    raise TypeError(form)
+
+
+def _render_json(form: JsonCalls, calls: list[Call]) -> str:
+    objects = [
+        f'{{"name": {json.dumps(name)}, "{form.arguments_key}": {json.dumps(arguments, ensure_ascii=False)}}}'
+        for name, arguments in calls
+    ]
+    begin, end = ("", "") if form.bare else (form.begin[0] + form.gap, form.gap + (*form.end, "")[0])
+    if form.listed:
+        return f"{begin}[{', '.join(objects)}]{end}"
+    return (form.separator or "\n").join(f"{begin}{each}{end}" for each in objects)
+
+
+def _render_named(form: NamedCalls, calls: list[Call]) -> str:
+    rendered = []
+    for index, (name, arguments) in enumerate(calls):
+        text = _render_escaped(arguments) if form.escaped else json.dumps(arguments, ensure_ascii=False)
+        header = f"functions.{name}:{index}" if form.indexed else name
+        rendered.append(
+            f"{form.call_begin}{form.prefix}{header}{form.name_end}{text}{form.arguments_end}{form.call_end}"
+        )
+    begin, end = form.section or ("", "")
+    return f"{begin}{form.separator.join(rendered)}{end}"
+
+
+def _render_escaped(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_render_escaped(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_render_escaped, value)) + "]"
+    return f"<escape>{value}<escape>" if isinstance(value, str) else json.dumps(value)
+
+
+def _render_xml(form: XmlCalls, calls: list[Call]) -> str:
+    before, after = form.section or ("", "")
+    rendered = []
+    for name, arguments in calls:
+        inner = form.gap.join(_render_parameter(form, key, value) for key, value in arguments.items())
+        text = f"{form.call_begin}{name}{form.name_end}{form.gap}{inner}{form.gap}{form.call_end}"
+        rendered.append(form.wrapper[0] + text + form.wrapper[1])
+    if not form.section:
+        return "\n".join(rendered)
+    if form.grouped or form.wrapper[0]:
+        return f"{before}\n" + "\n".join(rendered) + f"\n{after}"
+    return "\n".join(f"{before}\n{text}\n{after}" for text in rendered)
+
+
+def _render_parameter(form: XmlCalls, key: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    kind = "string" if isinstance(value, str) else "json"
+    end = next((end for end, typing in form.key_ends.items() if typing == kind), next(iter(form.key_ends)))
+    newline = "\n" if form.trim == "newline" else ""
+    return f"{form.key_begin}{key}{end}{form.value_begin}{newline}{text}{newline}{form.value_end}"
+
+
+def _render_python(form: PythonCalls, calls: list[Call]) -> str:
+    rendered = [f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})" for name, args in calls]
+    if form.begin and not form.bare:
+        return form.begin[0] + "\n".join(rendered) + form.end[0]
+    begin, end = (form.begin[0], form.end[0]) if form.begin else ("", "")
+    return f"{begin}[{', '.join(rendered)}]{end}"
+
+
+_PARIS = ("get_weather", {"city": "Paris"})
+_DAYS = ("get_weather", {"city": "Paris", "days": 3})
+
+HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
+    (
+        "hermes",
+        'Sure.\n<tool_call>\n{"arguments": {"city": "Paris", "days": 3}, "name": "get_weather"}\n</tool_call>',
+        [_DAYS],
+        "Sure.",
+    ),
+    (
+        "hermes",  # Qwen2.5 forgets the last brace now and then, and doubles it at times
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}\n</tool_call>\n'
+        '<tool_call>\n{"name": "ping", "arguments": {}}}\n</tool_call>',
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>'
+        '<tool_call>{"name": "ping"}</tool_call>',
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "longcat",
+        '<longcat_tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</longcat_tool_call>',
+        [_PARIS],
+        "",
+    ),
+    ("mistral", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]', [_PARIS], ""),
+    (
+        "mistral",
+        'Let me see.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]ping[CALL_ID]abcdefghi[ARGS]{}',
+        [_PARIS, ("ping", {})],
+        "Let me see.",
+    ),
+    ("mistral", '[TOOL_CALLS]get_weather{"city": "Paris", "days": 3}', [_DAYS], ""),
+    (
+        "llama3_json",
+        '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}',
+        [_PARIS],
+        "",
+    ),
+    (
+        "llama3_json",
+        '{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "ping", "arguments": {}}',
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "llama4_pythonic",
+        '<|python_start|>[get_weather(city="Paris", days=3), ping()]<|python_end|>',
+        [_DAYS, ("ping", {})],
+        "",
+    ),
+    ("pythonic", "[get_weather(city='Paris'), get_weather(city=\"Paris\", days=3)]", [_PARIS, _DAYS], ""),
+    (
+        "pythonic",
+        "[book_trip(legs=({'to': 'A'},), options=None, note='''two\nlines \\x41\\u00e9 \\'q\\' ''')]",
+        [("book_trip", {"legs": [{"to": "A"}], "options": None, "note": "two\nlines Aé 'q' "})],
+        "",
+    ),
+    ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]', [_PARIS], ""),
+    (
+        "granite",
+        '<tool_call> [{"arguments": {"city": "Paris"}, "name": "get_weather"}, {"name": "ping", "arguments": {}}]',
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "granite-20b-fc",
+        '<function_call> {"name": "get_weather", "arguments": {"city": "Paris"}} '
+        '<function_call> {"name": "ping", "arguments": {}}',
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "internlm",
+        'See.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n<|action_end|>\n',
+        [_PARIS],
+        "See.",
+    ),
+    (
+        "jamba",
+        ' <tool_calls>[\n    {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n]</tool_calls>',
+        [_DAYS],
+        "",
+    ),
+    ("phi4_mini_json", 'functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]', [_PARIS], ""),
+    (
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "deepseek_v31",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "deepseek_v32",
+        'Let me check.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        [_DAYS],
+        "Let me check.",
+    ),
+    (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="ping">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        [("ping", {})],
+        "",
+    ),
+    (
+        "ernie45",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n',
+        [_PARIS],
+        "",
+    ),
+    (
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "gigachat3",
+        'Смотрю.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        [_PARIS],
+        "Смотрю.",
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"
+        "<tool_call>ping</tool_call>",
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "hunyuan_a13b",
+        '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>',
+        [_PARIS],
+        "",
+    ),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.ping:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "minimax",
+        '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n{"name": "ping", "arguments": {}}\n'
+        "</tool_calls>",
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="ping">\n</invoke>\n</minimax:tool_call>',
+        [_DAYS, ("ping", {})],
+        "",
+    ),
+    (
+        "olmo3",
+        '<function_calls>get_weather(city="Paris", metric=true)\nping()</function_calls>',
+        [("get_weather", {"city": "Paris", "metric": True}), ("ping", {})],
+        "",
+    ),
+    (
+        "openai",
+        "<|channel|>analysis<|message|>Paris, then.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}',
+        [_PARIS],
+        "",
+    ),
+    (
+        "openai",
+        '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>',
+        [_PARIS],
+        "",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "qwen3_coder",  # without its opening tag and a closing one, as Qwen3-Coder writes at times
+        "<function=get_weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n</function>\n</tool_call>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "step3",
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">'
+        '<steptml:parameter name="city">Paris</steptml:parameter><steptml:parameter name="days">3</steptml:parameter>'
+        "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "mimo",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</tool_call>",
+        [_PARIS],
+        "",
+    ),
+    ("xlam", '[{"name": "get_weather", "arguments": {"city": "Paris"}}]', [_PARIS], ""),
+    (
+        "xlam",
+        'Here:\n```json\n[{"name": "get_weather", "arguments": {"city": "Paris"}}]\n```',
+        [_PARIS],
+        "Here:",
+    ),
+    ("xlam", '[TOOL_CALLS][{"name": "ping", "arguments": {}}]', [("ping", {})], ""),
+]
+"""Parser, text, the calls in it, and what is left as content."""
