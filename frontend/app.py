@@ -14,6 +14,8 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 import quire
+from quire.frontend.anthropic.routes import anthropic_routes
+from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.auth import ApiKeyGuard
 from quire.frontend.errors import ErrorReporter
@@ -50,6 +52,7 @@ def create_app(
     return Litestar(
         route_handlers=[
             *openai_routes(engine, server, state, answers, models, conversations, [guard]),
+            anthropic_routes(Messages(server, models, conversations), answers, errors, [guard]),
             *service_routes(engine, server, state, registry),
             *([] if server.disable_fastapi_docs else [_schema, _redoc]),
         ],

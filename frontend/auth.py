@@ -10,7 +10,8 @@ from quire.frontend.errors import AuthenticationError
 
 
 class ApiKeyGuard:
-    """Lets a request pass whose `Authorization: Bearer` header carries one of `keys`; no keys let everyone pass.
+    """Lets a request pass that carries one of `keys`, as `Authorization: Bearer` or, as Anthropic's clients do, in
+    `x-api-key`; no keys let everyone pass.
 
     Each comparison takes the same time wherever the strings differ, and all keys are always compared. It is a coroutine
     because Litestar runs guards that are not in a thread, which takes longer than all of this.
@@ -23,12 +24,14 @@ class ApiKeyGuard:
         if not self._keys:
             return
         header = connection.headers.get("authorization", "")
+        own_header = connection.headers.get("x-api-key", "")
         scheme, *rest = header.split(maxsplit=1) or [""]
-        presented = "".join(rest).strip().encode("latin-1")  # the bytes as they came, whatever the client meant
-        matches = [hmac.compare_digest(presented, key) for key in self._keys]
-        if scheme.lower() != "bearer" or not any(matches):
+        bearer = "".join(rest) if scheme.lower() == "bearer" else ""
+        presented = [text.strip().encode("latin-1") for text in (bearer, own_header)]  # the bytes as they came
+        matches = [hmac.compare_digest(one, key) for one in presented for key in self._keys]
+        if not any(matches):
             raise AuthenticationError(
                 "This server asks for an API key: send it as `Authorization: Bearer KEY`."
-                if not header
+                if not header and not own_header
                 else "The API key is wrong."
             )

@@ -1,12 +1,12 @@
 """Server-sent events: sends frames as they come, and ends at once when the client goes."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from litestar.types import Receive, Scope, Send
 
-from quire.frontend.errors import ClientGoneError, ErrorReporter, UnavailableError
+from quire.frontend.errors import ClientGoneError, ErrorReporter, Problem, UnavailableError
 from quire.frontend.server_state import ServerState
 
 DONE = b"data: [DONE]\n\n"
@@ -21,13 +21,19 @@ _HEADERS = [
 ]
 
 
+def error_frame(problem: Problem) -> bytes:
+    """An error in the words of chat and text completions, and the end of the stream."""
+    return b"data: " + problem.body() + b"\n\n" + DONE
+
+
 class EventStream:
     """An ASGI answer made of `frames`, each one or more whole events.
 
     Args:
         frames: closed when the client goes; an exception becomes an HTTP error if nothing was sent yet, and an error
-            event followed by [DONE] afterwards.
+            event afterwards.
         keep_alive_seconds: silence after which a comment line is sent; 0 sends none.
+        error_frame: makes the event of an error, as the protocol spells it.
     """
 
     def __init__(
@@ -37,11 +43,13 @@ class EventStream:
         errors: ErrorReporter,
         *,
         keep_alive_seconds: float = 0,
+        error_frame: Callable[[Problem], bytes] = error_frame,
     ) -> None:
         self._frames = frames
         self._state = state
         self._errors = errors
         self._keep_alive_seconds = keep_alive_seconds
+        self._error_frame = error_frame
         self._started = False
         self._sent_at = 0.0
         self._helpers: list[asyncio.Task[None]] = []  # end with the stream
@@ -97,7 +105,7 @@ class EventStream:
 
     async def _send_error(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = self._errors.report(error, f"{scope['method']} {scope['path']}")  # type: ignore[typeddict-item]
-        await self._send(b"data: " + problem.body() + b"\n\n" + DONE, send)
+        await self._send(self._error_frame(problem), send)
 
     async def _keep_alive(self, send: Send) -> None:
         loop = asyncio.get_running_loop()

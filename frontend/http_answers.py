@@ -1,14 +1,14 @@
 """What handlers answer with: a Struct as JSON, or a stream of events; both end when the client goes."""
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 
-from quire.frontend.errors import ErrorBody, ErrorReporter
-from quire.frontend.event_stream import EventStream
+from quire.frontend.errors import ErrorBody, ErrorReporter, Problem
+from quire.frontend.event_stream import EventStream, error_frame
 from quire.frontend.json_request import JsonRequest
 from quire.frontend.server_state import ServerState
 
@@ -48,6 +48,9 @@ class HttpAnswers:
         """What `work` returns, as JSON."""
         return json_answer(await self._state.run(work, request.receive))
 
-    def stream(self, frames: AsyncGenerator[bytes, None]) -> EventStream:
-        """Frames as they come."""
-        return EventStream(frames, self._state, self._errors, keep_alive_seconds=self._keep_alive_seconds)
+    def stream(
+        self, frames: AsyncGenerator[bytes, None], error_frame: Callable[[Problem], bytes] = error_frame
+    ) -> EventStream:
+        """Frames as they come; `error_frame` makes the last one of a stream that fails."""
+        keep_alive = self._keep_alive_seconds
+        return EventStream(frames, self._state, self._errors, keep_alive_seconds=keep_alive, error_frame=error_frame)

@@ -43,3 +43,11 @@ def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="session")
 def base_url(server: ServerProcess) -> str:
     return server.base_url
+
+
+@pytest.fixture(scope="session")
+def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A `quire serve` process on the embedded demo model, without an option: what a newcomer gets."""
+    process = ServerProcess(tmp_path_factory.mktemp("demo")).wait_until_ready()
+    yield process
+    process.stop()

@@ -1,7 +1,6 @@
 """The embedded demo model behind a real server, asked by the OpenAI client: what a newcomer tries first."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +27,23 @@ TIME = tool("get_time", "Get the current time in a city")
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    server = ServerProcess(tmp_path_factory.mktemp("demo")).wait_until_ready()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def client(demo: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=demo.base_url + "/v1", api_key="none", max_retries=0)
+def client(demo_server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=demo_server.base_url + "/v1", api_key="none", max_retries=0)
 
 
 def answer(client: openai.OpenAI, *turns: dict[str, Any], **options: Any) -> str:
     reply = client.chat.completions.create(model="quire-demo", messages=list(turns), temperature=0, **options)  # type: ignore[call-overload]
     assert reply.choices[0].finish_reason == "stop"
     return reply.choices[0].message.content
+
+
+def calls(client: openai.OpenAI, *turns: dict[str, Any]) -> list[Any]:
+    """The functions that the model calls, with the parsers that the checkpoint names."""
+    tools = [WEATHER, TIME]
+    reply = client.chat.completions.create(model="quire-demo", messages=list(turns), temperature=0, tools=tools)  # type: ignore[call-overload]
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert reply.choices[0].message.content is None
+    return [call.function for call in reply.choices[0].message.tool_calls]
 
 
 def user(text: str) -> dict[str, str]:
@@ -86,9 +87,9 @@ def test_answers_in_the_asked_json(client: openai.OpenAI) -> None:
 
 def test_calls_the_right_tool_and_uses_its_result(client: openai.OpenAI) -> None:
     question = user("What is the weather in Paris?")
-    call = answer(client, question, tools=[WEATHER, TIME])
-    assert call == '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
-    assert '"name": "get_time"' in answer(client, user("What time is it in Tokyo?"), tools=[WEATHER, TIME])
+    [call] = calls(client, question)
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+    assert [call.name for call in calls(client, user("What time is it in Tokyo?"))] == ["get_time"]
     arguments = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     assistant = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": arguments}]}
     result = {"role": "tool", "tool_call_id": "1", "content": '{"temperature": 21, "condition": "sunny"}'}
@@ -96,16 +97,20 @@ def test_calls_the_right_tool_and_uses_its_result(client: openai.OpenAI) -> None
 
 
 def test_thinks_first_when_asked(client: openai.OpenAI) -> None:
-    text = answer(client, user("What is 47 + 38? Think step by step."))
-    assert text.startswith("<think>")
-    assert text.endswith("</think>\n\n47 + 38 = 85")
-    flagged = answer(
-        client,
-        user("Reverse the word planet."),
-        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
-    )
-    assert flagged.startswith("<think>")
-    assert flagged.endswith("tenalp")
+    def message(text: str, **options: Any) -> Any:
+        reply = client.chat.completions.create(model="quire-demo", messages=[user(text)], temperature=0, **options)  # type: ignore[call-overload]
+        return reply.choices[0].message
+
+    asked = message("What is 47 + 38? Think step by step.")
+    assert asked.reasoning == asked.reasoning_content
+    assert asked.reasoning.startswith("40 + 30 = 70.")
+    assert asked.content == "47 + 38 = 85"
+    for extra in ({"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning_effort": "high"}):
+        flagged = message("Reverse the word planet.", extra_body=extra)
+        assert flagged.reasoning
+        assert flagged.content == "tenalp"
+    hidden = message("What is 47 + 38? Think step by step.", extra_body={"include_reasoning": False})
+    assert (hidden.reasoning, hidden.content) == (None, "47 + 38 = 85")
 
 
 def test_streams_the_same_text(client: openai.OpenAI) -> None:
@@ -115,9 +120,9 @@ def test_streams_the_same_text(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "47 + 38 = 70 + 15 = 85"
 
 
-def test_newcomer_is_told_how_to_talk_to_it(demo: ServerProcess) -> None:
-    logs = demo.logs()
-    assert f"curl {demo.base_url}/v1/chat/completions" in logs
+def test_newcomer_is_told_how_to_talk_to_it(demo_server: ServerProcess) -> None:
+    logs = demo_server.logs()
+    assert f"curl {demo_server.base_url}/v1/chat/completions" in logs
     assert "from openai import OpenAI" in logs
 
 

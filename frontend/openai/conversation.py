@@ -5,11 +5,13 @@ A chat request is the one form of a conversation inside the server: the other pr
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.core.errors import ParameterError
+from quire.core.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.events import (
     Event,
@@ -27,7 +29,10 @@ from quire.frontend.openai.tool_fields import read_tool_choice, read_tools
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import CompletionOutput
 from quire.frontend.parsing.output_parser import OutputParser
+from quire.frontend.parsing.tools import Tool, ToolChoice
 from quire.frontend.server_config import ServerConfig
+from quire.frontend.serving_defaults import with_serving_defaults
+from quire.frontend.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 32_768
 """Longer conversations are rendered in a thread (a fraction of a millisecond for this many)."""
@@ -46,13 +51,11 @@ class Choice:
     Args:
         parser: None when the text is the answer as it stands.
         max_calls: calls beyond this many are left out.
-        include_reasoning: whether reasoning is told.
     """
 
-    def __init__(self, parser: OutputParser | None, *, max_calls: int | None, include_reasoning: bool) -> None:
+    def __init__(self, parser: OutputParser | None, *, max_calls: int | None = None) -> None:
         self._parser = parser
         self._max_calls = max_calls
-        self._include_reasoning = include_reasoning
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """Events for what is new, with a `Finish` at the end."""
@@ -64,17 +67,15 @@ class Choice:
             if reason is not None:
                 events += parser.finish()
                 reason = "tool_calls" if reason == "stop" and parser.num_tool_calls else reason
-            events = [event for event in events if self._is_told(event)]
+            if self._max_calls is not None:
+                events = [event for event in events if not self._is_too_many(event)]
         if reason is not None:
             events.append(Finish(reason, output.stop_reason))  # type: ignore[arg-type]
         return events
 
-    def _is_told(self, event: Event) -> bool:
-        if isinstance(event, ReasoningDelta):
-            return self._include_reasoning
-        if self._max_calls is not None and isinstance(event, (ToolCallStart, ToolCallArguments, ToolCallEnd)):
-            return event.index < self._max_calls
-        return True
+    def _is_too_many(self, event: Event) -> bool:
+        calls = ToolCallStart | ToolCallArguments | ToolCallEnd
+        return isinstance(event, calls) and self._max_calls is not None and event.index >= self._max_calls
 
 
 class Turn:
@@ -100,7 +101,7 @@ class Turn:
         Raises:
             QuireError: the engine refused the request, or failed.
         """
-        [choice] = self.choices or [Choice(None, max_calls=None, include_reasoning=True)]
+        [choice] = self.choices or [Choice(None)]
         num_tokens, reasoning = 0, ""
         async for output in self.stream:
             [part] = output.outputs
@@ -127,6 +128,8 @@ class Conversations:
         self._engine = engine
         self._server = server
         self._template = server.read_chat_template()
+        self._parsers = with_serving_defaults(server, Path(engine.model.folder)).make_output_parsers()
+        self._marks_are_special = _any_special(self._parsers.markers, engine.tokenizer)
 
     async def render(self, request: ChatRequest | TokenizeRequest) -> Rendered:
         """The prompt.
@@ -179,35 +182,59 @@ class Conversations:
             EngineError: the engine cannot take requests.
         """
         prompt = prompt or await self.render(request)
-        choices = self._choices(request, prompt, max_calls)
+        tools = read_tools(request.tools)
+        choice = read_tool_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls)
+        if choice.mode == "auto" and not self._parsers.finds_calls:
+            raise ParameterError(
+                "This server cannot tell the model's calls from its text: start it with --enable-auto-tool-choice and "
+                "--tool-call-parser, or set tool_choice to none.",
+                param="tool_choice",
+            )
         field, limit = request.token_limit
         defaults = self._engine.input_processor.default_sampling
         request_id = engine_id(reply_id)
         if self._engine.model.log_requests:
             log_prompt(request_id, prompt.text, self._server.max_log_len)
-        with renamed(max_tokens=field, prompt="messages", logprobs="top_logprobs"):
+        names = {"max_tokens": field, "prompt": "messages", "logprobs": "top_logprobs"}
+        with renamed(**names):
+            sampling = request.make_sampling(
+                defaults,
+                max_tokens=limit if limit is not None else defaults.get("max_tokens"),
+                logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            )
             stream = await self._engine.open(
                 {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
-                request.make_sampling(
-                    defaults,
-                    max_tokens=limit if limit is not None else defaults.get("max_tokens"),
-                    logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-                ),
+                self._constrain(sampling, tools, choice),
                 request_id,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
+                truncation=request.truncation,
                 fit_context=limit is None,
             )
-        return Turn(stream, prompt, choices, self._engine)
+        return Turn(stream, prompt, self._choices(request, prompt, tools, choice, max_calls), self._engine)
 
-    def _choices(self, request: ChatRequest, prompt: Rendered, max_calls: int | None) -> list[Choice] | None:
-        tools = read_tools(request.tools)
-        choice = read_tool_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls)
-        if choice.mode in ("required", "named"):
+    def _constrain(self, sampling: SamplingParams, tools: list[Tool], choice: ToolChoice) -> SamplingParams:
+        """Holds calls that are asked for to their schemas, and keeps the marks of calls and reasoning in the text."""
+        if self._parsers.constraint(tools, choice) is not None:
             raise ParameterError(
                 "tool_choice can be none or auto; forcing a tool is not supported yet.", param="tool_choice"
             )
-        return None
+        return sampling.replace(skip_special_tokens=False) if self._marks_are_special else sampling
+
+    def _choices(
+        self, request: ChatRequest, prompt: Rendered, tools: list[Tool], choice: ToolChoice, max_calls: int | None
+    ) -> list[Choice] | None:
+        """What reads each sequence; None when all texts are the answers as they stand."""
+
+        def parser() -> OutputParser | None:
+            told = request.include_reasoning is not False
+            return self._parsers.open(tools, choice, prompt_text=prompt.text, include_reasoning=told)
+
+        first = parser()
+        if first is None:
+            return None
+        others = [parser() for _ in range(1, request.n or 1)]
+        return [Choice(each, max_calls=max_calls) for each in (first, *others)]
 
 
 @contextmanager
@@ -221,6 +248,11 @@ def renamed(**names: str) -> Iterator[None]:
             if "_" in name:  # others are words of the language, too
                 message = re.sub(rf"\b{name}\b", theirs, message)
         raise ParameterError(message, param=names.get(error.param or "", error.param)) from None
+
+
+def _any_special(marks: Iterable[str], tokenizer: Tokenizer | None) -> bool:
+    """Whether the tokenizer has one of these as a special token, which texts leave out."""
+    return tokenizer is not None and any(tokenizer.token_id(mark) in tokenizer.special_token_ids for mark in marks)
 
 
 def _reasoning_variables(effort: str | None) -> dict[str, Any]:

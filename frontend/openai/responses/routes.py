@@ -2,15 +2,25 @@
 
 from typing import Annotated, Any
 
+import msgspec
 from litestar import delete, get, post
 from litestar.params import Parameter
 from litestar.types import ASGIApp
 
+from quire.frontend.errors import Problem
 from quire.frontend.http_answers import HttpAnswers, documented, json_answer
 from quire.frontend.json_request import JsonRequest
 from quire.frontend.openai.responses.answers import DeletedResponse, Response
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_frame(problem: Problem) -> bytes:
+    """The last event of a stream that fails for a reason that nobody planned."""
+    body = {"type": "error", "code": str(problem.status), "message": problem.message, "param": problem.param}
+    return b"event: error\ndata: " + _encode(body) + b"\n\n"
 
 
 def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
@@ -21,7 +31,7 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
         """Continues a conversation that the server may keep; a stream of events with `stream`."""
         answers.check_ready()
         if data.stream:
-            return answers.stream(responses.stream(data))
+            return answers.stream(responses.stream(data), error_frame)
         return await answers.whole(responses.create(data), request)
 
     @get("/responses/{response_id:str}", responses=documented(Response), summary="Response")
@@ -35,7 +45,7 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
         """A stored response as it is now."""
         answers.check_ready()
         if stream:
-            return answers.stream(responses.follow(response_id, starting_after))
+            return answers.stream(responses.follow(response_id, starting_after), error_frame)
         return json_answer(responses.retrieve(response_id))
 
     @post("/responses/{response_id:str}/cancel", status_code=200, responses=documented(Response), summary="Cancel")

@@ -1,0 +1,73 @@
+"""A message and its blocks, as Anthropic spells them."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str = ""
+
+
+class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought before it answered. Nobody checks a signature here, so that it is empty."""
+
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call of one of the client's functions."""
+
+    id: str
+    name: str
+    input: Any = {}
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(Struct, kw_only=True, omit_defaults=True):
+    """Tokens of a message; `input_tokens` leaves out those that the prefix cache held, if they are told."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class MessageAnswer(Struct, kw_only=True):
+    """Answer of POST /v1/messages."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TokenCount(Struct):
+    """Answer of POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class ErrorCause(Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class ErrorAnswer(Struct, kw_only=True):
+    """Body of every answer that is not a success."""
+
+    type: Literal["error"] = "error"
+    error: ErrorCause

@@ -1,0 +1,146 @@
+"""Events of an answer, in Anthropic's words: the message grows block by block, and a stream tells how."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quire.frontend.anthropic.answers import (
+    Block,
+    MessageAnswer,
+    MessageUsage,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from quire.frontend.events import (
+    Event,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class MessageBuilder:
+    """Makes a message out of events.
+
+    Args:
+        message: what is known before the model answers; it is filled in.
+        tells_cached: usage tells how many prompt tokens were cached.
+    """
+
+    def __init__(self, message: MessageAnswer, *, tells_cached: bool) -> None:
+        self.message = message
+        self._tells_cached = tells_cached
+        self._block: Block | None = None  # the one that grows
+        self._pieces: list[str] = []  # its text so far
+
+    def start(self) -> list[bytes]:
+        """The first frames of a stream."""
+        return [_frame("message_start", message=self.message), _frame("ping")]
+
+    def add(self, events: Sequence[Event]) -> list[bytes]:
+        """Frames for the events of one output."""
+        frames: list[bytes] = []
+        for event in events:
+            match event:
+                case TextDelta():
+                    if not isinstance(self._block, TextBlock):
+                        frames += self._open(TextBlock())
+                    frames.append(self._delta(event.text, {"type": "text_delta", "text": event.text}))
+                case ReasoningDelta():
+                    if not isinstance(self._block, ThinkingBlock):
+                        frames += self._open(ThinkingBlock())
+                    frames.append(self._delta(event.text, {"type": "thinking_delta", "thinking": event.text}))
+                case ToolCallStart():
+                    frames += self._open(ToolUseBlock(id=event.id, name=event.name))
+                case ToolCallArguments():
+                    delta = {"type": "input_json_delta", "partial_json": event.text}
+                    frames.append(self._delta(event.text, delta))
+                case ToolCallEnd():
+                    frames += self._close()
+                case Finish():
+                    frames += self._close()
+                    self._finish(event)
+                case Usage():
+                    self.message.usage = self._usage(event)
+        return frames
+
+    def end(self) -> list[bytes]:
+        """The last frames, once nothing more comes."""
+        delta = {"stop_reason": self.message.stop_reason, "stop_sequence": self.message.stop_sequence}
+        return [_frame("message_delta", delta=delta, usage=self.message.usage), _frame("message_stop")]
+
+    # ------------------------------------------------------------------------------------------------------- blocks
+
+    @property
+    def _index(self) -> int:
+        return len(self.message.content) - 1
+
+    def _open(self, block: Block) -> list[bytes]:
+        frames = self._close()
+        self._block = block
+        self.message.content.append(block)
+        return [*frames, _frame("content_block_start", index=self._index, content_block=block)]
+
+    def _delta(self, text: str, delta: dict[str, Any]) -> bytes:
+        self._pieces.append(text)
+        return _frame("content_block_delta", index=self._index, delta=delta)
+
+    def _close(self) -> list[bytes]:
+        block, text = self._block, "".join(self._pieces)
+        if block is None:
+            return []
+        self._block, self._pieces = None, []
+        frames = []
+        if isinstance(block, ToolUseBlock):
+            block.input = _parse(text)
+        elif isinstance(block, ThinkingBlock):
+            block.thinking = text
+            signature = {"type": "signature_delta", "signature": block.signature}
+            frames.append(_frame("content_block_delta", index=self._index, delta=signature))
+        else:
+            block.text = text
+        return [*frames, _frame("content_block_stop", index=self._index)]
+
+    def _finish(self, finish: Finish) -> None:
+        reason: StopReason = "end_turn"
+        if finish.reason == "length":
+            reason = "max_tokens"
+        elif finish.reason == "tool_calls":
+            reason = "tool_use"
+        elif isinstance(finish.stop_reason, str):
+            reason = "stop_sequence"
+            self.message.stop_sequence = finish.stop_reason
+        self.message.stop_reason = reason
+
+    def _usage(self, usage: Usage) -> MessageUsage:
+        if not self._tells_cached:
+            return MessageUsage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
+        return MessageUsage(
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=usage.cached_tokens,
+        )
+
+
+def _parse(arguments: str) -> Any:
+    """Arguments as an object; empty when they were cut short, which `stop_reason` tells."""
+    if not arguments.strip():
+        return {}
+    try:
+        return msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return {}
+
+
+def _frame(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))

@@ -1,0 +1,92 @@
+"""Blocks of content, as Anthropic writes them, and the chat messages that templates read."""
+
+import json
+from typing import Any
+
+from quire.core.errors import ParameterError
+
+_IGNORED = ("redacted_thinking",)
+"""Blocks that only the server that wrote them can read. Clients send them back with the rest of the turn."""
+
+
+def system_message(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The system's message, if there is one. Raises ParameterError."""
+    if not system:
+        return []
+    return [{"role": "system", "content": _joined_text(system, "system")}]
+
+
+def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    """The chat messages of one turn: a user's turn may hold results of tools, which are messages of their own.
+
+    Raises:
+        ParameterError: a block that is malformed, or of a kind that this model cannot read.
+    """
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    where = f"messages[{index}].content"
+    results: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number, block in enumerate(content):
+        at = f"{where}[{number}]"
+        kind = block.get("type")
+        if kind == "text":
+            texts.append({"type": "text", "text": _string(block, "text", at)})
+        elif kind == "thinking" and role == "assistant":
+            thoughts.append(_string(block, "thinking", at))
+        elif kind == "tool_use" and role == "assistant":
+            calls.append(_call(block, at))
+        elif kind == "tool_result" and role == "user":
+            results.append(_result(block, at))
+        elif kind not in _IGNORED:
+            raise ParameterError(f"{at} is of type {kind!r}, which a message of {role} cannot hold.", param="messages")
+    if not texts and not thoughts and not calls:
+        return results or [{"role": role, "content": ""}]
+    message: dict[str, Any] = {"role": role, "content": _simple(texts) if texts else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return [*results, message]
+
+
+def _simple(texts: list[dict[str, Any]]) -> Any:
+    """One text as a string: every template can read that."""
+    return texts[0]["text"] if len(texts) == 1 else texts
+
+
+def _call(block: dict[str, Any], at: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise ParameterError(f"{at}.input must be an object.", param="messages")
+    function = {"name": _string(block, "name", at), "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": _string(block, "id", at), "type": "function", "function": function}
+
+
+def _result(block: dict[str, Any], at: str) -> dict[str, Any]:
+    text = _joined_text(block.get("content") or "", f"{at}.content")
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": text}
+
+
+def _joined_text(content: Any, at: str) -> str:
+    """A string, or blocks of text, as one string."""
+    if isinstance(content, str):
+        return content
+    param = at.partition("[")[0]
+    if not isinstance(content, list):
+        raise ParameterError(f"{at} must be a string or a list of blocks.", param=param)
+    texts = []
+    for number, block in enumerate(content):
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise ParameterError(f"{at}[{number}] must be a block of text: this model reads text only.", param=param)
+        texts.append(block["text"])
+    return "\n".join(texts)
+
+
+def _string(block: dict[str, Any], field: str, at: str) -> str:
+    value = block.get(field)
+    if not isinstance(value, str):
+        raise ParameterError(f"{at}.{field} must be a string.", param="messages")
+    return value

@@ -1,0 +1,45 @@
+"""Errors in Anthropic's shape."""
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+
+from quire.frontend.anthropic.answers import ErrorAnswer, ErrorCause
+from quire.frontend.errors import ErrorReporter, Problem
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+def error_body(problem: Problem) -> bytes:
+    """The JSON body."""
+    kind = _TYPES.get(problem.status) or ("api_error" if problem.status >= 500 else "invalid_request_error")
+    return _encode(ErrorAnswer(error=ErrorCause(kind, problem.message)))
+
+
+def error_frame(problem: Problem) -> bytes:
+    """The last event of a stream that fails."""
+    return b"event: error\ndata: " + error_body(problem) + b"\n\n"
+
+
+class AnthropicErrors:
+    """Litestar's exception handler for the routes of the Messages API."""
+
+    def __init__(self, errors: ErrorReporter) -> None:
+        self._errors = errors
+
+    def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """The answer to any exception."""
+        problem = self._errors.report(error, f"{request.method} {request.url.path}")
+        return Response(
+            error_body(problem), status_code=problem.status, media_type="application/json", headers=problem.headers
+        )

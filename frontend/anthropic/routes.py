@@ -1,0 +1,35 @@
+"""The routes of Anthropic's Messages API."""
+
+from litestar import Router, post
+from litestar.types import ASGIApp, Guard
+
+from quire.frontend.anthropic.answers import ErrorAnswer, MessageAnswer, TokenCount
+from quire.frontend.anthropic.errors import AnthropicErrors, error_frame
+from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
+from quire.frontend.anthropic.service import Messages
+from quire.frontend.errors import ErrorReporter
+from quire.frontend.http_answers import HttpAnswers, documented
+from quire.frontend.json_request import JsonRequest
+
+
+def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorReporter, guards: list[Guard]) -> Router:
+    """Handlers for /v1/messages, behind `guards`."""
+
+    @post("/", status_code=200, responses=documented(MessageAnswer, ErrorAnswer), summary="Message")
+    async def create_message(request: JsonRequest, data: MessagesRequest) -> ASGIApp:
+        """Continues a conversation; a stream of events with `stream`."""
+        answers.check_ready()
+        if data.stream:
+            return answers.stream(messages.stream(data), error_frame)
+        return await answers.whole(messages.create(data), request)
+
+    @post("/count_tokens", status_code=200, responses=documented(TokenCount, ErrorAnswer), summary="Count tokens")
+    async def count_tokens(request: JsonRequest, data: CountTokensRequest) -> ASGIApp:
+        """Counts the tokens of a conversation."""
+        answers.check_ready()
+        return await answers.whole(messages.count_tokens(data), request)
+
+    handlers = {Exception: AnthropicErrors(errors).handle}
+    return Router(
+        "/v1/messages", route_handlers=[create_message, count_tokens], guards=guards, exception_handlers=handlers
+    )

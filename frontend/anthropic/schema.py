@@ -1,0 +1,215 @@
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, each field honoured or refused by name.
+
+A request becomes a chat request (`to_chat`), so that everything about sampling and tools is written once.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from quire.core.errors import ParameterError
+from quire.frontend.anthropic.content import system_message, to_messages
+from quire.frontend.openai.schema import ChatRequest
+
+MIN_THINKING_TOKENS = 1024
+"""Least `budget_tokens`, as at Anthropic's."""
+
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Fields of the chat request under the names that they have here."""
+
+_SHARED = (
+    *("temperature", "top_p", "top_k", "stream", "cache_salt", "watermarking", "kv_transfer_params"),
+    *("ec_transfer_params", "vllm_xargs", "mm_payload", "return_mm_kwargs"),
+)
+"""Fields that mean the same in a chat request."""
+
+
+class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn, as a string or as blocks."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function of the client's. `cache_control` and the like are about prices; caching is always on here."""
+
+    name: str
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    type: str | None = None
+    cache_control: Any = None
+    eager_input_streaming: Any = None
+    input_examples: Any = None
+    defer_loading: Literal[False] | None = None
+
+
+class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the client wants to be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether to think before the answer, and for how many tokens at most. Thinking is told as it is."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What form the text must have."""
+
+    type: Literal["json_schema"] = "json_schema"
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """About the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/messages/count_tokens: what of a request becomes the prompt."""
+
+    model: str
+    messages: list[Message]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    context_management: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_control: Any = None  # about prices: caching is always on
+
+    def to_chat(self) -> ChatRequest:
+        """The chat request with the same prompt.
+
+        Raises:
+            ParameterError: a block or a tool that a chat request cannot express, by field.
+        """
+        _check_context_management(self.context_management)
+        messages = system_message(self.system)
+        for index, message in enumerate(self.messages):
+            messages += to_messages(message.role, message.content, index)
+        thinks = _thinks(self.thinking)
+        return ChatRequest(
+            messages=messages,
+            model=self.model,
+            tools=[_chat_tool(tool, index) for index, tool in enumerate(self.tools or ())] or None,
+            tool_choice=_chat_choice(self.tool_choice),
+            parallel_tool_calls=not self.tool_choice.disable_parallel_tool_use if self.tool_choice else None,
+            reasoning_effort=self.output_config.effort if self.output_config else None,
+            chat_template_kwargs={**thinks, **(self.chat_template_kwargs or {})} or None,
+            response_format=_response_format(self.output_config),
+        )
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """Body of POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    cache_salt: str | None = None
+    # Without effect on a server of one's own.
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    # As in chat completions.
+    watermarking: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    vllm_xargs: Any = None
+    mm_payload: Any = None
+    return_mm_kwargs: Any = None
+
+    def to_chat(self) -> ChatRequest:
+        """The chat request whose answer is the message. Raises ParameterError."""
+        chat = super().to_chat()
+        for name in _SHARED:
+            setattr(chat, name, getattr(self, name))
+        chat.max_completion_tokens = self.max_tokens
+        chat.stop = self.stop_sequences
+        if self.thinking is not None:
+            chat.thinking_token_budget = _thinking_budget(self.thinking, self.max_tokens)
+            chat.include_reasoning = self.thinking.display != "omitted"
+        return chat
+
+
+def _check_context_management(asked: dict[str, Any] | None) -> None:
+    """The whole conversation is the prompt, so edits can be served that leave all of it in place."""
+    for edit in (asked or {}).get("edits") or ():
+        if not isinstance(edit, dict) or edit.get("keep") != "all":
+            raise ParameterError("context_management can keep all of a conversation only.", param="context_management")
+
+
+def _thinks(thinking: Thinking | None) -> dict[str, Any]:
+    """Template variables: adaptive thinking leaves it to the model."""
+    if thinking is None or thinking.type == "adaptive":
+        return {}
+    return {"enable_thinking": thinking.type == "enabled"}
+
+
+def _thinking_budget(thinking: Thinking, max_tokens: int) -> int | None:
+    budget = thinking.budget_tokens
+    if thinking.type != "enabled":
+        if budget is not None:
+            raise ParameterError("budget_tokens goes with thinking of type enabled.", param="thinking.budget_tokens")
+        return None
+    if budget is None or budget < MIN_THINKING_TOKENS or budget >= max_tokens:
+        raise ParameterError(
+            f"thinking.budget_tokens must be at least {MIN_THINKING_TOKENS} and less than max_tokens ({max_tokens}); "
+            f"got {budget}.",
+            param="thinking.budget_tokens",
+        )
+    return budget
+
+
+def _chat_tool(tool: Tool, index: int) -> dict[str, Any]:
+    if tool.type not in (None, "custom") or tool.input_schema is None:
+        raise ParameterError(
+            f"tools[{index}] must have an input_schema: this server has no tools of its own"
+            + (f", such as {tool.type!r}." if tool.type else "."),
+            param="tools",
+        )
+    function = {"name": tool.name, "parameters": {"type": "object", **tool.input_schema}}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _chat_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        if not choice.name:
+            raise ParameterError("tool_choice of type tool needs a name.", param="tool_choice")
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
+
+
+def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
+    if config is None or config.format is None:
+        return None
+    if config.format.schema is None:
+        raise ParameterError("output_config.format needs a schema.", param="output_config.format")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": config.format.schema, "strict": True}}
