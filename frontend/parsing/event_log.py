@@ -36,8 +36,8 @@ class EventLog:
         self._events: list[Event] = []
         self._pending: list[str] = []
         self._pending_kind: type[TextDelta] | type[ReasoningDelta] | type[ToolCallArguments] = TextDelta
-        self._text = _Framed()
-        self._reasoning = _Framed()
+        self._text = FramedText()
+        self._reasoning = FramedText()
 
     def drain(self) -> list[Event]:
         """The events since the last call."""
@@ -109,7 +109,7 @@ class EventLog:
             self._events.append(TextDelta(text))
 
 
-class _Framed:
+class FramedText:
     """Text that loses the white space at its cuts, but not all that parts what stands before from what stands after."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.event_log import EventLog, FramedText
 from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
 
 
@@ -84,9 +84,13 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             begun = yield from reader.accept(begin)
             leading = reader.stop_record()
             if begun:
-                yield from reader.until(Markers((end,)), content)
-            else:
-                content(leading)
+                text = FramedText()
+                if (yield from reader.until(Markers((end,)), lambda piece: content(text.push(piece)))):
+                    text.cut()
+                yield from reader.until(Markers(()), lambda piece: content(text.push(piece)))
+                content(text.flush())
+                return
+            content(leading)
         yield from reader.until(Markers(()), content)
 
 
