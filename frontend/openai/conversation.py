@@ -208,7 +208,6 @@ class Conversations:
                 request_id,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
-                truncation=request.truncation,
                 fit_context=limit is None,
             )
         return Turn(stream, prompt, self._choices(request, prompt, tools, choice, max_calls), self._engine)
