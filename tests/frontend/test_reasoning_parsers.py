@@ -53,7 +53,8 @@ FORMATS = [*REASONING_FORMATS, "openai_gptoss"]
 def written(name: str, thought: str, answer: str) -> str:
     """An answer as a model of this format writes it."""
     if name == "openai_gptoss":
-        return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
+        final = f"<|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
+        return f"<|channel|>analysis<|message|>{thought}<|end|>{final}"
     form = REASONING_FORMATS[name]
     begin, end = form.answer or ("", "")
     return f"{form.begin[0]}\n{thought}\n{form.end[0]}\n\n{begin}{answer}{end}"
