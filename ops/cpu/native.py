@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from quire.ops import eager
-from quire.ops.cpu.linear import PackedWeight, linear, pack_linear
+from quire.ops.cpu.linear import PackedWeight, linear, linear_seconds, pack_linear
 from quire.ops.eager.attention import LARGEST
 from quire.ops.eager.attention_plan import AttentionPlan
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_GROUP = 64
 """Most query heads that share a KV head."""
+
+_WORTH_THREADS_SECONDS = 150e-6
+"""An operation that one thread does in less stays on one: the others have gone to sleep since the last, and waking them
+and waiting for them costs up to 50 µs, more where another process uses their core."""
+_KEY_SECONDS = 0.25e-9
+"""What one key of one head costs a query, for each of its dimensions, on one thread."""
 
 _POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 
@@ -50,6 +56,7 @@ class NativePlan(AttentionPlan):
         self.query_lens = np.ascontiguousarray(query_lens, np.int64)
         self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)
+        self.num_pairs = int(self.query_lens @ self.seq_lens)  # of queries and keys, hidden ones included
 
 
 class NativeBackend:
@@ -63,6 +70,7 @@ class NativeBackend:
             function.argtypes = arguments
             return function
 
+        self._set_num_threads = kernel("omp_set_num_threads", ctypes.c_int)  # OpenMP's own; oneDNN asks there
         self._attention = kernel("quire_attention", ctypes.POINTER(_AttentionCall))
         self._rms_norm = kernel("quire_rms_norm", *[_POINTER] * 3, *[_LONG] * 6, _DOUBLE, _LONG, _LONG)
         self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
@@ -131,7 +139,14 @@ class NativeBackend:
 
     def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
         """See `Backend.linear`."""
-        return linear(x, packed)
+        num_threads = torch.get_num_threads()
+        if num_threads == 1 or linear_seconds(len(x), packed) > _WORTH_THREADS_SECONDS:
+            return linear(x, packed)
+        self._set_num_threads(1)
+        try:
+            return linear(x, packed)
+        finally:
+            self._set_num_threads(num_threads)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """See `Backend.kv_cache_shape`."""
@@ -171,11 +186,13 @@ class NativeBackend:
         group = num_heads // num_kv_heads
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in _DTYPES:
             out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
+            seconds = batch.num_pairs * num_kv_heads * head_dim * _KEY_SECONDS
+            num_threads = torch.get_num_threads() if seconds > _WORTH_THREADS_SECONDS else 1
             call = _AttentionCall(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
                 len(batch.query_lens), batch.block_tables.shape[1], block_size, num_kv_heads, group, head_dim,
-                window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
+                window or 0, _dtype(q), _dtype(kv_cache), num_threads, scale,
             )  # fmt: skip
             if not self._attention(ctypes.byref(call)):
                 return out

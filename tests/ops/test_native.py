@@ -164,3 +164,23 @@ def test_write_kv(native: NativeBackend, dtype: torch.dtype, cache_dtype: torch.
         expected = new.transpose(0, 1).float().nan_to_num(0.0, largest, -largest).clamp(-largest, largest)
         assert torch.equal(stored[:, slots], expected.to(cache_dtype))
         assert not stored[:, [2, 6, 9]].any()
+
+
+def test_an_operation_too_small_for_threads_stays_on_one(native: NativeBackend, two_threads: None) -> None:
+    """By what oneDNN is told, and it is told again what it was before."""
+    seen = []
+
+    def linear(x: Tensor, packed: object) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return x
+
+    weight = native.pack_linear(torch.randn(2048, 1024))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.ops.cpu.native.linear", linear)
+        for num_tokens in (1, 1, 512):
+            native.linear(torch.randn(num_tokens, 1024), native.pack_linear(torch.randn(16, 1024)))
+            native.linear(torch.randn(num_tokens, 1024), weight)
+    assert seen == [1, 2, 1, 2, 1, 2]
+    assert torch.get_num_threads() == 2
+    x = torch.randn(1024, 1024)
+    assert torch.equal(native.linear(x, weight)[:1], native.linear(x[:1].contiguous(), weight))

@@ -29,12 +29,14 @@ template <class T> inline Floats logits_at(const T* from, long count) {
 }
 
 template <class T> float greatest(const T* logits, long size) {
-    Floats most = fill(-INFINITY);
-    for (long i = 0; i < size; i += LANES) {
-        Floats x = logits_at(logits + i, size - i);
-        most = x > most ? x : most;
-    }
-    return largest(most);
+    Floats most[4] = {fill(-INFINITY), fill(-INFINITY), fill(-INFINITY), fill(-INFINITY)};  // four do not wait in turn
+    for (long i = 0; i < size; i += 4 * LANES)
+        for (int n = 0; n < 4; n++) {
+            if (i + n * LANES >= size) break;
+            Floats x = logits_at(logits + i + n * LANES, size - i - n * LANES);
+            most[n] = x > most[n] ? x : most[n];
+        }
+    return std::max(std::max(largest(most[0]), largest(most[1])), std::max(largest(most[2]), largest(most[3])));
 }
 
 // e^(x - most), exactly 0 where that is no normal number: -inf must never be drawn. NaN is kept.
