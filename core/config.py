@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.errors import ConfigError
+from quire.core.structured_outputs import GrammarBackend
 
 # `extra` keys read by the command line: `aliases` are other spellings of the flag; `parse` is "human_int" (1k = 1000,
 # 1K = 1024), "human_int_or_auto" (also "auto" and -1) or "json" (an object, whole or by dotted keys);
@@ -220,6 +221,28 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class StructuredOutputsOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How outputs are held to schemas and grammars, where a request does not say it itself."""
+
+    backend: GrammarBackend = "auto"
+    disable_fallback: bool = False  # auto is xgrammar alone
+    disable_any_whitespace: bool = False  # JSON in one line
+    disable_additional_properties: bool = False  # JSON objects hold only what their schema names
+
+
+class StructuredOutputsConfig(Struct, frozen=True, kw_only=True):
+    """Outputs that match a schema or a grammar."""
+
+    structured_outputs_config: Annotated[
+        StructuredOutputsOptions,
+        Meta(
+            description="Grammar backend (auto, xgrammar, guidance, outlines, lm-format-enforcer), disable_fallback, "
+            "disable_any_whitespace and disable_additional_properties, as JSON or by dotted keys.",
+            extra={"parse": "json"},
+        ),
+    ] = StructuredOutputsOptions()
+
+
 class EngineArgs(Struct, frozen=True, kw_only=True):
     """All engine options as a user wrote them, by group."""
 
@@ -230,6 +253,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+    structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
 
     @classmethod
     def from_flat(cls, **options: Any) -> "EngineArgs":

@@ -31,3 +31,16 @@ def without(*names: str) -> Iterator[None]:
     finally:
         for name in absent:
             del sys.modules[name]
+
+
+@contextlib.contextmanager
+def absent(*names: str) -> Iterator[None]:
+    """While this is open, `import name` raises ImportError: for libraries that can do with less."""
+    hidden = [name for name in names if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

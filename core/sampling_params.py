@@ -18,6 +18,7 @@ from quire.core.sampling_lists import (
     check_token_ids,
     is_list_of,
 )
+from quire.core.structured_outputs import StructuredOutputsParams
 
 
 class RequestOutputKind(IntEnum):
@@ -86,6 +87,9 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
         list[list[int]] | None,
         Meta(description="The same as token sequences; made from bad_words when a request is accepted."),
     ] = None
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None, Meta(description="What the output must match: a schema, a pattern, a grammar.")
+    ] = None
     detokenize: Annotated[bool, Meta(description="Turn output ids into text.")] = True
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[
@@ -146,6 +150,11 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             raise ParameterError("repetition_detection must be a RepetitionDetection.", param="repetition_detection")
         if self.extra_args is not None:
             check_extra_args(self.extra_args)
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise ParameterError(
+                "structured_outputs must be StructuredOutputsParams, for example StructuredOutputsParams(json=schema).",
+                param="structured_outputs",
+            )
         if self.logit_bias is not None:
             check_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:

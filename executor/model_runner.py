@@ -66,9 +66,7 @@ class ModelRunner:
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
         self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
         with self._spans.span("result"):
-            result = self._result(step_id, batch.sampled_slots, sampled)
-        self._sampler.grammar.advance(batch.sampled_slots, result.token_ids)
-        return result
+            return self._result(step_id, batch.sampled_slots, sampled)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         attention = self._ops.attention_batch(
@@ -85,7 +83,8 @@ class ModelRunner:
         token_ids = sampled.token_ids.tolist()
         usable = sampled.usable.cpu().numpy()
         logprobs = sampled.logprobs.rows() if sampled.logprobs is not None else []
-        if usable.all():
+        broken = self._sampler.grammar.advance(slots, token_ids, usable)
+        if usable.all() and not broken:
             return StepResult(step_id, token_ids, logprobs)
         result = StepResult(step_id, token_ids, [entry for entry in logprobs if usable[entry[0]]])
         for row in np.flatnonzero(~usable).tolist():
@@ -94,4 +93,6 @@ class ModelRunner:
                 result.refusals.append((row, reason))
             else:
                 result.failures.append((row, "The model's logits were NaN or infinite for this request."))
+        for row in broken:
+            result.failures.append((row, "A logits processor brought back a token that the grammar forbids."))
         return result

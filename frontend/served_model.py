@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from quire.core.config import EngineArgs
+from quire.core.config import EngineArgs, StructuredOutputsOptions
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.model_source import DEMO_MODEL_NAME
@@ -22,6 +22,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     stream_interval: int = 1  # tokens per output of a stream, unless a request wants more
     has_logits_processors: bool = False
     log_requests: bool = False
+    structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
 
     @property
     def name(self) -> str:
@@ -50,4 +51,5 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             stream_interval=args.scheduler.stream_interval,
             has_logits_processors=bool(args.model.logits_processors),
             log_requests=args.observability.enable_log_requests,
+            structured_outputs=args.structured_outputs.structured_outputs_config,
         )

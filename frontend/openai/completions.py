@@ -15,6 +15,7 @@ from quire.frontend.openai.answers import (
     CompletionChunkChoice,
     Usage,
 )
+from quire.frontend.openai.conversation import renamed
 from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt, merge
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.models import ServedModels
@@ -91,15 +92,16 @@ class TextCompletions:
                 request_id = engine_id(reply_id, index)
                 if self._engine.model.log_requests:
                     log_prompt(request_id, prompt, self._server.max_log_len)
-                stream = await self._engine.open(
-                    prompt,
-                    sampling,
-                    request_id,
-                    priority=request.priority or 0,
-                    cache_salt=request.cache_salt,
-                    add_special_tokens=request.add_special_tokens is not False,
-                    fit_context=request.max_tokens is None,
-                )
+                with renamed(**request.format_names()):
+                    stream = await self._engine.open(
+                        prompt,
+                        sampling,
+                        request_id,
+                        priority=request.priority or 0,
+                        cache_salt=request.cache_salt,
+                        add_special_tokens=request.add_special_tokens is not False,
+                        fit_context=request.max_tokens is None,
+                    )
                 streams.append(stream)
         except BaseException:
             _close(streams)

@@ -195,7 +195,7 @@ class Conversations:
         request_id = engine_id(reply_id)
         if self._engine.model.log_requests:
             log_prompt(request_id, prompt.text, self._server.max_log_len)
-        names = {"max_tokens": field, "prompt": "messages", "logprobs": "top_logprobs"}
+        names = {"max_tokens": field, "prompt": "messages", "logprobs": "top_logprobs", **request.format_names()}
         with renamed(**names):
             sampling = request.make_sampling(
                 defaults,

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
+from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.tool_fields import check_messages, read_tool_choice, read_tools
 
 HARMLESS = (
@@ -25,11 +26,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "logprob_token_ids": ([],),
@@ -40,13 +36,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (False,),
     "return_prompt_text": (False,),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
@@ -74,7 +68,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     """Fields that chat and text completions share."""
 
     model: str | None = None
@@ -121,23 +115,16 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     best_of: Any = None
     early_stopping: Any = None
     ec_transfer_params: Any = None
-    guided_choice: Any = None
-    guided_decoding_backend: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
     logprob_token_ids: Any = None
     mm_payload: Any = None
     prompt_logprobs: Any = None
     repetition_detection: Any = None
-    response_format: Any = None
     return_mm_kwargs: Any = None
     return_token_offsets: Any = None
     routed_experts_prompt_start: Any = None
     stream_interval: Any = None
-    structured_outputs: Any = None
     thinking_token_budget: Any = None
     truncate_prompt_tokens: Any = None
     truncation_side: Any = None
@@ -177,6 +164,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         chosen = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             chosen["logit_bias"] = _ids_as_numbers(self.logit_bias)
+        chosen["structured_outputs"] = self.read_format()
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(
             **{**defaults, **chosen, "max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}

@@ -205,7 +205,7 @@ def test_answer_id_comes_from_the_header(client: openai.OpenAI) -> None:
         ({"messages": [{"content": "no role"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "long " * 3000}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"logit_bias": {"a": 5}}, "logit_bias"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -213,7 +213,7 @@ def test_answer_id_comes_from_the_header(client: openai.OpenAI) -> None:
         ({"extra": {"best_off": 3}}, "best_off"),
         ({"extra": {"echo": True}}, "echo"),
         ({"extra": {"stream_options": {"include_usage": True}}}, "stream_options"),
-        ({"extra": {"guided_json": {}}}, "guided_json"),
+        ({"extra": {"guided_json": {"$ref": "#/nowhere"}}}, "guided_json"),
         ({"extra": {"chat_template_kwargs": {"messages": 1}}}, "chat_template_kwargs"),
     ],
 )

@@ -11,7 +11,7 @@ from quire.executor.sampling.grammar.matcher import MatcherError
 
 
 class _Tokens:
-    """What `LLTokenizer` asks of a tokenizer. It never tokenizes here: tokens come from the model alone."""
+    """What `LLTokenizer` asks of a tokenizer: also to split text that a grammar forces, for which any split will do."""
 
     bos_token_id = None
 
@@ -19,15 +19,28 @@ class _Tokens:
         self.tokens: Sequence[bytes] = vocabulary.tokens
         self.eos_token_id = vocabulary.end_token_ids[0]
         self.special_token_ids = vocabulary.end_token_ids
+        self._ids = {piece: token_id for token_id, piece in enumerate(self.tokens) if piece}
+        self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return []
+        """Token ids, the longest first."""
+        data = text.encode() if isinstance(text, str) else text
+        token_ids, start = [], 0
+        while start < len(data):
+            ends = range(min(len(data), start + self._longest), start, -1)
+            end = next((end for end in ends if data[start:end] in self._ids), None)
+            if end is None:
+                break  # a byte that no token spells
+            token_ids.append(self._ids[data[start:end]])
+            start = end
+        return token_ids
 
 
 class GuidanceLoader:
     """A grammar is its own text: there is nothing to load, and compilation takes a matcher less than a millisecond."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._end_token_ids = frozenset(vocabulary.end_token_ids)
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
             n_vocab=len(vocabulary.tokens),
@@ -39,14 +52,15 @@ class GuidanceLoader:
 
     def matcher(self, loaded: object) -> "GuidanceMatcher":
         assert isinstance(loaded, llguidance.LLMatcher)
-        return GuidanceMatcher(loaded.deep_copy())
+        return GuidanceMatcher(loaded.deep_copy(), self._end_token_ids)
 
 
 class GuidanceMatcher:
     """See `Matcher`."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, end_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
+        self._end_token_ids = end_token_ids
 
     def fill(self, bitmask: np.ndarray, row: int) -> None:
         fill_next_token_bitmask(self._matcher, bitmask, row)
@@ -55,9 +69,9 @@ class GuidanceMatcher:
 
     def accept(self, token_id: int) -> bool:
         # Asked first: a token that is refused would leave the matcher broken for good.
-        if not self._matcher.validate_tokens([token_id]):
-            return False
-        return self._matcher.consume_token(token_id)
+        if token_id in self._end_token_ids:
+            return self._matcher.is_accepting() and self._matcher.consume_token(token_id)
+        return bool(self._matcher.validate_tokens([token_id])) and self._matcher.consume_token(token_id)
 
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)

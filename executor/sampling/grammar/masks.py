@@ -101,23 +101,27 @@ class GrammarMasks:
 
         return apply_bitmask(logits, bitmask)
 
-    def advance(self, slots: np.ndarray, token_ids: list[int]) -> None:
-        """Takes the tokens that were chosen for the rows of `slots` [num_rows] into account.
+    def advance(self, slots: np.ndarray, token_ids: list[int], usable: np.ndarray) -> list[int]:
+        """Takes the tokens that were chosen for the rows of `slots` [num_rows] into account, where they are `usable`.
 
         A request whose output is complete is free from then on: what is sampled for it before its end is known to the
         scheduler is dropped, or is what `ignore_eos` asked for.
+
+        Returns:
+            Rows whose token does not fit their grammar, because something brought it back after the mask.
         """
         self._masks = None
+        broken: list[int] = []
         if not self._matchers:
-            return
+            return broken
         for row in np.flatnonzero(self._active[slots]).tolist():
-            slot = int(slots[row])
-            if slot in self._faults:
-                self._active[slot] = False
+            slot, token_id = int(slots[row]), token_ids[row]
+            if usable[row] and not self._matchers[slot].result().accept(token_id):
+                broken.append(row)
+            elif usable[row] and token_id not in self._eos_token_ids:
                 continue
-            # Refused is a token that nothing fitted, whose request fails; after an end there is nothing to hold.
-            if not self._matchers[slot].result().accept(token_ids[row]) or token_ids[row] in self._eos_token_ids:
-                self._active[slot] = False
+            self._active[slot] = False
+        return broken
 
     def why_nothing_fits(self, slot: int) -> str | None:
         """What to tell a request with a grammar for which no token was left; None for one without."""

@@ -1,0 +1,1 @@
+"""What outputs must match: read from requests, compiled in a process of their own."""

@@ -1,0 +1,1 @@
+"""Grammar libraries, one file each, for the helper process only: see `quire.frontend.grammar.helper_process`."""

@@ -1,0 +1,52 @@
+"""outlines-core: regular expressions, and JSON schemas written as such, as a table of all states and tokens."""
+
+import json
+import string
+
+from outlines_core import Index, Vocabulary, json_schema
+
+from quire.core import protocol
+from quire.frontend.grammar.backends.backend import GrammarError
+from quire.frontend.grammar.constraint import Constraint
+from quire.frontend.grammar.schema import normalize
+
+_ONE_LINE = r"[ ]?"
+_ANY_WHITESPACE = r"[\n\t ]*"
+
+
+class OutlinesBackend:
+    """See `Backend`."""
+
+    def __init__(self, vocabulary: protocol.Vocabulary) -> None:
+        ids: dict[str | bytes, list[int]] = {}
+        for token_id, piece in enumerate(vocabulary.tokens):
+            if piece:
+                ids.setdefault(piece, []).append(token_id)
+        self._vocabulary = Vocabulary(vocabulary.end_token_ids[0], ids)
+
+    def compile(self, constraint: Constraint) -> bytes:
+        try:
+            index = Index(_regex(constraint), self._vocabulary)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise GrammarError(" ".join(str(error).split())[:300]) from None
+        _, (data,) = index.__reduce__()  # its binary form, which pickle would store
+        return data
+
+
+def _regex(constraint: Constraint) -> str:
+    text = constraint.text
+    match constraint.kind:
+        case "json" | "json_object":
+            schema = normalize(json.loads(text), closed=constraint.closed) if text else {"type": "object"}
+            whitespace = constraint.whitespace_pattern or (_ANY_WHITESPACE if constraint.any_whitespace else _ONE_LINE)
+            return json_schema.build_regex_from_schema(json.dumps(schema), whitespace)
+        case "regex":
+            return text
+        case "choice":
+            return "|".join(f"({_literal(choice)})" for choice in json.loads(text))
+        case kind:
+            raise GrammarError(f"{kind} is not supported")
+
+
+def _literal(text: str) -> str:
+    return "".join("\\" + character if character in string.punctuation else character for character in text)

@@ -1,0 +1,135 @@
+"""XGrammar: grammars with token masks computed ahead, as `CompiledGrammar.serialize_json` writes them."""
+
+import json
+import random
+import time
+from typing import Any
+
+import numpy as np
+
+from quire.core.light_import import absent, without
+from quire.core.protocol import Vocabulary
+from quire.frontend.grammar.backends.backend import GrammarError
+from quire.frontend.grammar.backends.captured import captured_stderr
+from quire.frontend.grammar.constraint import Constraint
+from quire.frontend.grammar.schema import lengths_as_patterns, normalize, xgrammar_gap
+
+with absent("torch"):
+    import tvm_ffi  # noqa: F401
+with without("torch", "transformers"):  # torch holds masks, which are made elsewhere
+    import xgrammar
+
+_TRIAL_STEPS = 48
+_TRIAL_SECONDS = 0.5
+"""Processor time for all steps of the trial: ten milliseconds a token, where others take ten microseconds."""
+
+
+class XGrammarBackend:
+    """See `Backend`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._info = xgrammar.TokenizerInfo(
+            vocabulary.tokens,
+            xgrammar.VocabType.RAW,
+            vocab_size=len(vocabulary.tokens),
+            stop_token_ids=vocabulary.end_token_ids,
+        )
+        # One thread: a large schema must not take the cores from the engine.
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+
+    def compile(self, constraint: Constraint) -> bytes:
+        if constraint.whitespace_pattern is not None:
+            raise GrammarError("whitespace_pattern is not supported")
+        with captured_stderr() as warnings:
+            try:
+                compiled = self._compile(constraint)
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise GrammarError(_reason(error)) from None
+        ignored = [line for line in warnings() if "not supported" in line or "ignor" in line or "falling back" in line]
+        if ignored:
+            raise GrammarError(ignored[0].split("Warning: ")[-1].strip()[:300])
+        self._try(compiled)
+        return compiled.serialize_json().encode()
+
+    def _compile(self, constraint: Constraint) -> Any:
+        text = constraint.text
+        match constraint.kind:
+            case "json":
+                schema = normalize(json.loads(text), closed=constraint.closed)
+                if (gap := xgrammar_gap(schema)) is not None:
+                    raise GrammarError(f"{gap} is not supported as it is used here")
+                return self._compiler.compile_json_schema(
+                    json.dumps(lengths_as_patterns(schema), ensure_ascii=False),
+                    any_whitespace=constraint.any_whitespace,
+                    strict_mode=False,
+                )
+            case "json_object":
+                return self._compiler.compile_json_schema(
+                    '{"type": "object"}', any_whitespace=constraint.any_whitespace, strict_mode=False
+                )
+            case "regex":
+                return self._compiler.compile_regex(text)
+            case "choice":
+                return self._compiler.compile_grammar(_choice_grammar(json.loads(text)))
+            case "grammar":
+                return self._compiler.compile_grammar(text) if "::=" in text else self._compiler.compile_lark(text)
+            case "structural_tag":
+                return self._compiler.compile_structural_tag(_structural_tag(json.loads(text)))
+
+    def _try(self, compiled: Any) -> None:
+        """Walks a few random steps: a grammar that allows nothing, or takes forever, shows here and not in a worker."""
+        matcher = xgrammar.GrammarMatcher(compiled)
+        bitmask = np.zeros((1, -(-len(self._vocabulary.tokens) // 32)), np.int32)
+        choose = random.Random(0).choice
+        limit = time.thread_time() + _TRIAL_SECONDS
+        for _ in range(_TRIAL_STEPS):
+            matcher.fill_next_token_bitmask(bitmask, 0)
+            allowed = np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little"))
+            if not len(allowed):
+                raise GrammarError("it allows no output")
+            if time.thread_time() > limit:
+                raise GrammarError("it takes too long to follow")
+            if not matcher.accept_token(int(choose(allowed))) or matcher.is_terminated():
+                return
+
+
+def _choice_grammar(choices: list[str]) -> str:
+    return "root ::= " + " | ".join(_literal(choice) for choice in choices)
+
+
+def _literal(text: str) -> str:
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if character in '"\\':
+        return "\\" + character
+    return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else character
+
+
+def _structural_tag(tag: dict[str, Any]) -> str:
+    """The format that XGrammar reads today; `structures` and `triggers` are what clients of before 2026 send."""
+    if "structures" not in tag:
+        return json.dumps(tag)
+    tags = [
+        {
+            "type": "tag",
+            "begin": item["begin"],
+            "content": {"type": "json_schema", "json_schema": item.get("schema", {})},
+            "end": item["end"],
+        }
+        for item in tag["structures"]
+    ]
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}}
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The library's own words, without the place in its source."""
+    line = str(error).strip().split("\n")[-1]
+    head, _, rest = line.partition(".cc:")
+    text = rest.partition(": ")[2] if rest else head
+    return (text or type(error).__name__).strip().rstrip(".")[:300]

@@ -1,0 +1,38 @@
+"""Compiled grammars by what they were compiled from, up to a number of bytes."""
+
+from collections import OrderedDict
+
+from quire.core.protocol import Grammar
+
+
+class GrammarCache:
+    """Least recently used grammars go first.
+
+    Args:
+        max_bytes: of grammars' data, as compressed.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._grammars: OrderedDict[bytes, Grammar] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, key: bytes) -> Grammar | None:
+        """The grammar, which counts as used now."""
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+        return grammar
+
+    def put(self, grammar: Grammar) -> None:
+        """Keeps a grammar under its key, unless it is larger than the whole cache."""
+        if grammar.key in self._grammars or len(grammar.data) > self._max_bytes:
+            return
+        self._grammars[grammar.key] = grammar
+        self.num_bytes += len(grammar.data)
+        while self.num_bytes > self._max_bytes:
+            _, oldest = self._grammars.popitem(last=False)
+            self.num_bytes -= len(oldest.data)
+
+    def __len__(self) -> int:
+        return len(self._grammars)

@@ -1,0 +1,154 @@
+"""Makes grammars of requests' constraints: each once, in helper processes, within limits of time and memory."""
+
+import asyncio
+import os
+
+from quire.core.config import StructuredOutputsOptions
+from quire.core.errors import ParameterError
+from quire.core.logging import get_logger
+from quire.core.protocol import Grammar
+from quire.core.structured_outputs import StructuredOutputsParams
+from quire.frontend.grammar.cache import GrammarCache
+from quire.frontend.grammar.constraint import Constraint, read_constraint
+from quire.frontend.grammar.helper import Helper, HelperDied
+from quire.frontend.grammar.messages import Compile, Compiled, Refused, Setup
+from quire.frontend.grammar.pool import HelperPool
+from quire.frontend.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
+
+LIMIT_SECONDS = 10.0
+LIMIT_BYTES = 2**30
+CACHE_BYTES = 64 * 2**20
+MAX_GRAMMAR_BYTES = 16 * 2**20
+"""A compiled grammar travels with each request that uses it."""
+
+
+class GrammarCompiler:
+    """One model's grammars. Use from one event loop.
+
+    Args:
+        tokenizer: None when the server runs on token ids alone, where nothing can be constrained.
+        vocab_size: width of the model's logits.
+        end_token_ids: tokens that end an output.
+        options: the server's defaults.
+        limit_seconds: of one compilation; past it the helper is killed and the request is refused.
+        limit_bytes: memory that one compilation may take, in the same way.
+        cache_bytes: compiled grammars that are kept.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        end_token_ids: list[int],
+        options: StructuredOutputsOptions,
+        limit_seconds: float = LIMIT_SECONDS,
+        limit_bytes: int = LIMIT_BYTES,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_token_ids = [token_id for token_id in end_token_ids if 0 <= token_id < vocab_size]
+        self._options = options
+        self._limit_seconds = limit_seconds
+        self._limit_bytes = limit_bytes
+        self._cache = GrammarCache(cache_bytes)
+        self._compiling: dict[bytes, asyncio.Task[Grammar]] = {}
+        self._vocabularies: dict[str, int] = {}  # file descriptors by name
+        self._pool: HelperPool | None = None
+
+    async def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """The grammar of a request.
+
+        Raises:
+            ParameterError: no backend can do it, or not within the limits; `param` names the field.
+        """
+        constraint = read_constraint(params, self._options)
+        key = constraint.key
+        grammar = self._cache.get(key)
+        if grammar is not None:
+            return grammar
+        task = self._compiling.get(key)
+        if task is None:
+            task = self._compiling[key] = asyncio.create_task(self._compile(constraint, key))
+            task.add_done_callback(lambda done: self._on_compiled(key, done))
+        return await asyncio.shield(task)  # others may wait for it as well
+
+    def _on_compiled(self, key: bytes, task: "asyncio.Task[Grammar]") -> None:
+        del self._compiling[key]
+        if not task.cancelled() and task.exception() is None:
+            self._cache.put(task.result())
+
+    async def _compile(self, constraint: Constraint, key: bytes) -> Grammar:
+        field = f"structured_outputs.{constraint.kind}"
+        async with self._helpers().helper() as helper:
+            answer = await self._ask(helper, Compile(constraint, list(self._vocabularies)), field)
+            if answer.is_large:
+                helper.kill()
+        if isinstance(answer, Refused):
+            raise ParameterError(f"{constraint.kind} cannot be followed: {answer.message}", param=field)
+        if len(answer.data) > MAX_GRAMMAR_BYTES:
+            raise ParameterError(
+                f"{constraint.kind} compiles to {len(answer.data)} bytes, over the limit of {MAX_GRAMMAR_BYTES}; "
+                "make it smaller, for instance by lower maxItems and maxLength.",
+                param=field,
+            )
+        return Grammar(answer.backend, key, answer.data, self._vocabulary_path(answer))
+
+    async def _ask(self, helper: Helper, question: Compile, field: str) -> Compiled | Refused:
+        kind = question.constraint.kind
+        try:
+            async with asyncio.timeout(self._limit_seconds):
+                return await helper.ask(question)
+        except TimeoutError:
+            logger.warning("a %s was not compiled within %.0f s; its helper was ended", kind, self._limit_seconds)
+            message = f"{kind} takes more than {self._limit_seconds:g} s to compile; make it simpler."
+        except HelperDied:
+            logger.warning("a %s ended the helper that compiled it", kind)
+            message = f"{kind} takes more than {self._limit_bytes} bytes of memory to compile; make it simpler."
+        raise ParameterError(message, param=field) from None
+
+    def _helpers(self) -> HelperPool:
+        if self._pool is None:
+            if self._tokenizer is None:
+                raise ParameterError(
+                    "structured_outputs needs a tokenizer, and this server runs with --skip-tokenizer-init.",
+                    param="structured_outputs",
+                )
+            if not self._end_token_ids:
+                raise ParameterError(
+                    "structured_outputs needs an end-of-sequence token, and this model has none: name it in "
+                    "--hf-overrides '{\"eos_token_id\": ...}'.",
+                    param="structured_outputs",
+                )
+            setup = Setup(
+                str(self._tokenizer.folder),
+                self._vocab_size,
+                self._end_token_ids,
+                self._limit_bytes,
+                self._limit_seconds,
+            )
+            self._pool = HelperPool(setup)
+        return self._pool
+
+    def _vocabulary_path(self, answer: Compiled) -> str:
+        """A file of this process without a name on disk: it is gone when the process is."""
+        name = answer.vocabulary_name
+        if name not in self._vocabularies:
+            descriptor = os.memfd_create(f"quire-vocabulary-{name}")
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(answer.vocabulary)
+            self._vocabularies[name] = descriptor
+        return f"/proc/{os.getpid()}/fd/{self._vocabularies[name]}"
+
+    @property
+    def helper_pids(self) -> list[int]:
+        """Processes that compile, or wait to."""
+        return self._pool.pids if self._pool is not None else []
+
+    def close(self) -> None:
+        """Ends the helpers. Grammars that were handed out stay usable until the process ends."""
+        if self._pool is not None:
+            self._pool.close()

@@ -1,0 +1,156 @@
+"""The helper process: compiles one constraint after another within limits of memory and time, and ends with its parent.
+
+Whatever a client's schema or pattern does to a library happens here: the frontend kills this process and goes on.
+"""
+
+import contextlib
+import os
+import pkgutil
+import resource
+import signal
+import socket
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from quire.core.protocol import Vocabulary
+from quire.frontend.grammar.backends.backend import Backend, GrammarError
+from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Compiled, Refused, Setup, framed
+from quire.frontend.grammar.schema import SchemaError
+from quire.frontend.tokenizer import Tokenizer
+
+_BACKENDS = "quire.frontend.grammar.backends."
+BACKENDS = {
+    "xgrammar": _BACKENDS + "xgrammar_backend:XGrammarBackend",
+    "guidance": _BACKENDS + "guidance_backend:GuidanceBackend",
+    "outlines": _BACKENDS + "outlines_backend:OutlinesBackend",
+    "lm-format-enforcer": _BACKENDS + "lm_format_enforcer_backend:LMFormatEnforcerBackend",
+}
+"""By name, because each is imported when it is first asked for."""
+
+_NICE = 10
+_LARGE_BYTES = 512 * 2**20
+_STACK_BYTES = 256 * 2**20
+
+
+class Compiler:
+    """Compiles constraints for one model.
+
+    Args:
+        setup: the model's tokens.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._tokenizer = Tokenizer.from_folder(Path(setup.tokenizer_folder))
+        self._vocabularies: dict[str, Vocabulary] = {}
+        self._backends: dict[tuple[str, str], Backend] = {}
+
+    def answer(self, question: Compile) -> Answer:
+        """The compiled grammar of the first backend that can do it."""
+        constraint = question.constraint
+        # Special tokens stand for nothing but themselves, and only structural tags are about them.
+        name = "all" if constraint.kind == "structural_tag" else "text"
+        reasons = []
+        for backend in constraint.backends:
+            try:
+                data = self._backend(backend, name).compile(constraint)
+            except SchemaError as error:
+                return Refused(f"{error}.")
+            except GrammarError as error:
+                reasons.append(f"{backend}: {error}")
+                continue
+            except (KeyError, TypeError, ValueError, AttributeError, StopIteration, IndexError) as error:
+                # Whatever a library, or we, did not expect in a stranger's text.
+                reasons.append(f"{backend}: it is malformed ({type(error).__name__}: {str(error)[:200]})")
+                continue
+            known = name in question.known_vocabularies
+            vocabulary = b"" if known else msgspec.msgpack.encode(self._vocabulary(name))
+            return Compiled(backend, zlib.compress(data, 1), name, vocabulary, _is_large())
+        return Refused("; ".join(reasons) + ".", _is_large())
+
+    def _backend(self, backend: str, vocabulary: str) -> Backend:
+        key = (backend, vocabulary)
+        if key not in self._backends:
+            try:
+                self._backends[key] = pkgutil.resolve_name(BACKENDS[backend])(self._vocabulary(vocabulary))
+            except ImportError as error:
+                raise GrammarError(f"it is not installed here ({error}); pip install 'quire[{backend}]'") from None
+        return self._backends[key]
+
+    def _vocabulary(self, name: str) -> Vocabulary:
+        if name not in self._vocabularies:
+            tokenizer, setup = self._tokenizer, self._setup
+            silent = (
+                set(setup.end_token_ids) if name == "all" else tokenizer.special_token_ids | set(setup.end_token_ids)
+            )
+            tokens = [b"" if i in silent else tokenizer.piece(i) for i in range(setup.vocab_size)]
+            self._vocabularies[name] = Vocabulary(tokens, setup.end_token_ids)
+        return self._vocabularies[name]
+
+
+def _is_large() -> bool:
+    return psutil.Process().memory_info().rss > _LARGE_BYTES
+
+
+@contextlib.contextmanager
+def limited(num_bytes: int, cpu_seconds: float) -> Iterator[None]:
+    """Ends the process if it allocates `num_bytes` more than it has, or computes for longer than `cpu_seconds`.
+
+    The parent watches the clock; the second limit is for a process whose parent is gone.
+    """
+    used = psutil.Process()
+    cpu = sum(used.cpu_times()[:2])
+    resource.setrlimit(resource.RLIMIT_AS, (used.memory_info().vms + num_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu + cpu_seconds) + 1, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+            resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _read(connection: socket.socket, kind: type) -> msgspec.Struct:
+    [length] = LENGTH.unpack(_receive(connection, LENGTH.size))
+    return msgspec.msgpack.decode(_receive(connection, length), type=kind)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answers until the parent closes its end."""
+    setup = _read(connection, Setup)
+    assert isinstance(setup, Setup)
+    compiler = Compiler(setup)
+    while True:
+        question = _read(connection, Compile)
+        assert isinstance(question, Compile)
+        with limited(setup.limit_bytes, setup.limit_cpu_seconds):
+            try:
+                answer = compiler.answer(question)
+            except (MemoryError, RecursionError):
+                answer = Refused("It is too complex.", is_large=True)
+        connection.sendall(framed(answer))
+
+
+def main() -> None:
+    os.nice(_NICE)  # requests that run already go first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, ConnectionError), socket.socket(fileno=sys.stdin.fileno()) as connection:
+        serve(connection)
+
+
+if __name__ == "__main__":
+    main()

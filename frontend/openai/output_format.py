@@ -1,0 +1,106 @@
+"""The three ways to say what an answer must look like: response_format, structured_outputs, guided_*."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.errors import ParameterError
+from quire.core.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
+
+TEXT = {"type": "text"}
+GUIDED_FIELDS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""The names of before vLLM 0.11, and what they are called now."""
+
+GUIDED_OPTIONS = {"guided_decoding_backend": "_backend", "guided_whitespace_pattern": "whitespace_pattern"}
+
+
+class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`json_schema` of a response_format. `strict` is how every schema is followed here, asked for or not."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class OutputFields(Struct, kw_only=True):
+    """Those fields of a request's body."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+
+    @property
+    def format_field(self) -> str | None:
+        """The field that constrains the output; None when it is free.
+
+        Raises:
+            ParameterError: there are several.
+        """
+        names = [name for name in ("structured_outputs", *GUIDED_FIELDS) if getattr(self, name) is not None]
+        if self.response_format not in (None, TEXT):
+            names.insert(0, "response_format")
+        if len(names) > 1:
+            raise ParameterError(f"{names[0]} and {names[1]} contradict each other; leave one out.", param=names[1])
+        if not names:
+            for name in GUIDED_OPTIONS:
+                if getattr(self, name) is not None:
+                    raise ParameterError(f"{name} needs one of {', '.join(GUIDED_FIELDS)}.", param=name)
+        return names[0] if names else None
+
+    def read_format(self) -> StructuredOutputsParams | None:
+        """The constraint on the output; None when it is free.
+
+        Raises:
+            ParameterError: it is contradictory or malformed, by field.
+        """
+        field = self.format_field
+        if field is None:
+            return None
+        if field == "response_format":
+            assert self.response_format is not None
+            return _read_response_format(self.response_format)
+        if field == "structured_outputs":
+            return _convert(self.structured_outputs, StructuredOutputsParams, field)
+        options = {ours: value for name, ours in GUIDED_OPTIONS.items() if (value := getattr(self, name)) is not None}
+        return _convert({GUIDED_FIELDS[field]: getattr(self, field), **options}, StructuredOutputsParams, field)
+
+    def format_names(self) -> dict[str, str]:
+        """What errors about the constraint are to call it: the name that the client used."""
+        field = self.format_field
+        if field in (None, "structured_outputs"):
+            return {}
+        return {"structured_outputs": field, **{f"structured_outputs.{kind}": field for kind in CONSTRAINT_KINDS}}
+
+
+def _read_response_format(form: dict[str, Any]) -> StructuredOutputsParams:
+    kind = form.get("type")
+    if kind == "json_object" and len(form) == 1:
+        return StructuredOutputsParams(json_object=True)
+    if kind == "json_schema" and set(form) == {"type", "json_schema"}:
+        schema = _convert(form["json_schema"], JsonSchema, "response_format.json_schema").schema
+        return StructuredOutputsParams(json=schema)
+    if kind == "structural_tag" and set(form) in ({"type", "format"}, {"type", "structures", "triggers"}):
+        return StructuredOutputsParams(structural_tag=form)
+    raise ParameterError(
+        "response_format must be one of {type: text}, {type: json_object}, {type: json_schema, json_schema: {name, "
+        "schema}}, {type: structural_tag, format} or {type: structural_tag, structures, triggers}.",
+        param="response_format",
+    )
+
+
+def _convert(value: Any, kind: type[Any], field: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ParameterError):
+            cause = error.__cause__
+            raise ParameterError(str(cause), param=cause.param if field == "structured_outputs" else field) from None
+        text = str(error).replace("`$.", f"`{field}.")
+        raise ParameterError(f"{field}: {text}.", param=field) from None
