@@ -64,17 +64,17 @@ def check_bad_words(words: Any) -> None:
         )
 
 
-def check_extra_args(extra_args: Any) -> None:
-    """Raises ParameterError unless `extra_args` has string keys, and numbers that a message can carry."""
-    if not isinstance(extra_args, dict) or any(not isinstance(name, str) for name in extra_args):
-        raise ParameterError("extra_args must map names to values.", param="extra_args")
+def check_extra_args(extra_args: Any, name: str = "extra_args") -> None:
+    """Raises ParameterError that names the field `name` unless it has string keys, and numbers that fit a message."""
+    if not isinstance(extra_args, dict) or any(not isinstance(key, str) for key in extra_args):
+        raise ParameterError(f"{name} must map names to values.", param=name)
     pending: list[Any] = list(extra_args.values())
     while pending:
         value = pending.pop()
         if isinstance(value, (dict, list, tuple)):
             pending += value.values() if isinstance(value, dict) else value
         elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ParameterError("extra_args: whole numbers must fit in 64 bits.", param="extra_args")
+            raise ParameterError(f"{name}: whole numbers must fit in 64 bits.", param=name)
 
 
 def check_token_ids(name: str, token_ids: Any, most: int) -> None:

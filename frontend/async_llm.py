@@ -13,13 +13,13 @@ from quire.core.protocol import EngineReady
 from quire.core.sampling_params import SamplingParams
 from quire.frontend import launch
 from quire.frontend.cli.refusals import Refusals
-from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.input_processor import InputProcessor, PromptLike
 from quire.frontend.metrics import EngineMetrics
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.truncation import Truncation
 
 logger = get_logger(__name__)
 
@@ -49,12 +49,6 @@ class AsyncLLM:
         self.metrics = metrics
         self.input_processor = InputProcessor(
             model, tokenizer, vocab_size=config.spec.vocab_size, max_model_len=config.max_model_len, seed=config.seed
-        )
-        self._grammars = GrammarCompiler(
-            tokenizer,
-            vocab_size=config.spec.vocab_size,
-            end_token_ids=config.spec.eos_token_ids,
-            options=model.structured_outputs,
         )
         self._tokenizer = tokenizer
         self._streams: dict[str, RequestStream] = {}
@@ -124,7 +118,6 @@ class AsyncLLM:
         for stream in list(self._streams.values()):
             stream.abort()
         self.input_processor.close()
-        self._grammars.close()
         await self.client.close()
         self._end_at_exit.detach()
 
@@ -151,7 +144,9 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        truncation: Truncation | None = None,
         fit_context: bool = False,
+        limit_logprobs: bool = True,
     ) -> RequestStream:
         """Checks a request and hands it to the engine: whatever is wrong with it is raised here, before any output.
 
@@ -161,7 +156,9 @@ class AsyncLLM:
             request_id: unique among running requests.
             priority: lower runs first, with `--scheduling-policy priority`.
             cache_salt: keeps the prefix cache apart from that of requests with another salt.
+            truncation: cuts a prompt that is too long; None refuses it.
             fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
+            limit_logprobs: refuse more logprobs than `--max-logprobs`.
 
         Returns:
             The outputs. Close it when it is not read to its end: that aborts the request.
@@ -173,8 +170,14 @@ class AsyncLLM:
         await self.start()
         read = await self.input_processor.read_prompt(prompt, add_special_tokens=add_special_tokens)
         sampling = sampling_params or self.input_processor.default_sampling_params()
-        constraint = sampling.structured_outputs
-        grammar = await self._grammars.compile(constraint) if constraint is not None else None
+        if priority and self.config.limits.policy != "priority":
+            raise ParameterError(
+                f"priority is {priority}, but requests here run first come, first served; "
+                "start the server with --scheduling-policy priority, or leave it out.",
+                param="priority",
+            )
+        if truncation is not None:
+            read = self.input_processor.truncate(read, truncation, sampling.max_tokens)
         if request_id in self._streams:
             raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
         requests = self.input_processor.build(
@@ -184,7 +187,7 @@ class AsyncLLM:
             priority=priority,
             cache_salt=cache_salt,
             fit_context=fit_context,
-            grammar=grammar,
+            limit_logprobs=limit_logprobs,
         )
         stream = RequestStream(
             request_id,

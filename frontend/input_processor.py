@@ -11,19 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from quire.core.errors import ParameterError
-from quire.core.protocol import EngineRequest, Grammar
+from quire.core.protocol import EngineRequest
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.chat_template import ChatTemplate, Message
 from quire.frontend.sampling_input import SamplingInput
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.truncation import Truncation
 
 _INLINE_CHARACTERS = 4096
 """Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
-
-
-MAX_GRAMMAR_BYTES = 2**26
-"""Of compiled grammars that one request may bring: each of its n sequences carries its own copy."""
 
 
 class PromptDict(TypedDict, total=False):
@@ -182,6 +179,17 @@ class InputProcessor:
             )
         return prompt
 
+    def truncate(self, prompt: Prompt, truncation: Truncation, max_tokens: int | None) -> Prompt:
+        """The part of a prompt that `truncation` keeps; it has no text of its own when something was cut off.
+
+        Raises:
+            ParameterError: more is to be kept than there is room for.
+        """
+        room = self.max_model_len - (max_tokens or 1)
+        side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
+        kept = truncation.apply(prompt.token_ids, room=room, tokenizer_side=side)
+        return prompt if kept is prompt.token_ids else prompt._replace(text=None, token_ids=kept)
+
     def build(
         self,
         request_id: str,
@@ -191,7 +199,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         fit_context: bool = False,
-        grammar: Grammar | None = None,
+        limit_logprobs: bool = True,
     ) -> list[EngineRequest]:
         """The `n` engine requests for one prompt, with every default filled in.
 
@@ -199,20 +207,14 @@ class InputProcessor:
 
         Args:
             fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
-            grammar: `sampling.structured_outputs`, compiled.
+            limit_logprobs: refuse more logprobs than the server allows.
 
         Raises:
             ParameterError: lengths or parameters that this model cannot serve, by name.
         """
-        sampling = self._sampling_input.complete(sampling)
+        sampling = self._sampling_input.complete(sampling, limit_logprobs=limit_logprobs)
         max_tokens = self._max_tokens(len(prompt.token_ids), sampling, fit_context)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        if grammar is not None and len(grammar.data) * sampling.n > MAX_GRAMMAR_BYTES:
-            raise ParameterError(
-                f"n={sampling.n} times a compiled grammar of {len(grammar.data)} bytes is more than "
-                f"{MAX_GRAMMAR_BYTES}; lower n or make structured_outputs simpler.",
-                param="n",
-            )
         return [
             EngineRequest(
                 request_id=request_id if sampling.n == 1 else f"{request_id}_{index}",
@@ -222,12 +224,10 @@ class InputProcessor:
                     max_tokens=max_tokens,
                     seed=child_seed(seed, index),
                     stop=None,
-                    structured_outputs=None,
                     prompt_logprobs=None if index else sampling.prompt_logprobs,  # the same for all
                 ),
                 priority=priority,
                 cache_salt=cache_salt if cache_salt is not None else prompt.cache_salt,
-                grammar=grammar,
             )
             for index in range(sampling.n)
         ]

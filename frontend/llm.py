@@ -11,6 +11,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from quire.frontend.chat_template import Message
 from quire.frontend.event_loop import EventLoopThread
 from quire.frontend.input_processor import PromptLike
@@ -114,6 +115,54 @@ class LLM:
             for conversation in conversations
         ]
         return self._run(prompts, _one_each(prompts, sampling_params), None, use_tqdm, add_special_tokens=False)
+
+    def beam_search(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | None = None,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest completions of each prompt, best first; outputs are in the order of the prompts.
+
+        Args:
+            prompts: as for `generate`.
+            params: for all prompts.
+            use_tqdm: show a progress bar; only on a terminal when None.
+            concurrency_limit: prompts searched at once; None leaves it to the engine's queue.
+
+        Raises:
+            ParameterError: a prompt or parameter is wrong; nothing is searched any more.
+        """
+        many = _listed(prompts)
+        with open_progress("Searching", len(many), use_tqdm) as progress:
+
+            def on_output(output: RequestOutput) -> None:
+                progress.advance(sum(len(each.token_ids) for each in output.outputs))
+
+            return self._thread.run(self._search_all(many, params, concurrency_limit, on_output))
+
+    async def _search_all(
+        self, prompts: list[PromptLike], params: BeamSearchParams, limit: int | None, on_output: OnOutput
+    ) -> list[BeamSearchOutput]:
+        queue = self._llm.config.limits.max_num_queued_reqs or len(prompts) * params.beam_width
+        places = asyncio.Semaphore(limit or max(1, queue // params.beam_width))
+
+        async def search(prompt: PromptLike) -> BeamSearchOutput:
+            async with places:
+                found = await BeamSearch.open(self._llm, prompt, params, f"llm-{next(self._request_numbers)}")
+                sequences = await found.sequences()
+                on_output(found.output(sequences))
+                return BeamSearchOutput([found.with_prompt(each) for each in sequences])
+
+        tasks = [asyncio.create_task(search(prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one failed, or the caller gave up: end the others
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _run(
         self,

@@ -86,6 +86,8 @@ class RequestStream:
         if delta.prompt_logprobs is not None:
             assert self._prompt_rows is not None
             self._prompt_rows.add(delta.prompt_logprobs)
+            if self._prompt_rows.complete and any(each.has_news for each in self._completions):
+                self._wake()  # another of the n was ahead
             return
         before = completion.num_tokens
         completion.add(delta)
@@ -98,8 +100,13 @@ class RequestStream:
             self._count_finished(completion, now)
             if all(each.finish_reason is not None for each in self._completions):
                 self._finish(now)
-        if self._finished_at is not None or (completion.has_news and not self._only_last):
+        if self._finished_at is not None or (completion.has_news and self._may_tell):
             self._wake()
+
+    @property
+    def _may_tell(self) -> bool:
+        """Whether a reader may see what there is before the end: the prompt's log-probabilities come first."""
+        return not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
     def _fail(self, failure: RequestFailure) -> None:
         match failure.kind:

@@ -28,14 +28,15 @@ class SamplingInput:
         self._max_logprobs = max_logprobs
         self._has_processors = has_processors
 
-    def complete(self, sampling: SamplingParams) -> SamplingParams:
+    def complete(self, sampling: SamplingParams, *, limit_logprobs: bool = True) -> SamplingParams:
         """`sampling` with words turned into token ids; itself when there is nothing to do.
 
         Raises:
             ParameterError: what this model cannot do, by name.
         """
-        self._check_count("logprobs", sampling.logprobs)
-        self._check_count("prompt_logprobs", sampling.prompt_logprobs)
+        if limit_logprobs:
+            self._check_count("logprobs", sampling.logprobs)
+            self._check_count("prompt_logprobs", sampling.prompt_logprobs)
         self._check_ids("logprob_token_ids", sampling.logprob_token_ids or ())
         self._check_ids("stop_token_ids", sampling.stop_token_ids or ())
         if sampling.detokenize and self._tokenizer is None:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.logging import get_logger
 from quire.frontend.model_spec import read_json, read_json_if_present
+from quire.frontend.truncation import Side
 
 logger = get_logger(__name__)
 
@@ -48,6 +49,7 @@ class Tokenizer:
         special_tokens: named tokens such as `eos_token`, by name.
         chat_templates: Jinja texts by name; the usual one is called `default`.
         folder: where it came from.
+        truncation_side: the end of a prompt that is cut off when a request wants it shorter and does not say where.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Tokenizer:
         special_tokens: dict[str, str],
         chat_templates: dict[str, str],
         folder: Path,
+        truncation_side: Side = "right",
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -64,6 +67,7 @@ class Tokenizer:
         self.special_tokens = special_tokens
         self.chat_templates = chat_templates
         self.folder = folder
+        self.truncation_side = truncation_side
         added = backend.get_added_tokens_decoder()
         self.added_token_ids = frozenset(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -83,7 +87,11 @@ class Tokenizer:
         backend = _load_backend(folder)
         _add_missing_tokens(backend, config, special_tokens)
         return cls(
-            backend, special_tokens=special_tokens, chat_templates=find_chat_templates(folder, config), folder=folder
+            backend,
+            special_tokens=special_tokens,
+            chat_templates=find_chat_templates(folder, config),
+            folder=folder,
+            truncation_side="left" if config.get("truncation_side") == "left" else "right",
         )
 
     # --------------------------------------------------------------------------------------------------- text to ids

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from quire.core.sampling_params import SamplingParams
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.beam_search import BeamSearchParams
     from quire.frontend.llm import LLM
     from quire.frontend.outputs import CompletionOutput, RequestOutput
 
@@ -16,11 +17,21 @@ _LAZY = {
     "LLM": "quire.frontend.llm",
     "AsyncLLM": "quire.frontend.async_llm",
     "SamplingParams": "quire.core.sampling_params",
+    "BeamSearchParams": "quire.frontend.beam_search",
     "LogitsProcessor": "quire.executor.sampling.custom",
     "RequestOutput": "quire.frontend.outputs",
     "CompletionOutput": "quire.frontend.outputs",
 }
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "LogitsProcessor", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "LogitsProcessor",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

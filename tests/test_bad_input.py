@@ -175,7 +175,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (COMPLETIONS, "stream", "yes", "got str"),
     (COMPLETIONS, "stream_options", {"include_usage": True}, "needs stream=true"),
     (COMPLETIONS, "temprature", 1, "Did you mean 'temperature'?"),
-    (COMPLETIONS, "logit_bias", {"5": 1}, "not supported yet"),
+    (COMPLETIONS, "logit_bias", {"5": 101}, "between -100 and 100"),
     (COMPLETIONS, "cache_salt", "", "must not be empty"),
     (CHAT, "messages", [], "must not be empty"),
     (CHAT, "messages", "Hello", "got str"),

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from quire.frontend.outputs import Logprob
+
 
 class PromptTokensDetails(Struct):
     """Prompt tokens that the prefix cache already held."""
@@ -50,9 +52,9 @@ class CompletionLogprobs(Struct):
     """Log-probabilities of a text choice: columns of one entry per token. Offsets are in characters."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]  # None for the first token of an echoed prompt
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 # ---------------------------------------------------------------------------------------------------------------- chat
@@ -109,7 +111,7 @@ class ChatCompletion(Struct, kw_only=True):
     service_tier: None = None
     system_fingerprint: None = None
     usage: Usage
-    prompt_logprobs: None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -175,7 +177,7 @@ class CompletionChoice(Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int] | None = None
-    prompt_logprobs: None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_ids: list[int] | None = None
 
 

@@ -9,7 +9,7 @@ from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessag
 from quire.frontend.openai.chat_events import ChatChunks, read_message
 from quire.frontend.openai.conversation import Choice, Conversations
 from quire.frontend.openai.generation import Reply, choose_id
-from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import RequestOutput
@@ -105,5 +105,6 @@ class ChatCompletions:
             model=reply.model,
             choices=choices,
             usage=reply.usage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens or 0),
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )

@@ -6,22 +6,34 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET
 
+from quire.core.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import DONE
+from quire.frontend.fill_in_middle import fill_in_middle
+from quire.frontend.input_processor import PromptLike
 from quire.frontend.openai.answers import (
     Completion,
     CompletionChoice,
     CompletionChunk,
     CompletionChunkChoice,
+    CompletionLogprobs,
     Usage,
 )
-from quire.frontend.openai.conversation import renamed
-from quire.frontend.openai.generation import Reply, TextEvent, choose_id, engine_id, event, log_prompt, merge
-from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.beams import open_beams
+from quire.frontend.openai.generation import (
+    OutputStream,
+    Reply,
+    TextEvent,
+    choose_id,
+    engine_id,
+    event,
+    log_prompt,
+    merge,
+)
+from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import CompletionRequest
-from quire.frontend.output_processor import RequestStream
-from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.tokenizer import Tokenizer
 
@@ -50,7 +62,7 @@ class TextCompletions:
         try:
             async with aclosing(merge(streams)) as outputs:
                 async for index, output in outputs:
-                    last[index] = output
+                    last[index] = without_generated(output) if request.is_echo_alone else output
         finally:
             _close(streams)
         return self._answer(request, reply, [last[index] for index in range(len(streams))])
@@ -64,7 +76,7 @@ class TextCompletions:
             num_unfinished = len(streams)
             async with aclosing(merge(streams)) as outputs:
                 async for index, output in outputs:
-                    frame = chunks.add(index, output)
+                    frame = chunks.add(index, without_generated(output) if request.is_echo_alone else output)
                     num_unfinished -= output.finished
                     if not num_unfinished:  # one write for the last text and the end
                         frame += chunks.end()
@@ -80,33 +92,54 @@ class TextCompletions:
         self._models.check(request.model)
         return Reply.to(request, choose_id("cmpl", request, header_id), self._models.name, self._server)
 
-    async def _open(self, request: CompletionRequest, reply_id: str) -> list[RequestStream]:
+    async def _open(self, request: CompletionRequest, reply_id: str) -> list[OutputStream]:
         max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        if request.is_echo_alone:
+            max_tokens = 1  # the engine samples one token from every prompt
         processor = self._engine.input_processor
         sampling = request.make_sampling(processor.default_sampling, max_tokens=max_tokens, logprobs=request.logprobs)
+        if request.scores_echo and sampling.prompt_logprobs is None:
+            sampling = sampling.replace(prompt_logprobs=request.logprobs)
         if self._engine.tokenizer is None:
             sampling = sampling.replace(detokenize=False)
-        streams: list[RequestStream] = []
+        streams: list[OutputStream] = []
         try:
             for index, prompt in enumerate(request.prompts()):
                 request_id = engine_id(reply_id, index)
                 if self._engine.model.log_requests:
                     log_prompt(request_id, prompt, self._server.max_log_len)
-                with renamed(**request.format_names()):
-                    stream = await self._engine.open(
-                        prompt,
-                        sampling,
-                        request_id,
-                        priority=request.priority or 0,
-                        cache_salt=request.cache_salt,
-                        add_special_tokens=request.add_special_tokens is not False,
-                        fit_context=request.max_tokens is None,
-                    )
+                stream = await self._open_one(prompt, request, sampling, request_id)
                 streams.append(stream)
         except BaseException:
             _close(streams)
             raise
         return streams
+
+    async def _open_one(
+        self, prompt: str | list[int], request: CompletionRequest, sampling: SamplingParams, request_id: str
+    ) -> OutputStream:
+        if request.use_beam_search:
+            assert sampling.max_tokens is not None
+            return await open_beams(self._engine, request, prompt, request_id, max_tokens=sampling.max_tokens)
+        return await self._engine.open(
+            self._with_suffix(prompt, request),
+            sampling,
+            request_id,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+            add_special_tokens=request.add_special_tokens is not False,
+            truncation=request.truncation,
+            fit_context=request.max_tokens is None,
+        )
+
+    def _with_suffix(self, prompt: str | list[int], request: CompletionRequest) -> PromptLike:
+        """The prompt itself, or one that asks for the text between it and `suffix`."""
+        if not request.suffix:
+            return prompt
+        special = request.add_special_tokens is not False
+        tokenizer = self._engine.input_processor.tokenizer
+        ids = fill_in_middle(tokenizer, prompt, request.suffix, add_special_tokens=special)
+        return {"prompt": prompt, "prompt_token_ids": ids} if isinstance(prompt, str) else ids
 
     def _formatter(self, request: CompletionRequest) -> LogprobFormatter:
         as_ids = bool(request.return_tokens_as_token_ids)
@@ -119,16 +152,20 @@ class TextCompletions:
         choices = []
         for prompt_index, output in enumerate(outputs):
             echoed = prompt_text(output, self._engine.tokenizer) if request.echo else ""
+            rows_of_prompt = prompt_logprobs(output.prompt_logprobs)
             for each in output.outputs:
-                rows = each.logprobs
+                rows: Sequence[dict[int, Logprob] | None] | None = each.logprobs
+                if rows is not None and request.scores_echo:
+                    rows = [*(output.prompt_logprobs or []), *rows]
                 choices.append(
                     CompletionChoice(
                         index=prompt_index * (request.n or 1) + each.index,
                         text=echoed + each.text,
-                        logprobs=formatter.completion(rows, len(echoed)) if rows is not None else None,
+                        logprobs=None if rows is None else self._logprobs(request, formatter, rows, output, echoed),
                         finish_reason=each.finish_reason,
                         stop_reason=each.stop_reason,
                         token_ids=each.token_ids if request.return_token_ids else None,
+                        prompt_logprobs=None if request.prompt_logprobs is None else rows_of_prompt,
                         prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
                     )
                 )
@@ -138,6 +175,18 @@ class TextCompletions:
             sum(output.num_cached_tokens or 0 for output in outputs),
         )
         return Completion(id=reply.id, created=reply.created, model=reply.model, choices=choices, usage=usage)
+
+    @staticmethod
+    def _logprobs(
+        request: CompletionRequest,
+        formatter: LogprobFormatter,
+        rows: Sequence[dict[int, Logprob] | None],
+        output: RequestOutput,
+        echoed: str,
+    ) -> CompletionLogprobs:
+        if request.scores_echo:
+            return formatter.completion(rows, 0, first_id=output.prompt_token_ids[0])
+        return formatter.completion(rows, len(echoed))
 
 
 class _Chunks:
@@ -156,6 +205,7 @@ class _Chunks:
         self._encoder = encoder
         self._tokenizer = tokenizer
         self._echo = bool(request.echo)
+        self._scores_echo = request.scores_echo
         self._return_token_ids = bool(request.return_token_ids)
         self._n = request.n or 1
         self._prompts: dict[int, tuple[int, int]] = {}  # prompt index -> (prompt tokens, cached tokens)
@@ -193,7 +243,11 @@ class _Chunks:
         first = index not in self._offsets
         echoed = prompt_text(output, self._tokenizer) if first and self._echo else ""
         offset = self._offsets.get(index, 0) + len(echoed)
-        logprobs = self._formatter.completion(each.logprobs, offset) if each.logprobs else None
+        rows: Sequence[dict[int, Logprob] | None] = each.logprobs or []
+        if first and self._scores_echo:
+            offset, rows = 0, [*(output.prompt_logprobs or []), *rows]
+        first_id = output.prompt_token_ids[0]
+        logprobs = self._formatter.completion(rows, offset, first_id=first_id) if rows else None
         self._offsets[index] = offset + (sum(map(len, logprobs.tokens)) if logprobs is not None else 0)
         return CompletionChunkChoice(
             index=index,
@@ -223,6 +277,15 @@ class _Chunks:
         return self._reply.usage(prompt_tokens, self._num_tokens, cached_tokens)
 
 
+def without_generated(output: RequestOutput) -> RequestOutput:
+    """An answer to max_tokens=0: the prompt and what is known about it."""
+    for each in output.outputs:
+        each.text, each.token_ids, each.stop_reason = "", [], None
+        each.logprobs = None if each.logprobs is None else []
+        each.finish_reason = each.finish_reason and "length"
+    return output
+
+
 def prompt_text(output: RequestOutput, tokenizer: Tokenizer | None) -> str:
     """The prompt as text, for `echo`."""
     if output.prompt is not None:
@@ -230,6 +293,6 @@ def prompt_text(output: RequestOutput, tokenizer: Tokenizer | None) -> str:
     return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False) if tokenizer is not None else ""
 
 
-def _close(streams: Sequence[RequestStream]) -> None:
+def _close(streams: Sequence[OutputStream]) -> None:
     for stream in streams:
         stream.close()

@@ -23,10 +23,11 @@ from quire.frontend.events import (
     ToolCallStart,
     Usage,
 )
-from quire.frontend.openai.generation import engine_id, log_prompt
+from quire.frontend.input_processor import PromptLike
+from quire.frontend.openai.beams import open_beams
+from quire.frontend.openai.generation import OutputStream, engine_id, log_prompt
 from quire.frontend.openai.schema import ChatRequest, TokenizeRequest
 from quire.frontend.openai.tool_fields import read_tool_choice, read_tools
-from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import CompletionOutput
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.tools import Tool, ToolChoice
@@ -85,7 +86,7 @@ class Turn:
         choices: a reader for each sequence; None when every text is the answer as it stands.
     """
 
-    def __init__(self, stream: RequestStream, prompt: Rendered, choices: list[Choice] | None, llm: AsyncLLM) -> None:
+    def __init__(self, stream: OutputStream, prompt: Rendered, choices: list[Choice] | None, llm: AsyncLLM) -> None:
         self.stream = stream
         self.choices = choices
         self.num_prompt_tokens = len(prompt.token_ids)
@@ -168,6 +169,16 @@ class Conversations:
             chat_template_kwargs={**variables, **(request.chat_template_kwargs or {})},
         )
 
+    def sampling(self, request: ChatRequest) -> SamplingParams:
+        """How the answer is sampled, but for what tools ask for. Raises ParameterError."""
+        defaults = self._engine.input_processor.default_sampling
+        _, limit = request.token_limit
+        return request.make_sampling(
+            defaults,
+            max_tokens=limit if limit is not None else defaults.get("max_tokens"),
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+
     async def open(
         self, request: ChatRequest, reply_id: str, *, prompt: Rendered | None = None, max_calls: int | None = None
     ) -> Turn:
@@ -190,27 +201,35 @@ class Conversations:
                 "--tool-call-parser, or set tool_choice to none.",
                 param="tool_choice",
             )
-        field, limit = request.token_limit
-        defaults = self._engine.input_processor.default_sampling
         request_id = engine_id(reply_id)
         if self._engine.model.log_requests:
             log_prompt(request_id, prompt.text, self._server.max_log_len)
-        names = {"max_tokens": field, "prompt": "messages", "logprobs": "top_logprobs", **request.format_names()}
+        names = {
+            "max_tokens": request.token_limit[0],
+            "prompt": "messages",
+            "logprobs": "top_logprobs",
+        }
         with renamed(**names):
-            sampling = request.make_sampling(
-                defaults,
-                max_tokens=limit if limit is not None else defaults.get("max_tokens"),
-                logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            )
-            stream = await self._engine.open(
-                {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
-                self._constrain(sampling, tools, choice),
-                request_id,
-                priority=request.priority or 0,
-                cache_salt=request.cache_salt,
-                fit_context=limit is None,
-            )
+            sampling = self._constrain(self.sampling(request), tools, choice)
+            stream = await self._open_stream(request, prompt, sampling, request_id)
         return Turn(stream, prompt, self._choices(request, prompt, tools, choice, max_calls), self._engine)
+
+    async def _open_stream(
+        self, request: ChatRequest, prompt: Rendered, sampling: SamplingParams, request_id: str
+    ) -> OutputStream:
+        ids: PromptLike = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
+        if request.use_beam_search:
+            limit = sampling.max_tokens or self._engine.max_model_len - len(prompt.token_ids)
+            return await open_beams(self._engine, request, ids, request_id, max_tokens=limit)
+        return await self._engine.open(
+            ids,
+            sampling,
+            request_id,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+            truncation=request.truncation,
+            fit_context=request.token_limit[1] is None,
+        )
 
     def _constrain(self, sampling: SamplingParams, tools: list[Tool], choice: ToolChoice) -> SamplingParams:
         """Holds calls that are asked for to their schemas, and keeps the marks of calls and reasoning in the text."""

@@ -3,14 +3,14 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Protocol
 
 import msgspec
 
 from quire.core.logging import get_logger
 from quire.frontend.openai.answers import PromptTokensDetails, Usage
 from quire.frontend.openai.schema import GenerationRequest
-from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.server_config import ServerConfig
 
@@ -91,7 +91,16 @@ class TextEvent:
         return b"%b%b%b" % (self._head, self._encode(text), self._tail)
 
 
-async def merge(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+class OutputStream(Protocol):
+    """The outputs of one prompt: sampled ones, or those of a beam search."""
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+
+    def close(self) -> None:
+        """Ends what still runs. Harmless at the end."""
+
+
+async def merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """(prompt index, output) of all streams as they come.
 
     Raises:
@@ -103,7 +112,7 @@ async def merge(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, R
         return
     queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
-    async def pump(index: int, stream: RequestStream) -> None:
+    async def pump(index: int, stream: OutputStream) -> None:
         try:
             async for output in stream:
                 await queue.put((index, output))

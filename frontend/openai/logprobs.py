@@ -33,16 +33,27 @@ class LogprobFormatter:
             content.append(TokenLogprob(self._text(sampled), _finite(row[sampled]), self._bytes(sampled), top))
         return ChatLogprobs(content)
 
-    def completion(self, rows: Sequence[dict[int, Logprob]], offset: int) -> CompletionLogprobs:
+    def completion(
+        self, rows: Sequence[dict[int, Logprob] | None], offset: int, *, first_id: int | None = None
+    ) -> CompletionLogprobs:
         """Columns of one entry per token; `offset` is where the first token's text begins, in characters.
 
-        The likeliest include the sampled token, even when it is not one of them.
+        The likeliest include the sampled token, even when it is not one of them. A row of None is the first token of
+        an echoed prompt, `first_id`, whose probability nobody knows.
         """
         out = CompletionLogprobs([], [], [], [])
         for row in rows:
+            out.text_offset.append(offset)
+            if row is None:
+                assert first_id is not None
+                token = self._text(first_id)
+                out.token_logprobs.append(None)
+                out.tokens.append(token)
+                out.top_logprobs.append(None)
+                offset += len(token)
+                continue
             sampled = next(iter(row))
             token = self._text(sampled)
-            out.text_offset.append(offset)
             out.token_logprobs.append(_finite(row[sampled]))
             out.tokens.append(token)
             shown: dict[str, float] = {}
@@ -53,7 +64,9 @@ class LogprobFormatter:
         return out
 
     def _top(self, row: dict[int, Logprob]) -> list[int]:
-        """Ids of the likeliest tokens, best first."""
+        """Ids of the likeliest tokens, best first; or all of a row, when the request named its tokens."""
+        if any(entry.rank is None for entry in row.values()):
+            return list(row)
         limit = len(row) if self._num_top < 0 else self._num_top
         ranked = sorted((entry.rank or 0, token_id) for token_id, entry in row.items())
         return [token_id for rank, token_id in ranked if rank <= limit]
@@ -65,6 +78,16 @@ class LogprobFormatter:
 
     def _bytes(self, token_id: int) -> list[int]:
         return list(self._tokenizer.piece(token_id)) if self._tokenizer is not None else []
+
+
+def prompt_logprobs(rows: list[dict[int, Logprob] | None] | None) -> list[dict[int, Logprob] | None] | None:
+    """A prompt's log-probabilities by token id, as they go into an answer."""
+    if rows is None:
+        return None
+    for row in rows:
+        for entry in (row or {}).values():
+            entry.logprob = _finite(entry)
+    return rows
 
 
 def _finite(entry: Logprob) -> float:

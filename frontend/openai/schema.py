@@ -1,7 +1,7 @@
 """Bodies of requests, with the field names of OpenAI's API and of vLLM's additions to it.
 
-Every field is honoured, or refused by name when it is set to anything but its default (`UNSUPPORTED`), or known to be
-without effect on a server of one's own (`HARMLESS`). Anything else is an unknown field. `null` means unset.
+Every field is honoured, or refused by name with a reason, or known to be without effect on a server of one's own:
+see `refused_fields.py`. Anything else is an unknown field. `null` means unset.
 """
 
 from typing import Any, Literal
@@ -9,53 +9,19 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
+from quire.core.repetition import RepetitionDetection
+from quire.core.sampling_lists import check_extra_args
 from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
-from quire.frontend.openai.output_format import OutputFields
+from quire.frontend.openai.refused_fields import UNSUPPORTED
 from quire.frontend.openai.tool_fields import check_messages, read_tool_choice, read_tools
+from quire.frontend.truncation import Side, Truncation
 
-HARMLESS = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
-    *("prompt_cache_key", "prompt_cache_retention", "prediction"),
-)
-"""Fields about billing, storage, routing and speed at OpenAI's: accepted, and without effect on the answer."""
-
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "early_stopping": (False,),
-    "ec_transfer_params": (),
-    "function_call": ("none",),
-    "functions": ([],),
-    "kv_transfer_params": (),
-    "length_penalty": (1.0,),
-    "logprob_token_ids": ([],),
-    "media_io_kwargs": ({},),
-    "mm_payload": ("tensors",),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "return_mm_kwargs": (False,),
-    "return_prompt_text": (False,),
-    "return_token_offsets": (False,),
-    "routed_experts_prompt_start": (0,),
-    "stream_interval": (1,),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
-    "web_search_options": (),
-}
-"""Fields that are not supported yet, and the values of each that ask for nothing."""
+MAX_SALT_CHARACTERS = 1024
 
 _SAMPLING_FIELDS = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
+    *("prompt_logprobs", "logprob_token_ids", "repetition_detection", "stream_interval"),
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
 )
 
@@ -68,7 +34,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields that chat and text completions share."""
 
     model: str | None = None
@@ -89,12 +55,22 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None  # for --logits-processors
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -113,23 +89,20 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     prediction: Any = None
     # Not supported yet.
     best_of: Any = None
-    early_stopping: Any = None
     ec_transfer_params: Any = None
     kv_transfer_params: Any = None
-    length_penalty: Any = None
-    logprob_token_ids: Any = None
+    guided_choice: Any = None
+    guided_decoding_backend: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
     mm_payload: Any = None
-    prompt_logprobs: Any = None
-    repetition_detection: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
     return_mm_kwargs: Any = None
     return_token_offsets: Any = None
     routed_experts_prompt_start: Any = None
-    stream_interval: Any = None
     thinking_token_budget: Any = None
-    truncate_prompt_tokens: Any = None
-    truncation_side: Any = None
-    use_beam_search: Any = None
-    vllm_xargs: Any = None
     watermarking: Any = None
 
     def check(self) -> None:
@@ -141,8 +114,8 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
         for name in self.__struct_fields__:
             if name in UNSUPPORTED:
                 value = getattr(self, name)
-                if value is not None and value not in UNSUPPORTED[name]:
-                    raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
+                if value is not None and value not in UNSUPPORTED[name].nothing:
+                    raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
         if self.stream_options is not None:
             if not self.stream:
                 raise ParameterError("stream_options needs stream=true.", param="stream_options")
@@ -152,6 +125,27 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
             raise ParameterError("priority must fit in 64 bits.", param="priority")
         if self.cache_salt == "":
             raise ParameterError("cache_salt must not be empty; leave it out instead.", param="cache_salt")
+        if self.cache_salt is not None and len(self.cache_salt) > MAX_SALT_CHARACTERS:
+            raise ParameterError(f"cache_salt must have at most {MAX_SALT_CHARACTERS} characters.", param="cache_salt")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ParameterError(
+                "prompt_logprobs come with the whole answer; leave stream out, or use echo with logprobs.",
+                param="prompt_logprobs",
+            )
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise ParameterError("truncation_side needs truncate_prompt_tokens.", param="truncation_side")
+        if not self.use_beam_search:
+            if self.length_penalty not in (None, 1):
+                raise ParameterError("length_penalty needs use_beam_search=true.", param="length_penalty")
+            if self.early_stopping:
+                raise ParameterError("early_stopping needs use_beam_search=true.", param="early_stopping")
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """How a prompt that is too long is cut, if the request asks for it."""
+        if self.truncate_prompt_tokens is None:
+            return None
+        return Truncation(self.truncate_prompt_tokens, self.truncation_side)
 
     def make_sampling(
         self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
@@ -164,7 +158,11 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
         chosen = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             chosen["logit_bias"] = _ids_as_numbers(self.logit_bias)
-        chosen["structured_outputs"] = self.read_format()
+        if self.vllm_xargs:
+            check_extra_args(self.vllm_xargs, "vllm_xargs")
+            chosen["extra_args"] = self.vllm_xargs
+        if self.logprob_token_ids:
+            logprobs = None  # instead of the likeliest
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(
             **{**defaults, **chosen, "max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}
@@ -206,6 +204,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("echo is for /v1/completions; it is not supported for chat.", param="echo")
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        if self.logprob_token_ids and not self.logprobs:
+            raise ParameterError("logprob_token_ids needs logprobs=true.", param="logprob_token_ids")
         check_messages(self.messages)
         choice = read_tool_choice(self.tool_choice, read_tools(self.tools))
         if choice.mode != "none" and self.response_format not in (None, {"type": "text"}):
@@ -228,15 +228,32 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | list[int | str | list[int]] | None = None
     logprobs: int | None = None
+    suffix: str | None = None
     # Not supported yet.
     prompt_embeds: Any = None
-    suffix: Any = None
 
     def check(self) -> None:
         """As for all requests, and what only a text completion can get wrong."""
         super().check()
-        if self.echo and self.logprobs is not None:
-            raise ParameterError("echo with logprobs is not supported yet; leave one out.", param="echo")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise ParameterError("logprob_token_ids needs logprobs, too.", param="logprob_token_ids")
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise ParameterError("echo with logprobs does not go with use_beam_search; leave one out.", param="echo")
+        if self.logprob_token_ids and self.is_echo_alone:
+            raise ParameterError(
+                "logprob_token_ids are about the output, and with max_tokens=0 there is none.",
+                param="logprob_token_ids",
+            )
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether the prompt is to be given back, perhaps with its log-probabilities, and nothing generated."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def scores_echo(self) -> bool:
+        """Whether the echoed prompt comes with log-probabilities."""
+        return bool(self.echo) and self.logprobs is not None
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one: a string, token ids, or a list of either.
@@ -290,8 +307,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         """Refuses fields that are not supported, and both or neither of prompt and messages."""
         for name in ("media_io_kwargs", "mm_processor_kwargs"):
             value = getattr(self, name)
-            if value is not None and value not in UNSUPPORTED[name]:
-                raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
+            if value is not None and value not in UNSUPPORTED[name].nothing:
+                raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
         if (self.prompt is None) == (self.messages is None):
             raise ParameterError("Give either prompt or messages.", param="prompt")
         if self.prompt is not None:

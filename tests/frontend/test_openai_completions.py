@@ -126,6 +126,120 @@ def test_echo_puts_the_prompt_first(client: openai.OpenAI, base_url: str) -> Non
         assert streamed == "The quick" + text
 
 
+def scores(base_url: str, **body: Any) -> dict[str, Any]:
+    answer = httpx.post(base_url + "/v1/completions", json={"temperature": 0, "ignore_eos": True, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, base_url: str) -> None:
+    plain = ask(client, "The quick", logprobs=1)
+    both = ask(client, "The quick", logprobs=1, echo=True).choices[0]
+    count = plain.usage.prompt_tokens
+    columns = both.logprobs
+    assert both.text == "The quick" + plain.choices[0].text
+    assert (columns.token_logprobs[0], columns.top_logprobs[0]) == (None, None)
+    assert columns.tokens[count:] == plain.choices[0].logprobs.tokens
+    assert columns.token_logprobs[count:] == pytest.approx(plain.choices[0].logprobs.token_logprobs)
+    assert "".join(columns.tokens[:count]) == "The quick"
+    assert columns.text_offset[count] == len("The quick")
+    for token, logprob, top in list(zip(columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True))[1:]:
+        assert top[token] == logprob
+    streamed: dict[str, list[Any]] = {"tokens": [], "text_offset": [], "token_logprobs": []}
+    for chunk in ask(client, "The quick", logprobs=1, echo=True, stream=True):
+        for name, values in streamed.items():
+            values += getattr(chunk.choices[0].logprobs, name) if chunk.choices[0].logprobs else []
+    assert streamed == {name: getattr(columns, name) for name in streamed}
+
+
+def test_echo_alone_generates_nothing(base_url: str) -> None:
+    body = {"prompt": "The quick", "max_tokens": 0, "echo": True, "logprobs": 1, "return_token_ids": True}
+    answer = scores(base_url, **body)
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("The quick", [], "length")
+    assert answer["usage"]["completion_tokens"] == 0
+    assert len(choice["logprobs"]["tokens"]) == answer["usage"]["prompt_tokens"]
+    events = httpx.post(base_url + "/v1/completions", json={**body, "n": 2, "stream": True}).text.split("\n\n")
+    told = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events if event.startswith("data: {")]
+    assert sorted(each["index"] for each in told) == [0, 1]
+    assert all(each["logprobs"] == choice["logprobs"] and each["text"] == "The quick" for each in told)
+
+
+def test_prompt_logprobs_by_token_id(base_url: str) -> None:
+    answer = scores(base_url, prompt="The quick", max_tokens=1, prompt_logprobs=2, return_token_ids=True)
+    [choice] = answer["choices"]
+    first, *rows = choice["prompt_logprobs"]
+    assert first is None
+    for token_id, row in zip(choice["prompt_token_ids"][1:], rows, strict=True):
+        own = row[str(token_id)]
+        assert own["logprob"] <= 0
+        assert len(row) == 2 + (own["rank"] > 2)
+    body = {"messages": [{"role": "user", "content": "a"}], "prompt_logprobs": 0, "max_tokens": 1}
+    chat = httpx.post(base_url + "/v1/chat/completions", json=body).json()
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
+def test_named_tokens_instead_of_the_likeliest(base_url: str) -> None:
+    fields = {"max_tokens": 1, "logprob_token_ids": [40, 50], "return_tokens_as_token_ids": True}
+    [choice] = scores(base_url, prompt="a", logprobs=2, **fields)["choices"]
+    assert {"token_id:40", "token_id:50"} <= set(choice["logprobs"]["top_logprobs"][0])
+    body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, **fields}
+    chat = httpx.post(base_url + "/v1/chat/completions", json=body).json()["choices"][0]
+    assert {"token_id:40", "token_id:50"} <= {top["token"] for top in chat["logprobs"]["content"][0]["top_logprobs"]}
+
+
+def test_prompts_are_cut_where_asked(base_url: str) -> None:
+    ids = tokenize(base_url, "The quick brown fox jumps over the lazy dog")
+    for fields, kept in (
+        ({"truncate_prompt_tokens": 4}, ids[:4]),
+        ({"truncate_prompt_tokens": 4, "truncation_side": "left"}, ids[-4:]),
+        ({"truncate_prompt_tokens": -1}, ids),
+    ):
+        [choice] = scores(base_url, prompt=ids, max_tokens=1, return_token_ids=True, **fields)["choices"]
+        assert choice["prompt_token_ids"] == kept
+    long = ids * 400
+    [choice] = scores(base_url, prompt=long, max_tokens=2, return_token_ids=True, truncate_prompt_tokens=-1)["choices"]
+    assert choice["prompt_token_ids"] == long[: 2048 - 2]
+
+
+def test_beams_are_choices(client: openai.OpenAI, base_url: str) -> None:
+    extra = {"use_beam_search": True, "ignore_eos": True}
+    answer = ask(client, "The quick", n=3, max_tokens=4, logprobs=1, extra=extra)
+    totals = [sum(choice.logprobs.token_logprobs) for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert totals == sorted(totals, reverse=True)
+    assert len({choice.text for choice in answer.choices}) == 3
+    assert answer.usage.completion_tokens == 12
+    streamed = [""] * 3
+    for chunk in ask(client, "The quick", n=3, max_tokens=4, stream=True, extra=extra):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == [choice.text for choice in answer.choices]
+    body = {"messages": [{"role": "user", "content": "a"}], "n": 2, "max_tokens": 3, **extra}
+    chat = httpx.post(base_url + "/v1/chat/completions", json=body).json()
+    assert len({choice["message"]["content"] for choice in chat["choices"]}) == 2
+
+
+def test_a_stream_in_larger_portions(base_url: str) -> None:
+    body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    text = httpx.post(base_url + "/v1/completions", json={**body, "stream_interval": 4}).text
+    choices = [json.loads(event[6:])["choices"] for event in text.split("\n\n") if event.startswith("data: {")]
+    sizes = [len(each[0]["token_ids"]) for each in choices if each]
+    assert all(size >= 4 for size in sizes[1:-1])  # the first comes at once, the last whatever its size
+    assert sum(sizes) == 60
+
+
+def test_lists_of_tokens_reach_the_sampler(client: openai.OpenAI) -> None:
+    ids = {"return_token_ids": True}
+    choice = ask(client, "a", extra={"allowed_token_ids": [70, 71], **ids}).choices[0]
+    assert set(choice.token_ids) <= {70, 71}
+    choice = ask(client, "a", logit_bias={"70": 100}, extra=ids).choices[0]
+    assert choice.token_ids == [70] * 8
+    detection = {"max_pattern_size": 1, "min_count": 3}
+    choice = ask(client, "a", logit_bias={"70": 100}, extra={"repetition_detection": detection, **ids}).choices[0]
+    assert (choice.finish_reason, choice.token_ids) == ("repetition", [70] * 3)
+
+
 def test_stop_token_ends_and_is_reported(client: openai.OpenAI) -> None:
     ids = ask(client, "a", extra={"return_token_ids": True}).choices[0].token_ids
     choice = ask(client, "a", extra={"stop_token_ids": [ids[4]], "return_token_ids": True}).choices[0]
@@ -159,7 +273,6 @@ def test_cache_hits_of_a_repeated_prompt(client: openai.OpenAI, base_url: str) -
         ([-1], {}, "prompt"),
         ([10**6], {}, "prompt"),
         ([[1], [10**6]], {}, "prompt"),
-        ("a", {"echo": True, "logprobs": 1}, "echo"),
         ("a", {"suffix": "b"}, "suffix"),
         ("a", {"best_of": 2}, "best_of"),
         ("a", {"max_tokens": 0}, "max_tokens"),
@@ -167,7 +280,20 @@ def test_cache_hits_of_a_repeated_prompt(client: openai.OpenAI, base_url: str) -
         ("a", {"extra": {"top_k": -2}}, "top_k"),
         ("a", {"extra": {"min_p": 2}}, "min_p"),
         ("a", {"extra": {"priority": 2**63}}, "priority"),
-        ("a", {"extra": {"prompt_logprobs": 1}}, "prompt_logprobs"),
+        ("a", {"extra": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ("a", {"logit_bias": {"5": 101}}, "logit_bias"),
+        ("a", {"logit_bias": {"x": 1}}, "logit_bias"),
+        ("a", {"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+        ("a", {"extra": {"allowed_token_ids": [10**6]}}, "allowed_token_ids"),
+        ("a", {"extra": {"bad_words": [""]}}, "bad_words"),
+        ("a", {"extra": {"priority": 1}}, "priority"),
+        ("a", {"extra": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens"),
+        ("a", {"extra": {"truncate_prompt_tokens": 10**6}}, "truncate_prompt_tokens"),
+        ("a", {"extra": {"vllm_xargs": {"a": 1}}}, "vllm_xargs"),
+        ("a", {"extra": {"use_beam_search": True, "top_k": 3}}, "top_k"),
+        ("a", {"extra": {"use_beam_search": True}, "temperature": 0.5}, "temperature"),
+        ("a", {"extra": {"use_beam_search": True}, "n": 1000}, "n"),
+        ("a", {"extra": {"thinking_token_budget": "x"}}, "thinking_token_budget"),
         ("a", {"extra": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
         ("a", {"stop": ""}, "stop"),
     ],

@@ -2,17 +2,21 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import quire.frontend.openai
 from quire.core.errors import EngineError, ParameterError
 from quire.core.sampling_params import RequestOutputKind
 from quire.frontend.json_request import decode_body
 from quire.frontend.openai.generation import choose_id, engine_id, log_prompt, merge
-from quire.frontend.openai.schema import HARMLESS, UNSUPPORTED, ChatRequest, CompletionRequest, GenerationRequest
+from quire.frontend.openai.refused_fields import HARMLESS, UNSUPPORTED
+from quire.frontend.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 TEXT: dict[str, Any] = {"prompt": "a"}
@@ -40,11 +44,96 @@ def test_null_means_unset(kind: type[GenerationRequest], body: dict[str, Any], n
 def test_unsupported_field_is_refused_unless_it_asks_for_nothing(
     kind: type[GenerationRequest], body: dict[str, Any], name: str
 ) -> None:
-    for nothing in UNSUPPORTED[name]:
+    for nothing in UNSUPPORTED[name].nothing:
         read(kind, {**body, name: nothing})
-    with pytest.raises(ParameterError, match=f"{name} is not supported yet") as caught:
+    with pytest.raises(ParameterError, match=rf"^{name} is refused: \w+ .*\.$") as caught:
         read(kind, {**body, name: {"some": "thing"}})
     assert caught.value.param == name
+
+
+VLLM_FIELDS: dict[type[GenerationRequest], str] = {
+    ChatRequest: """
+        add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template
+        chat_template_kwargs continue_final_message documents ec_transfer_params echo frequency_penalty ignore_eos
+        include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids
+        logprobs max_completion_tokens max_tokens media_io_kwargs messages min_p min_tokens mm_payload
+        mm_processor_kwargs model n parallel_tool_calls presence_penalty priority prompt_logprobs reasoning_effort
+        repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_prompt_text
+        return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start seed session_id
+        skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream stream_interval stream_options
+        structured_outputs temperature thinking_token_budget tool_choice tools top_k top_logprobs top_p
+        truncate_prompt_tokens truncation_side use_beam_search user vllm_xargs watermarking
+    """,
+    CompletionRequest: """
+        add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params echo frequency_penalty ignore_eos
+        include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs max_tokens
+        min_p min_tokens mm_payload model n presence_penalty priority prompt prompt_embeds prompt_logprobs
+        repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_token_ids
+        return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start seed session_id
+        skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream stream_interval stream_options
+        structured_outputs suffix temperature thinking_token_budget top_k top_p truncate_prompt_tokens truncation_side
+        use_beam_search user vllm_xargs watermarking
+    """,
+}
+"""What vLLM 0.32's OpenAPI document lists."""
+
+
+@pytest.mark.parametrize("kind", VLLM_FIELDS)
+def test_every_field_of_vllms_is_known(kind: type[GenerationRequest]) -> None:
+    assert set(VLLM_FIELDS[kind].split()) - set(kind.__struct_fields__) == set()
+
+
+@pytest.mark.parametrize("kind", VLLM_FIELDS)
+def test_every_field_is_read_somewhere_or_refused(kind: type[GenerationRequest]) -> None:
+    """A field that no code of ours reads would be accepted and ignored."""
+    sources = "".join(path.read_text() for path in Path(quire.frontend.openai.__file__).parent.rglob("*.py"))
+    unread = [
+        name
+        for name in set(kind.__struct_fields__) - set(UNSUPPORTED) - set(HARMLESS)
+        if not re.search(rf"\.{name}\b", sources) and not re.search(rf'_SAMPLING_FIELDS = \([^=]*"{name}"', sources)
+    ]
+    assert unread == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [(kind, {"truncation_side": "left"}, "truncation_side") for kind in (ChatRequest, CompletionRequest)]
+    + [
+        (CompletionRequest, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (CompletionRequest, {"length_penalty": 2}, "length_penalty"),
+        (CompletionRequest, {"early_stopping": True}, "early_stopping"),
+        (CompletionRequest, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+        (
+            CompletionRequest,
+            {"logprob_token_ids": [1], "logprobs": 1, "echo": True, "max_tokens": 0},
+            "logprob_token_ids",
+        ),
+        (CompletionRequest, {"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
+        (CompletionRequest, {"cache_salt": "a" * 2000}, "cache_salt"),
+        (CompletionRequest, {"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
+        (CompletionRequest, {"repetition_detection": {"size": 3}}, "repetition_detection.size"),
+        (CompletionRequest, {"truncation_side": "up"}, "truncation_side"),
+        (CompletionRequest, {"vllm_xargs": {"a": {}}}, "vllm_xargs[...]"),
+        (CompletionRequest, {"stream_interval": "2"}, "stream_interval"),
+        (ChatRequest, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_contradictions_and_wrong_types_name_the_field(
+    kind: type[GenerationRequest], fields: dict[str, Any], param: str
+) -> None:
+    body = CHAT if kind is ChatRequest else TEXT
+    with pytest.raises(ParameterError) as caught:
+        read(kind, {**body, **fields})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("bias", [{"x": 1.0}, {"-1": 1.0}, {"1.5": 1.0}, {"9" * 5000: 1.0}])
+def test_keys_of_logit_bias_are_ids(bias: dict[str, float]) -> None:
+    request = read(CompletionRequest, {**TEXT, "logit_bias": bias})
+    with pytest.raises(ParameterError) as caught:
+        request.make_sampling({}, max_tokens=1, logprobs=None)
+    assert caught.value.param == "logit_bias"
 
 
 def test_tables_name_fields_that_exist() -> None:

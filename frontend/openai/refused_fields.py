@@ -1,0 +1,51 @@
+"""Fields of vLLM's and OpenAI's requests that are refused or have no effect, each with the reason."""
+
+from typing import Any, NamedTuple
+
+HARMLESS = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
+    *("prompt_cache_key", "prompt_cache_retention", "prediction"),
+)
+"""Fields about billing, storage, routing and speed: accepted, and without effect on the answer."""
+
+
+class Refused(NamedTuple):
+    """Why a field is refused, and the values of it that ask for nothing and are therefore taken."""
+
+    reason: str
+    nothing: tuple[Any, ...] = ()
+
+
+_NO_MEDIA = "this server takes and gives text only"
+_NO_TRANSFER = "KV caches and encoder outputs are not passed between servers"
+_NO_EXPERTS = "which experts a token went to is not recorded"
+
+UNSUPPORTED: dict[str, Refused] = {
+    "audio": Refused(_NO_MEDIA),
+    "best_of": Refused("it was dropped from the API; ask for n and choose by logprobs", (1,)),
+    "ec_transfer_params": Refused(_NO_TRANSFER),
+    "function_call": Refused("it is the older name of tool_choice", ("none",)),
+    "functions": Refused("it is the older name of tools", ([],)),
+    "guided_choice": Refused("it is not supported yet"),
+    "guided_decoding_backend": Refused("it is not supported yet"),
+    "guided_grammar": Refused("it is not supported yet"),
+    "guided_json": Refused("it is not supported yet"),
+    "guided_regex": Refused("it is not supported yet"),
+    "kv_transfer_params": Refused(_NO_TRANSFER),
+    "media_io_kwargs": Refused(_NO_MEDIA, ({},)),
+    "mm_payload": Refused(_NO_MEDIA, ("tensors",)),
+    "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
+    "modalities": Refused(_NO_MEDIA, (["text"],)),
+    "prompt_embeds": Refused("prompts are text or token ids here"),
+    "response_format": Refused("it is not supported yet", ({"type": "text"},)),
+    "return_mm_kwargs": Refused(_NO_MEDIA, (False,)),
+    "return_prompt_text": Refused("the prompt's text comes from the render endpoints", (False,)),
+    "return_token_offsets": Refused("offsets come from the render endpoints, not with an answer", (False,)),
+    "routed_experts_prompt_start": Refused(_NO_EXPERTS, (0,)),
+    "structured_outputs": Refused("it is not supported yet"),
+    "thinking_token_budget": Refused("it is not supported yet", (-1,)),
+    "verbosity": Refused("models here have no such setting; ask for it in the prompt"),
+    "watermarking": Refused("no watermark is configured here", (False,)),
+    "web_search_options": Refused("this server does not search; offer a tool that does"),
+}
+"""Refused fields by name."""
