@@ -13,6 +13,7 @@ from quire.core.protocol import EngineReady
 from quire.core.sampling_params import SamplingParams
 from quire.frontend import launch
 from quire.frontend.cli.refusals import Refusals
+from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.input_processor import InputProcessor, PromptLike
 from quire.frontend.metrics import EngineMetrics
 from quire.frontend.output_processor import RequestStream
@@ -49,6 +50,12 @@ class AsyncLLM:
         self.metrics = metrics
         self.input_processor = InputProcessor(
             model, tokenizer, vocab_size=config.spec.vocab_size, max_model_len=config.max_model_len, seed=config.seed
+        )
+        self._grammars = GrammarCompiler(
+            tokenizer,
+            vocab_size=config.spec.vocab_size,
+            end_token_ids=config.spec.eos_token_ids,
+            options=model.structured_outputs,
         )
         self._tokenizer = tokenizer
         self._streams: dict[str, RequestStream] = {}
@@ -118,6 +125,7 @@ class AsyncLLM:
         for stream in list(self._streams.values()):
             stream.abort()
         self.input_processor.close()
+        self._grammars.close()
         await self.client.close()
         self._end_at_exit.detach()
 
@@ -170,6 +178,8 @@ class AsyncLLM:
         await self.start()
         read = await self.input_processor.read_prompt(prompt, add_special_tokens=add_special_tokens)
         sampling = sampling_params or self.input_processor.default_sampling_params()
+        constraint = sampling.structured_outputs
+        grammar = await self._grammars.compile(constraint) if constraint is not None else None
         if priority and self.config.limits.policy != "priority":
             raise ParameterError(
                 f"priority is {priority}, but requests here run first come, first served; "
@@ -188,6 +198,7 @@ class AsyncLLM:
             cache_salt=cache_salt,
             fit_context=fit_context,
             limit_logprobs=limit_logprobs,
+            grammar=grammar,
         )
         stream = RequestStream(
             request_id,

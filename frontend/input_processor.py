@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from quire.core.errors import ParameterError
-from quire.core.protocol import EngineRequest
+from quire.core.protocol import EngineRequest, Grammar
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.chat_template import ChatTemplate, Message
 from quire.frontend.sampling_input import SamplingInput
@@ -21,6 +21,10 @@ from quire.frontend.truncation import Truncation
 
 _INLINE_CHARACTERS = 4096
 """Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
+
+
+MAX_GRAMMAR_BYTES = 2**26
+"""Of compiled grammars that one request may bring: each of its n sequences carries its own copy."""
 
 
 class PromptDict(TypedDict, total=False):
@@ -200,6 +204,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         fit_context: bool = False,
         limit_logprobs: bool = True,
+        grammar: Grammar | None = None,
     ) -> list[EngineRequest]:
         """The `n` engine requests for one prompt, with every default filled in.
 
@@ -208,6 +213,7 @@ class InputProcessor:
         Args:
             fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
             limit_logprobs: refuse more logprobs than the server allows.
+            grammar: `sampling.structured_outputs`, compiled.
 
         Raises:
             ParameterError: lengths or parameters that this model cannot serve, by name.
@@ -215,6 +221,12 @@ class InputProcessor:
         sampling = self._sampling_input.complete(sampling, limit_logprobs=limit_logprobs)
         max_tokens = self._max_tokens(len(prompt.token_ids), sampling, fit_context)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        if grammar is not None and len(grammar.data) * sampling.n > MAX_GRAMMAR_BYTES:
+            raise ParameterError(
+                f"n={sampling.n} times a compiled grammar of {len(grammar.data)} bytes is more than "
+                f"{MAX_GRAMMAR_BYTES}; lower n or make structured_outputs simpler.",
+                param="n",
+            )
         return [
             EngineRequest(
                 request_id=request_id if sampling.n == 1 else f"{request_id}_{index}",
@@ -224,10 +236,12 @@ class InputProcessor:
                     max_tokens=max_tokens,
                     seed=child_seed(seed, index),
                     stop=None,
+                    structured_outputs=None,
                     prompt_logprobs=None if index else sampling.prompt_logprobs,  # the same for all
                 ),
                 priority=priority,
                 cache_salt=cache_salt if cache_salt is not None else prompt.cache_salt,
+                grammar=grammar,
             )
             for index in range(sampling.n)
         ]

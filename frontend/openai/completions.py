@@ -20,6 +20,7 @@ from quire.frontend.openai.answers import (
     Usage,
 )
 from quire.frontend.openai.beams import open_beams
+from quire.frontend.openai.conversation import renamed
 from quire.frontend.openai.generation import (
     OutputStream,
     Reply,
@@ -121,16 +122,17 @@ class TextCompletions:
         if request.use_beam_search:
             assert sampling.max_tokens is not None
             return await open_beams(self._engine, request, prompt, request_id, max_tokens=sampling.max_tokens)
-        return await self._engine.open(
-            self._with_suffix(prompt, request),
-            sampling,
-            request_id,
-            priority=request.priority or 0,
-            cache_salt=request.cache_salt,
-            add_special_tokens=request.add_special_tokens is not False,
-            truncation=request.truncation,
-            fit_context=request.max_tokens is None,
-        )
+        with renamed(**request.format_names()):
+            return await self._engine.open(
+                self._with_suffix(prompt, request),
+                sampling,
+                request_id,
+                priority=request.priority or 0,
+                cache_salt=request.cache_salt,
+                add_special_tokens=request.add_special_tokens is not False,
+                truncation=request.truncation,
+                fit_context=request.max_tokens is None,
+            )
 
     def _with_suffix(self, prompt: str | list[int], request: CompletionRequest) -> PromptLike:
         """The prompt itself, or one that asks for the text between it and `suffix`."""

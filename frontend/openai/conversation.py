@@ -208,6 +208,7 @@ class Conversations:
             "max_tokens": request.token_limit[0],
             "prompt": "messages",
             "logprobs": "top_logprobs",
+            **request.format_names(),
         }
         with renamed(**names):
             sampling = self._constrain(self.sampling(request), tools, choice)

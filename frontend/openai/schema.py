@@ -12,6 +12,7 @@ from quire.core.errors import ParameterError
 from quire.core.repetition import RepetitionDetection
 from quire.core.sampling_lists import check_extra_args
 from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
+from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.refused_fields import UNSUPPORTED
 from quire.frontend.openai.tool_fields import check_messages, read_tool_choice, read_tools
 from quire.frontend.truncation import Side, Truncation
@@ -34,7 +35,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     """Fields that chat and text completions share."""
 
     model: str | None = None
@@ -91,14 +92,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     best_of: Any = None
     ec_transfer_params: Any = None
     kv_transfer_params: Any = None
-    guided_choice: Any = None
-    guided_decoding_backend: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     mm_payload: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
     return_mm_kwargs: Any = None
     return_token_offsets: Any = None
     routed_experts_prompt_start: Any = None
@@ -163,6 +157,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             chosen["extra_args"] = self.vllm_xargs
         if self.logprob_token_ids:
             logprobs = None  # instead of the likeliest
+        chosen["structured_outputs"] = self.read_format()
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(
             **{**defaults, **chosen, "max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}
