@@ -6,8 +6,7 @@
 import re
 from typing import Any
 
-from msgspec import Struct
-
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import decode_string, is_object, quote, read_rest, read_text, read_value
@@ -19,7 +18,7 @@ _HARMLESS_KEYS = frozenset({"type", "id"})
 _STRAY = re.compile(r"[\]}\s]*")
 
 
-class JsonCalls(Struct, frozen=True, kw_only=True):
+class JsonCalls(CallShape, frozen=True, kw_only=True):
     """Calls as JSON objects.
 
     Attributes:
@@ -31,7 +30,6 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
         arguments_key: the model's own key for arguments. All known ones are read.
         separator: what may stand between two objects that are neither in a list nor in a block with an end.
         gap: white space that the model writes inside its tags.
-        dropped: ends that are never content, called or not.
     """
 
     begin: tuple[str, ...] = ()
@@ -41,7 +39,6 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
     arguments_key: str = "arguments"
     separator: str = ""
     gap: str = ""
-    dropped: tuple[str, ...] = ()
 
     @property
     def triggers(self) -> tuple[str, ...]:
@@ -200,7 +197,7 @@ class _Calls:
         return text
 
 
-class BareArguments(Struct, frozen=True, kw_only=True):
+class BareArguments(CallShape, frozen=True, kw_only=True):
     """The text is the arguments of one call whose name is known: what a grammar enforces for a named function."""
 
     name: str
@@ -209,25 +206,6 @@ class BareArguments(Struct, frozen=True, kw_only=True):
     def triggers(self) -> tuple[str, ...]:
         """What may begin a call."""
         return ("{",)
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Literals of the format that may be special tokens."""
-        return ()
-
-    @property
-    def stray(self) -> tuple[str, ...]:
-        """Ends that are no content even where they stand alone, once there was a call."""
-        return ()
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Ends that are never content, called or not."""
-        return ()
-
-    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
-        """None: a plain schema does."""
-        return None
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the object whose opening brace was just read; later ones are content."""

@@ -89,7 +89,8 @@ def scalar_to_json(word: str) -> str:
 
 def literal_to_json(text: str) -> str | None:
     """A whole list, tuple or dictionary of Python's as JSON; None when `text` is none."""
-    reader, pieces = Reader(), []
+    reader = Reader()
+    pieces: list[str] = []
     reader.feed(text)
     reader.end()
     try:

@@ -3,8 +3,7 @@
 import re
 from typing import Any
 
-from msgspec import Struct
-
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_calls import JsonCalls
@@ -17,7 +16,7 @@ _NAME = re.compile(r"[\w.:/\-]*")
 _CALL_ID = re.compile(r"[\w\-]*")
 
 
-class NamedCalls(Struct, frozen=True, kw_only=True):
+class NamedCalls(CallShape, frozen=True, kw_only=True):
     """Calls whose name precedes the arguments.
 
     Attributes:
@@ -63,21 +62,17 @@ class NamedCalls(Struct, frozen=True, kw_only=True):
         """Ends that are no content even where they stand alone, once there was a call."""
         return tuple(end for end in (self.section[1] if self.section else "", self.call_end) if end)
 
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Ends that are never content, called or not."""
-        return ()
-
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger that was just read."""
-        if not self.section or trigger == self.call_begin:
+        section = self.section
+        if section is None or trigger == self.call_begin:
             if self.older and (yield from reader.space()) in ("[", "{"):
                 yield from self.older.read(trigger, reader, log, tools)
                 return
             yield from self._read_call(reader, log)
-            if not self.section:
+            if section is None:
                 return
-        begin, end = self.call_begin, self.section[1]  # type: ignore[index]  # there is a section
+        begin, end = self.call_begin, section[1]
         while True:
             yield from reader.space()
             found = yield from reader.accept(begin, end)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.frontend.events import Event, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
-from quire.frontend.parsing.tool_formats import ToolFormat
 from quire.frontend.parsing.tools import Tool
 
 
@@ -102,7 +102,7 @@ class EventParser:
         return True
 
 
-def read_calls(reader: Reader, log: EventLog, form: ToolFormat, tools: Sequence[Tool]) -> Steps[None]:
+def read_calls(reader: Reader, log: EventLog, form: CallShape, tools: Sequence[Tool]) -> Steps[None]:
     """Reads a whole text: calls where the format finds them, and all else as content."""
     by_name = {tool.name: tool for tool in tools}
     triggers = form.triggers

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog, mistral_call_id, random_call_id
 from quire.frontend.parsing.harmony import Harmony, read_harmony
 from quire.frontend.parsing.json_calls import BareArguments, JsonCalls
@@ -14,10 +15,10 @@ from quire.frontend.parsing.plugins import PluginStage, ReasoningParser, ToolPar
 from quire.frontend.parsing.reader import Reader, Sink
 from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
-from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS, ToolFormat
+from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
-ToolSource: TypeAlias = ToolFormat | Harmony | type[ToolParser]
+ToolSource: TypeAlias = CallShape | Harmony | type[ToolParser]
 ReasoningSource: TypeAlias = ReasoningFormat | Harmony | type[ReasoningParser]
 
 _HARMONY_TOOLS = "openai"
@@ -63,7 +64,6 @@ class OutputParsers:
                 f"--tool-call-parser {_HARMONY_TOOLS} and --reasoning-parser {_HARMONY_REASONING} read one format: "
                 "neither goes with another parser."
             )
-        self._harmony = any(harmony)
         self._mistral = tool_parser == "mistral"
 
     @property
@@ -96,21 +96,20 @@ class OutputParsers:
         """
         choice = choice or ToolChoice()
         form = self._tool_format(tools, choice)
-        if form is None and self._reasoning is None and not self._harmony:
-            return None
         log = EventLog(mistral_call_id if self._mistral else random_call_id)
         stages: list[Stage] = []
-        if self._harmony:
+        if isinstance(self._tools, Harmony) or isinstance(self._reasoning, Harmony):
             reader = Reader()
             stages.append(Machine(reader, read_harmony(reader, log, calls=isinstance(form, Harmony))))
         else:
             content = log.text
-            if form is not None:
+            if form is not None and not isinstance(form, Harmony):
                 stages.append(_open_calls(form, log, tools))
                 content = stages[0].push
             if self._reasoning is not None:
-                calls = form is not None and not isinstance(form, BareArguments)
-                stages.insert(0, _open_reasoning(self._reasoning, log, content, prompt_text, calls))
+                stages.insert(0, _open_reasoning(self._reasoning, log, content, prompt_text, calls=bool(stages)))
+        if not stages:
+            return None
         return EventParser(log, stages, include_reasoning=include_reasoning, parallel=choice.parallel)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> CallConstraint | None:
@@ -124,7 +123,7 @@ class OutputParsers:
         return CallConstraint(json_schema=schema) if schema else None
 
     @property
-    def _structured(self) -> ToolFormat | Harmony | None:
+    def _structured(self) -> CallShape | Harmony | None:
         """The description of the format, unless it is a plugin's."""
         return None if isinstance(self._tools, type) else self._tools
 
@@ -134,7 +133,7 @@ class OutputParsers:
             return None
         if choice.mode == "auto":
             return self._tools if self._auto_tools else None
-        if self._structured and tool_call_structure(self._structured, tools, choice):
+        if self._structured and self._structured.call_tags({}):
             return self._tools
         return BareArguments(name=choice.name or tools[0].name) if choice.mode == "named" else _REQUIRED_CALLS
 
@@ -186,14 +185,21 @@ def find_reasoning_parser(name: str | None, plugin: str | None = None) -> Reason
     return form
 
 
-def _open_calls(form: ToolSource, log: EventLog, tools: Sequence[Tool]) -> Stage:
+def _open_calls(form: CallShape | type[ToolParser], log: EventLog, tools: Sequence[Tool]) -> Stage:
     if isinstance(form, type):
         return PluginStage(form(tools), log, log.text)
     reader = Reader()
     return Machine(reader, read_calls(reader, log, form, tools))
 
 
-def _open_reasoning(form: ReasoningSource, log: EventLog, content: Sink, prompt_text: str, calls: bool) -> Stage:
+def _open_reasoning(
+    form: ReasoningFormat | type[ReasoningParser],
+    log: EventLog,
+    content: Sink,
+    prompt_text: str,
+    *,
+    calls: bool,
+) -> Stage:
     if isinstance(form, type):
         return PluginStage(form(prompt_text), log, content)
     reader = Reader()

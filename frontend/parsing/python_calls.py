@@ -1,11 +1,8 @@
 """Calls written as Python: `[f(a=1), g(b="x")]`, or one a line between tags."""
 
 import re
-from typing import Any
 
-from msgspec import Struct
-
-from quire.frontend.parsing.call_tags import CallTags
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.literals import PYTHON, read_literal
@@ -16,7 +13,7 @@ _NAME = re.compile(r"[\w.\-]*")
 _KEY = re.compile(r"\w*")
 
 
-class PythonCalls(Struct, frozen=True, kw_only=True):
+class PythonCalls(CallShape, frozen=True, kw_only=True):
     """Calls as Python expressions with keyword arguments.
 
     Attributes:
@@ -44,11 +41,6 @@ class PythonCalls(Struct, frozen=True, kw_only=True):
         """Ends that are no content even where they stand alone, once there was a call."""
         return self.end
 
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Ends that are never content, called or not."""
-        return ()
-
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger that was just read."""
         if trigger not in self.begin:
@@ -61,10 +53,6 @@ class PythonCalls(Struct, frozen=True, kw_only=True):
         reader.stop_record()
         yield from reader.space()
         yield from reader.accept(*self.end)
-
-    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
-        """None: no grammar describes Python's arguments by a schema."""
-        return None
 
     @staticmethod
     def _read_list(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:

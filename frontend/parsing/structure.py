@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema
 from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.tool_formats import ToolFormat
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
 _ANY_OBJECT = {"type": "object"}
 
 
-def tool_call_structure(form: ToolFormat | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
     """The calls of `choice` in the model's own format, as one of xgrammar's structural tags.
 
     A function's schema is enforced when it is strict, or when a call is required. With "auto", only the calls are

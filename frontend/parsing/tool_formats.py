@@ -1,46 +1,10 @@
 """How each model writes calls: one description per format, which both parses and constrains."""
 
-from typing import Any, Protocol
-
-from quire.frontend.parsing.call_tags import CallTags
-from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.named_calls import NamedCalls
 from quire.frontend.parsing.python_calls import PythonCalls
-from quire.frontend.parsing.reader import Reader, Steps
-from quire.frontend.parsing.tools import Tool
 from quire.frontend.parsing.xml_calls import XmlCalls
-
-
-class ToolFormat(Protocol):
-    """How a model writes calls."""
-
-    @property
-    def triggers(self) -> tuple[str, ...]:
-        """What may begin a call."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Literals of the format that may be special tokens, so that they must not be skipped in the text."""
-
-    @property
-    def stray(self) -> tuple[str, ...]:
-        """Ends that are no content even where they stand alone, once there was a call."""
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Ends that are never content, called or not."""
-
-    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
-        """The format around the arguments' schemas, by function; None for a notation that no grammar describes."""
-
-    def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
-        """Reads the calls after a trigger that was just read, as far as they go.
-
-        Raises:
-            Malformed: there is no call; what the reader has on record is content.
-        """
-
 
 _HERMES = JsonCalls(begin=("<tool_call>",), end=("</tool_call>",), gap="\n")
 _LLAMA = JsonCalls(begin=("<|python_tag|>",), bare=True, arguments_key="parameters", separator=";")
@@ -78,7 +42,7 @@ def _dsml(block: str) -> XmlCalls:
     )
 
 
-TOOL_FORMATS: dict[str, ToolFormat] = {
+TOOL_FORMATS: dict[str, CallShape] = {
     "deepseek_v3": NamedCalls(
         section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         call_begin="<｜tool▁call▁begin｜>",

@@ -6,8 +6,7 @@ Values are text; the function's schema says what they are. Strings are passed on
 import re
 from typing import Any
 
-from msgspec import Struct
-
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import quote, read_value
@@ -20,7 +19,7 @@ _KEY = re.compile(r"[^<>\"'\n]*")
 _STRING = frozenset({"string"})
 
 
-class XmlCalls(Struct, frozen=True, kw_only=True):
+class XmlCalls(CallShape, frozen=True, kw_only=True):
     """Calls with tagged arguments.
 
     Attributes:
@@ -72,11 +71,6 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
         """Ends that are no content even where they stand alone, once there was a call."""
         every = (self.section[1] if self.section else "", self.wrapper[1], self.call_end)
         return tuple(end for end in every if end)
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Ends that are never content, called or not."""
-        return ()
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger that was just read."""
@@ -173,22 +167,19 @@ class _Call:
         form, reader, log = self._form, self._reader, self._log
         ends = (form.call_end, form.section[1]) if form.section else (form.call_end,)
         markers = Markers((form.key_begin, *ends))
+        marker: str | None = found or (yield from reader.until(markers, self._junk.append, keep_partial=False))
         first = True
-        while True:
-            found = found or (yield from reader.until(markers, self._junk.append, keep_partial=False))
-            if found in ends:
-                log.arguments("{}" if first else "}")
-                return
-            if not found:  # the text ended
-                return
+        while marker == form.key_begin:
+            marker = ""
             key, types = yield from self._read_key(name)
-            found = ""
             if key:
                 log.arguments(f'{"{" if first else ", "}"{quote(key)}": ')
                 first = False
-                found = yield from self._read_value(types)
-                if found is None:
-                    return
+                marker = yield from self._read_value(types)
+            if marker == "":
+                marker = yield from reader.until(markers, self._junk.append, keep_partial=False)
+        if marker:
+            log.arguments("{}" if first else "}")
 
     def _read_key(self, name: str) -> Steps[tuple[str, frozenset[str]]]:
         """The argument's name, and the types that its value may have; no name where there is none."""
