@@ -4,10 +4,12 @@ from typing import Any
 
 from litestar import Router, get, post
 from litestar.types import ASGIApp, Guard
+from msgspec import UNSET, Raw, Struct, UnsetType
 
+from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http_answers import HttpAnswers, documented, json_answer
-from quire.frontend.json_request import JsonRequest
+from quire.frontend.json_request import JsonRequest, decode_body
 from quire.frontend.openai.answers import (
     ChatCompletion,
     Completion,
@@ -16,16 +18,25 @@ from quire.frontend.openai.answers import (
     ModelList,
     TokenizeResponse,
 )
+from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.render import RenderedRequest, Rendering
 from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire.frontend.openai.tokenize import Tokenization
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
+
+
+class _Invocation(Struct):
+    """What tells requests apart."""
+
+    messages: Raw | UnsetType = UNSET
+    prompt: Raw | UnsetType = UNSET
 
 
 def openai_routes(
@@ -40,6 +51,8 @@ def openai_routes(
     """Handlers for /v1 (behind `guards`) and for the tokenizer."""
     chat = ChatCompletions(engine, server, models, conversations)
     text = TextCompletions(engine, server, models)
+    batch = BatchChat(chat)
+    rendering = Rendering(engine, models, conversations)
     tokenization = Tokenization(engine, models, conversations)
     responses = Responses(engine, server, models, conversations, state)
 
@@ -51,6 +64,24 @@ def openai_routes(
         if data.stream:
             return answers.stream(chat.stream(data, header_id))
         return await answers.whole(chat.complete(data, header_id), request)
+
+    @post("/chat/completions/batch", status_code=200, responses=documented(ChatCompletion), summary="Chats")
+    async def create_chat_completions(request: JsonRequest, data: BatchChatRequest) -> ASGIApp:
+        """Continues many conversations, one choice for each."""
+        answers.check_ready()
+        return await answers.whole(batch.complete(data, request.headers.get("x-request-id")), request)
+
+    @post("/chat/completions/render", status_code=200, responses=documented(RenderedRequest), summary="Render a chat")
+    async def render_chat_completion(request: JsonRequest, data: ChatRequest) -> ASGIApp:
+        """Token ids and sampling parameters of a conversation; nothing is generated."""
+        answers.check_ready()
+        return await answers.whole(rendering.chat(data), request)
+
+    @post("/completions/render", status_code=200, responses=documented(list[RenderedRequest]), summary="Render texts")
+    async def render_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
+        """Token ids and sampling parameters of each prompt; nothing is generated."""
+        answers.check_ready()
+        return await answers.whole(rendering.completion(data), request)
 
     @post("/completions", status_code=200, responses=documented(Completion), summary="Complete")
     async def create_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
@@ -85,6 +116,21 @@ def openai_routes(
         answers.check_ready()
         return json_answer(tokenization.detokenize(data))
 
-    handlers = [create_chat_completion, create_completion, list_models, get_model]
+    @post("/invocations", status_code=200, guards=guards, summary="Invoke")
+    async def invoke(request: JsonRequest) -> ASGIApp:
+        """As SageMaker calls it: a chat when the body has messages, a text completion when it has a prompt."""
+        answers.check_ready()
+        body = await request.body()
+        present = decode_body(body, _Invocation)
+        if present.messages is UNSET and present.prompt is UNSET:
+            raise ParameterError("The body must have messages or a prompt.", param="messages")
+        if present.messages is not UNSET:
+            return await create_chat_completion.fn(request, decode_body(body, ChatRequest))
+        return await create_completion.fn(request, decode_body(body, CompletionRequest))
+
+    handlers = [
+        *(create_chat_completion, create_chat_completions, render_chat_completion, create_completion),
+        *(render_completion, list_models, get_model),
+    ]
     guarded = Router("/v1", route_handlers=[*handlers, *response_routes(responses, answers)], guards=guards)
-    return [guarded, tokenize, detokenize]
+    return [guarded, invoke, tokenize, detokenize]

@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -78,16 +79,15 @@ class Responses:
     async def stream(self, request: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         """The response as events. Closing the generator aborts it, unless it is made in the background."""
         job = await self._open(request)
-        frames = self._run(job)
         if request.background:
             self._start(job)
             assert job.stored.recording is not None
-            frames = job.stored.recording.follow()
-        try:
-            async for frame in frames:
+            async for frame in job.stored.recording.follow():
                 yield frame
-        finally:
-            await frames.aclose()
+            return
+        async with aclosing(self._run(job)) as groups:
+            async for frames in groups:
+                yield b"".join(frames)
 
     def retrieve(self, response_id: str) -> Response:
         """A stored response as it is now. Raises NotFoundError."""
@@ -172,32 +172,32 @@ class Responses:
 
     # ------------------------------------------------------------------------------------------------------- answers
 
-    async def _run(self, job: _Job) -> AsyncGenerator[bytes, None]:
-        """Reads the turn to its end; yields the frames of its stream."""
+    async def _run(self, job: _Job) -> AsyncGenerator[list[bytes], None]:
+        """Reads the turn to its end; yields the frames of its stream, those of one output together."""
         builder, request = job.builder, job.request
         formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=False)
         started = failed = False
         try:
             async for output, events in job.turn.events():
                 if not started:
-                    yield b"".join(builder.start())
+                    yield builder.start()
                     started = True
                 logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
                 if frames := builder.add(events, logprobs):
-                    yield b"".join(frames)
+                    yield frames
         except QuireError as error:
             if not started and not request.background:
                 raise  # nothing is sent yet, so that the error gets its own status
             failed = True
             logger.warning("response %s failed: %s", builder.response.id, error)
-            yield b"".join(([] if started else builder.start()) + builder.fail(_failure_code(error), str(error)))
+            yield ([] if started else builder.start()) + builder.fail(_failure_code(error), str(error))
         finally:
             job.turn.close()
         if request.is_stored and self._store.keeps_any:
             job.stored.items = job.stored.items + msgspec.to_builtins(builder.response.output)
             self._store.put(job.stored)
         if not failed:
-            yield builder.end()
+            yield [builder.end()]
 
     def _start(self, job: _Job) -> None:
         """Makes the response in the background."""
@@ -208,17 +208,17 @@ class Responses:
     def _record(self, job: _Job) -> Coroutine[Any, Any, None]:
         async def record() -> None:
             response, recording = job.builder.response, job.stored.recording
-            frames = self._run(job)
+            groups = self._run(job)
             try:
-                async for frame in frames:
+                async for frames in groups:
                     if recording is not None:
-                        recording.add(frame)
+                        recording.add(frames)
             except asyncio.CancelledError:
                 if response.status != "cancelled":
                     job.builder.fail("server_error", "The server was stopped.")
                 raise
             finally:
-                await frames.aclose()
+                await groups.aclose()
                 if recording is not None:
                     recording.end()
 

@@ -22,10 +22,10 @@ class Recording:
         self._news = asyncio.Event()
         self.num_bytes = 0
 
-    def add(self, frame: bytes) -> None:
-        """Another frame."""
-        self._frames.append(frame)
-        self.num_bytes += len(frame)
+    def add(self, frames: list[bytes]) -> None:
+        """More frames; each one's place is its sequence number."""
+        self._frames += frames
+        self.num_bytes += sum(map(len, frames))
         self._tell()
 
     def end(self) -> None:

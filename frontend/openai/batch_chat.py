@@ -1,0 +1,75 @@
+"""POST /v1/chat/completions/batch: many conversations in, one choice for each."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import ParameterError
+from quire.core.sampling_params import MAX_COMPLETIONS
+from quire.frontend.openai.answers import ChatCompletion, Usage
+from quire.frontend.openai.chat import ChatCompletions
+from quire.frontend.openai.schema import ChatRequest
+
+
+class BatchChatRequest(ChatRequest, kw_only=True):
+    """Body of POST /v1/chat/completions/batch: as for one conversation, but for `messages`, a list of conversations."""
+
+    messages: list[list[dict[str, Any]]]  # type: ignore[assignment]
+
+    def conversations(self) -> list[ChatRequest]:
+        """One request for each conversation.
+
+        Raises:
+            ParameterError: a field that goes with one conversation only, or too many of them.
+        """
+        for name, harmless in (("stream", False), ("tools", []), ("n", 1), ("use_beam_search", False)):
+            value = getattr(self, name)
+            if value is not None and value != harmless:
+                raise ParameterError(f"{name} is for single conversations; leave it out.", param=name)
+        if not 0 < len(self.messages) <= MAX_COMPLETIONS:
+            raise ParameterError(
+                f"messages must hold between 1 and {MAX_COMPLETIONS} conversations, got {len(self.messages)}.",
+                param="messages",
+            )
+        fields = {name: getattr(self, name) for name in ChatRequest.__struct_fields__ if name != "messages"}
+        return [ChatRequest(messages=messages, **fields) for messages in self.messages]
+
+
+class BatchChat:
+    """Answers them by way of single answers."""
+
+    def __init__(self, chat: ChatCompletions) -> None:
+        self._chat = chat
+
+    async def complete(self, request: BatchChatRequest, header_id: str | None = None) -> ChatCompletion:
+        """The whole answer; cancelling aborts all of it in the engine, and so does the first that fails.
+
+        Raises:
+            RequestError: a conversation cannot be served as asked.
+            EngineError: the engine failed.
+        """
+        tasks = [asyncio.create_task(self._chat.complete(each, header_id)) for each in request.conversations()]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        choices = [
+            msgspec.structs.replace(choice, index=index)
+            for index, answer in enumerate(answers)
+            for choice in answer.choices
+        ]
+        return msgspec.structs.replace(answers[0], choices=choices, usage=_sum([answer.usage for answer in answers]))
+
+
+def _sum(usages: list[Usage]) -> Usage:
+    details = [usage.prompt_tokens_details for usage in usages]
+    cached = [each.cached_tokens for each in details if each is not None]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        total_tokens=sum(usage.total_tokens for usage in usages),
+        prompt_tokens_details=type(details[0])(sum(cached)) if details[0] is not None else None,
+    )

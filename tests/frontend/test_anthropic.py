@@ -1,0 +1,162 @@
+"""The real Anthropic client against the demo model, and what only raw HTTP shows."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from quire.core.errors import ParameterError
+from quire.frontend.anthropic.content import to_messages
+from tests.servers import ServerProcess
+from tests.weather import QUESTION, REPLY, RESULT, WEATHER_FUNCTION, asked
+
+WEATHER: Any = {
+    "name": WEATHER_FUNCTION["name"],
+    "description": WEATHER_FUNCTION["description"],
+    "input_schema": WEATHER_FUNCTION["parameters"],
+}
+GREEDY = {"temperature": 0}
+THINK = "What is 47 + 38? Think step by step."
+
+
+@pytest.fixture(scope="module")
+def client(demo_server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=demo_server.base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(client: anthropic.Anthropic, content: Any, **options: Any) -> Any:
+    messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    options = {"max_tokens": 200, "extra_body": GREEDY, **options}
+    return client.messages.create(model="quire-demo", messages=messages, **options)
+
+
+def test_a_text_in_and_out(client: anthropic.Anthropic) -> None:
+    message = ask(client, "What is the capital of France?", system=[{"type": "text", "text": "Be brief."}])
+    [block] = message.content
+    assert block.text == "The capital of France is Paris."
+    assert (message.role, message.model, message.stop_reason) == ("assistant", "quire-demo", "end_turn")
+    assert message.usage.output_tokens > 0
+    assert message.id.startswith("msg_")
+
+
+def test_agent_loop(client: anthropic.Anthropic) -> None:
+    first = ask(client, QUESTION, tools=[WEATHER])
+    [use] = first.content
+    assert (use.type, use.name, use.input) == ("tool_use", "get_weather", asked("Paris"))
+    assert first.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": RESULT}]}
+    turns = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [result]},
+    ]
+    second = ask(client, turns, tools=[WEATHER])
+    assert [block.text for block in second.content] == [REPLY]
+
+
+def test_streamed_text_thinking_and_calls_add_up(client: anthropic.Anthropic) -> None:
+    for question, tools in ((THINK, anthropic.omit), (QUESTION, [WEATHER])):
+        whole = ask(client, question, tools=tools)
+        with client.messages.stream(
+            model="quire-demo",
+            max_tokens=200,
+            messages=[{"role": "user", "content": question}],
+            tools=tools,
+            extra_body=GREEDY,
+        ) as stream:
+            streamed = stream.get_final_message()
+        assert streamed.stop_reason == whole.stop_reason
+        assert streamed.usage.output_tokens == whole.usage.output_tokens
+        assert streamed.usage.input_tokens == whole.usage.input_tokens
+        for one, other in zip(whole.content, streamed.content, strict=True):
+            ours, theirs = ({k: v for k, v in block.model_dump().items() if k != "id"} for block in (one, other))
+            assert ours.items() <= theirs.items()
+    assert [block.type for block in ask(client, THINK).content] == ["thinking", "text"]
+
+
+def test_events_in_order(demo_server: ServerProcess) -> None:
+    body = {
+        "model": "quire-demo",
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": THINK}],
+        "stream": True,
+        **GREEDY,
+    }
+    with httpx.stream("POST", demo_server.base_url + "/v1/messages", json=body) as answer:
+        frames = "".join(answer.iter_text()).removesuffix("\n\n").split("\n\n")
+    pairs = [frame.split("\n") for frame in frames]
+    data = [json.loads(line.removeprefix("data: ")) for _, line in pairs]
+    assert [f"event: {event['type']}" for event in data] == [name for name, _ in pairs]
+    kinds = [event["type"] for event in data]
+    steps = [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]]
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert steps == ["message_start", "ping", *block, *block, "message_delta", "message_stop"]
+    assert data[0]["message"]["content"] == []
+    assert data[0]["message"]["usage"]["input_tokens"] > 0
+    deltas = [event["delta"]["type"] for event in data if event["type"] == "content_block_delta"]
+    assert list(dict.fromkeys(deltas)) == ["thinking_delta", "signature_delta", "text_delta"]
+    assert [event["index"] for event in data if event["type"] == "content_block_start"] == [0, 1]
+
+
+def test_stop_reasons(client: anthropic.Anthropic) -> None:
+    stopped = ask(client, "What is the capital of France?", stop_sequences=[" is"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " is")
+    assert stopped.content[0].text.startswith("The capital of France")
+    assert ask(client, "What is the capital of France?", max_tokens=2).stop_reason == "max_tokens"
+
+
+def test_tokens_are_counted_as_they_are_served(client: anthropic.Anthropic) -> None:
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    count = client.messages.count_tokens(model="quire-demo", messages=messages, tools=[WEATHER], system="Be brief.")
+    served = ask(client, QUESTION, tools=[WEATHER], system="Be brief.", max_tokens=1)
+    assert count.input_tokens == served.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": ""}, "not served here"),
+        ({"max_tokens": 0}, "max_tokens must be between"),
+        ({"messages": []}, "messages must not be empty"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}, "no earlier"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "no tools of its own"),
+        ({"tool_choice": {"type": "tool"}}, "needs a name"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "at least 1024"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "keep all"),
+        ({"top_q": 1}, "Did you mean 'top_k'|Unknown field 'top_q'"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_have_anthropics_shape(demo_server: ServerProcess, options: Any, said: str, stream: bool) -> None:
+    body = {"model": "quire-demo", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], "stream": stream}
+    answer = httpx.post(demo_server.base_url + "/v1/messages", json={**body, **options})
+    assert answer.status_code == (404 if "model" in options else 400)
+    error = answer.json()
+    assert set(error) == {"type", "error"}
+    assert error["type"] == "error"
+    assert error["error"]["type"] == ("not_found_error" if "model" in options else "invalid_request_error")
+    assert re.search(said, error["error"]["message"]), error
+
+
+def test_blocks_of_a_turn_become_messages() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "Let me look."},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {"ä": [1]}},
+    ]
+    [turn] = to_messages("assistant", blocks, 0)
+    assert turn["reasoning_content"] == "Hm."
+    assert turn["content"] == "Let me look."
+    assert turn["tool_calls"] == [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"ä": [1]}'}}]
+    results = [{"type": "tool_result", "tool_use_id": "1", "content": "ok"}, {"type": "text", "text": "And now?"}]
+    assert [message["role"] for message in to_messages("user", results, 1)] == ["tool", "user"]
+    with pytest.raises(ParameterError, match=r"messages\[2\].content\[0\]"):
+        to_messages("user", [{"type": "tool_use", "id": "1", "name": "f", "input": {}}], 2)

@@ -1,0 +1,125 @@
+"""The real OpenAI client against the demo model: calls of functions and reasoning in chat completions."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.servers import ServerProcess
+from tests.weather import QUESTION, REPLY, RESULT, WEATHER_FUNCTION, asked
+
+WEATHER: Any = {"type": "function", "function": WEATHER_FUNCTION}
+ASK: Any = [{"role": "user", "content": QUESTION}]
+
+
+@pytest.fixture(scope="module")
+def client(demo_server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=demo_server.base_url + "/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, messages: Any = ASK, **options: Any) -> Any:
+    options = {"tools": [WEATHER], "temperature": 0, **options}
+    return client.chat.completions.create(model="quire-demo", messages=messages, **options)
+
+
+def test_agent_loop(client: openai.OpenAI) -> None:
+    choice = ask(client).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    assert json.loads(call.function.arguments) == asked("Paris")
+    result = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
+    answer = ask(client, [*ASK, choice.message, result]).choices[0]
+    assert (answer.message.content, answer.finish_reason) == (REPLY, "stop")
+    assert answer.message.tool_calls == []
+
+
+def test_streamed_calls_add_up_to_whole_ones(client: openai.OpenAI) -> None:
+    whole = ask(client).choices[0]
+    with client.chat.completions.stream(model="quire-demo", messages=ASK, tools=[WEATHER], temperature=0) as stream:
+        events = list(stream)
+        streamed = stream.get_final_completion().choices[0]
+    assert any(event.type == "tool_calls.function.arguments.delta" for event in events)
+    assert not any(event.delta for event in events if event.type == "content.delta"), "no markup is told as text"
+    assert streamed.finish_reason == "tool_calls"
+    [one], [other] = whole.message.tool_calls, streamed.message.tool_calls
+    assert (one.function.name, one.function.arguments) == (other.function.name, other.function.arguments)
+    assert other.id
+
+
+def test_each_of_n_answers_has_calls_of_its_own(client: openai.OpenAI) -> None:
+    ids: dict[int, str] = {}
+    for chunk in ask(client, n=2, stream=True):
+        for choice in chunk.choices:
+            for call in choice.delta.tool_calls or ():
+                ids[choice.index] = call.id or ids[choice.index]
+    assert sorted(ids) == [0, 1]
+    assert len(set(ids.values())) == 2
+
+
+def test_what_a_chunk_carries_beside_text_is_not_lost(client: openai.OpenAI) -> None:
+    extra = {"return_token_ids": True}
+    whole = ask(client, logprobs=True, extra_body=extra).choices[0]
+    chunks = [chunk.choices[0] for chunk in ask(client, logprobs=True, stream=True, extra_body=extra)]
+    token_ids = [token_id for chunk in chunks for token_id in getattr(chunk, "token_ids", None) or []]
+    logprobs = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
+    assert token_ids == whole.token_ids
+    assert len(logprobs) == len(whole.logprobs.content) == len(token_ids)
+
+
+def test_streamed_reasoning_adds_up(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "What is 47 + 38? Think step by step."}]
+    whole = ask(client, messages, tools=openai.omit).choices[0].message
+    reasoning, content = "", ""
+    for chunk in ask(client, messages, tools=openai.omit, stream=True):
+        delta = chunk.choices[0].delta
+        assert getattr(delta, "reasoning", None) == getattr(delta, "reasoning_content", None)
+        reasoning += getattr(delta, "reasoning", None) or ""
+        content += delta.content or ""
+    assert (reasoning, content) == (whole.reasoning, whole.content)
+    assert content == "47 + 38 = 85"
+
+
+def test_a_server_without_a_parser_does_not_hand_out_markup(base_url: str) -> None:
+    with openai.OpenAI(base_url=base_url + "/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:
+            client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], max_tokens=1)
+        assert caught.value.param == "tool_choice"
+        assert client.chat.completions.create(
+            model="tiny", messages=ASK, tools=[WEATHER], tool_choice="none", max_tokens=1
+        )
+
+
+def test_batch_answers_every_conversation(client: openai.OpenAI) -> None:
+    questions = ["Hello!", "What is the capital of France?"]
+    body = {"messages": [[{"role": "user", "content": text}] for text in questions], "temperature": 0}
+    answer: Any = client.post("/chat/completions/batch", body=body, cast_to=object)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert texts == ["Hello! How can I help you?", "The capital of France is Paris."]
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
+    for wrong, param in (({"messages": []}, "messages"), ({"stream": True}, "stream"), ({"tools": [WEATHER]}, "tools")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.post("/chat/completions/batch", body={**body, **wrong}, cast_to=object)
+        assert caught.value.param == param
+
+
+def test_rendered_prompts_are_those_that_are_served(client: openai.OpenAI) -> None:
+    body = {"messages": ASK, "tools": [WEATHER], "max_tokens": 5, "temperature": 0.5}
+    rendered: Any = client.post("/chat/completions/render", body=body, cast_to=object)
+    served = ask(client, max_tokens=5, extra_body={"return_token_ids": True})
+    assert rendered["token_ids"] == served.prompt_token_ids
+    assert (rendered["sampling_params"]["max_tokens"], rendered["sampling_params"]["temperature"]) == (5, 0.5)
+    texts: Any = client.post("/completions/render", body={"prompt": [[5], [6, 7]]}, cast_to=object)
+    assert [text["token_ids"] for text in texts] == [[5], [6, 7]]
+
+
+def test_invocations_take_chats_and_texts(demo_server: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=demo_server.base_url, api_key="none", max_retries=0)
+    chat: Any = client.post("/invocations", body={"messages": ASK, "max_tokens": 1}, cast_to=object)
+    text: Any = client.post("/invocations", body={"prompt": "a", "max_tokens": 1}, cast_to=object)
+    assert (chat["object"], text["object"]) == ("chat.completion", "text_completion")
+    with pytest.raises(openai.BadRequestError, match="messages or a prompt"):
+        client.post("/invocations", body={}, cast_to=object)
