@@ -428,3 +428,45 @@ def test_every_kv_group_gets_its_own_pages() -> None:
     grown = [pages for plan in harness.plans for _, pages in plan.appended_blocks]
     assert [len(pages) for pages in grown] == [2]
     assert len({page for table in new.block_ids for page in table} | {p for g in grown[0] for p in g}) == 8
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_num_batched_tokens": 64},
+        {"max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 64, "long_prefill_token_threshold": 5},
+        {"max_num_batched_tokens": 64, "enable_chunked_prefill": False},
+    ],
+    ids=str,
+)
+def test_samples_of_one_prompt_share_its_pages_and_its_computation(limits: dict[str, int]) -> None:
+    """Four samples of a prompt of eight full pages and a token: 8 + 4 * 1 pages, and only the last token four times."""
+    harness = Harness(max_num_seqs=8, block_size=4, **limits)
+    prompt = list(range(1, 34))
+    for index in range(4):
+        harness.add(f"r_{index}", prompt, max_tokens=3, seed=index)
+    most = 0
+    while harness.scheduler.has_unfinished():
+        harness.step()
+        running = harness.scheduler.take_stats()
+        most = max(most, round(running.kv_cache_usage * 64))
+    assert most == 8 + 4
+    assert harness.worker.num_computed_tokens == 32 + 4 * (1 + 2)
+
+
+def test_a_prompt_that_begins_alike_waits_no_longer_than_for_that() -> None:
+    """It is admitted as soon as what it shares is there, long before the prompt that computes it is done."""
+    harness = Harness(max_num_batched_tokens=64, long_prefill_token_threshold=4, block_size=4, max_num_seqs=8)
+    prompt = list(range(1, 34))
+    harness.add("long", prompt)
+    harness.add("alike", prompt[:8] + [99] * 5)
+    harness.add("other", [77] * 5)
+    admitted = {}
+    while harness.scheduler.has_unfinished():
+        harness.step()
+        for request_id, stream in harness.streams.items():
+            if stream.token_ids:
+                admitted.setdefault(request_id, len(harness.plans))
+    assert admitted["alike"] < admitted["long"]
+    assert admitted["other"] < admitted["long"]
