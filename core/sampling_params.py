@@ -29,6 +29,27 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
+class ThinkingMarks(Struct, kw_only=True):
+    """How reasoning is set apart in a request's output, as token sequences.
+
+    Raises:
+        ParameterError: there is no end, or an empty sequence.
+    """
+
+    begin: list[list[int]]
+    end: list[list[int]]  # the first is the one that is put in when reasoning has to end
+    opened: bool = False  # the prompt ends within reasoning
+
+    def __post_init__(self) -> None:
+        if not self.end or not all(self.begin + self.end):
+            raise ParameterError("thinking needs an end, and no empty marks.", param="thinking")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest mark."""
+        return max(map(len, self.begin + self.end))
+
+
 class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     """Parameters of one generation request, with vLLM's names and defaults.
 
@@ -97,6 +118,13 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     ] = True
     repetition_detection: Annotated[
         RepetitionDetection | None, Meta(description="Ends an output that repeats a pattern of tokens.")
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None, Meta(description="Tokens of reasoning after which it is closed; None or -1 leaves it alone.")
+    ] = None
+    thinking: Annotated[
+        ThinkingMarks | None,
+        Meta(description="Marks of reasoning, for thinking_token_budget; a server knows them by --reasoning-parser."),
     ] = None
     stream_interval: Annotated[
         int | None,
@@ -191,7 +219,7 @@ MAX_COMPLETIONS = 16384
 """Completions that one request may ask for."""
 
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
-_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "stream_interval")
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "stream_interval", "thinking_token_budget")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_COMPLETIONS),
     ("presence_penalty", -2.0, 2.0),
@@ -207,4 +235,5 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("logprobs", -1, MAX_TOKEN_COUNT),
     ("prompt_logprobs", -1, MAX_TOKEN_COUNT),
     ("stream_interval", 1, MAX_TOKEN_COUNT),
+    ("thinking_token_budget", -1, MAX_TOKEN_COUNT),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from quire.core.errors import ParameterError
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import SamplingParams, ThinkingMarks
 from quire.frontend.tokenizer import Tokenizer
 
 MAX_LISTED_IDS = 2**22
@@ -50,6 +50,10 @@ class SamplingInput:
                 "--logits-processors loads them.",
                 param="vllm_xargs",
             )
+        if sampling.thinking_token_budget == -1:
+            sampling = sampling.replace(thinking_token_budget=None)
+        if sampling.thinking_token_budget is not None:
+            self._check_thinking(sampling.thinking)
         if sampling.bad_words:
             sampling = sampling.replace(bad_words=None, bad_words_token_ids=self._tokenize_words(sampling.bad_words))
         if sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words_token_ids:
@@ -71,6 +75,16 @@ class SamplingInput:
                 raise ParameterError(
                     f"{name} holds {token_id}, outside the vocabulary (0 to {self._vocab_size - 1}).", param=name
                 )
+
+    def _check_thinking(self, marks: ThinkingMarks | None) -> None:
+        if marks is None:
+            raise ParameterError(
+                "thinking_token_budget needs to know how reasoning is set apart: start the server with "
+                "--reasoning-parser and ask for a chat completion, or give SamplingParams the marks (thinking).",
+                param="thinking_token_budget",
+            )
+        for mark in marks.begin + marks.end:
+            self._check_ids("thinking", mark)
 
     def _check_lists(self, sampling: SamplingParams) -> None:
         bias, allowed = sampling.logit_bias or {}, sampling.allowed_token_ids or []

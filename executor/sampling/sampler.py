@@ -20,6 +20,7 @@ from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.random import uniforms
 from quire.executor.sampling.temperature import Temperature
+from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import TopK, TopP
 from quire.ops import Backend
 
@@ -63,6 +64,7 @@ class Sampler:
             Penalties(max_num_seqs),
             MinTokens(max_num_seqs, vocab_size, eos_token_ids),
             self.grammar,
+            ThinkingBudget(max_num_seqs),
             Temperature(max_num_seqs),  # from here on only rows that draw
             MinP(max_num_seqs),
             TopK(max_num_seqs, vocab_size),

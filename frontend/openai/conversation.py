@@ -4,6 +4,7 @@ A chat request is the one form of a conversation inside the server: the other pr
 """
 
 import asyncio
+import functools
 import re
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -218,6 +219,7 @@ class Conversations:
     async def _open_stream(
         self, request: ChatRequest, prompt: Rendered, sampling: SamplingParams, request_id: str
     ) -> OutputStream:
+        sampling = self._with_marks(sampling, prompt.text)
         ids: PromptLike = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
         if request.use_beam_search:
             limit = sampling.max_tokens or self._engine.max_model_len - len(prompt.token_ids)
@@ -231,6 +233,14 @@ class Conversations:
             truncation=request.truncation,
             fit_context=request.token_limit[1] is None,
         )
+
+    def _with_marks(self, sampling: SamplingParams, prompt_text: str) -> SamplingParams:
+        """Tells a request with a budget for reasoning how that is set apart."""
+        tokenizer = self._engine.tokenizer
+        if sampling.thinking_token_budget is None or tokenizer is None:
+            return sampling
+        encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+        return sampling.replace(thinking=self._parsers.thinking_marks(prompt_text, encode))
 
     def _constrain(self, sampling: SamplingParams, tools: list[Tool], choice: ToolChoice) -> SamplingParams:
         """Holds calls that are asked for to their schemas, and keeps the marks of calls and reasoning in the text."""

@@ -36,7 +36,6 @@ UNSUPPORTED: dict[str, Refused] = {
     "return_prompt_text": Refused("the prompt's text comes from the render endpoints", (False,)),
     "return_token_offsets": Refused("offsets come from the render endpoints, not with an answer", (False,)),
     "routed_experts_prompt_start": Refused(_NO_EXPERTS, (0,)),
-    "thinking_token_budget": Refused("it is not supported yet", (-1,)),
     "verbosity": Refused("models here have no such setting; ask for it in the prompt"),
     "watermarking": Refused("no watermark is configured here", (False,)),
     "web_search_options": Refused("this server does not search; offer a tool that does"),

@@ -22,7 +22,7 @@ MAX_SALT_CHARACTERS = 1024
 _SAMPLING_FIELDS = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
-    *("prompt_logprobs", "logprob_token_ids", "repetition_detection", "stream_interval"),
+    *("prompt_logprobs", "logprob_token_ids", "repetition_detection", "stream_interval", "thinking_token_budget"),
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
 )
 
@@ -72,6 +72,7 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -96,7 +97,6 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     return_mm_kwargs: Any = None
     return_token_offsets: Any = None
     routed_experts_prompt_start: Any = None
-    thinking_token_budget: Any = None
     watermarking: Any = None
 
     def check(self) -> None:

@@ -1,11 +1,12 @@
 """The parsers that a server was told to use, and what each request gets of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
+from quire.core.sampling_params import ThinkingMarks
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog, mistral_call_id, random_call_id
 from quire.frontend.parsing.harmony import Harmony, read_harmony
@@ -70,6 +71,16 @@ class OutputParsers:
     def finds_calls(self) -> bool:
         """Whether calls are looked for when the client leaves the choice to the model."""
         return self._auto_tools
+
+    def thinking_marks(self, prompt_text: str, encode: Callable[[str], list[int]]) -> ThinkingMarks | None:
+        """How reasoning is set apart after a prompt, in tokens; None where nobody knows, or no mark ends it."""
+        if not isinstance(self._reasoning, ReasoningFormat):
+            return None
+        return ThinkingMarks(
+            begin=[encode(mark) for mark in self._reasoning.begin],
+            end=[encode(mark) for mark in self._reasoning.end],
+            opened=self._reasoning.is_opened(prompt_text),
+        )
 
     @property
     def markers(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from quire import LLM, SamplingParams
 from quire.core.errors import EngineError, ParameterError
 from quire.core.repetition import RepetitionDetection
+from quire.core.sampling_params import ThinkingMarks
 from quire.frontend.outputs import CompletionOutput
 from tests.checkpoints import VOCAB_SIZE
 
@@ -249,3 +250,40 @@ class TestCustomProcessors:
         with pytest.raises((ParameterError, EngineError), match="Broken failed"):
             complete(llm, GREEDY.replace(extra_args={"broken": True}))
         assert len(complete(llm, GREEDY).token_ids) == 8
+
+
+class TestThinkingBudget:
+    BUDGETED = GREEDY.replace(max_tokens=20, thinking_token_budget=5)
+
+    def test_reasoning_that_the_prompt_opened_is_closed(self, llm: LLM) -> None:
+        plain = complete(llm, GREEDY.replace(max_tokens=20)).token_ids
+        absent = [each for each in range(60, 300) if each not in plain]
+        marks = ThinkingMarks(begin=[[absent[0]]], end=[absent[1:4], [absent[4]]], opened=True)
+        output = complete(llm, self.BUDGETED.replace(thinking=marks)).token_ids
+        assert output[:5] == plain[:5]
+        assert output[5:8] == absent[1:4]
+        assert len(output) == 20
+        assert complete(llm, self.BUDGETED.replace(thinking=marks, thinking_token_budget=-1)).token_ids == plain
+        assert (
+            complete(llm, self.BUDGETED.replace(thinking=marks, thinking_token_budget=0)).token_ids[:3] == absent[1:4]
+        )
+
+    def test_it_counts_from_where_the_output_opens_it(self, llm: LLM) -> None:
+        plain = complete(llm, GREEDY.replace(max_tokens=20)).token_ids
+        end = next(each for each in range(60, 300) if each not in plain)
+        at = next(place for place in range(2, 8) if plain.index(plain[place]) == place)
+        output = complete(
+            llm, self.BUDGETED.replace(thinking=ThinkingMarks(begin=[[plain[at]]], end=[[end]]))
+        ).token_ids
+        assert output[: at + 6] == plain[: at + 6]
+        assert output[at + 6] == end
+
+    def test_reasoning_that_ends_in_time_is_left_alone(self, llm: LLM) -> None:
+        plain = complete(llm, GREEDY.replace(max_tokens=20)).token_ids
+        marks = ThinkingMarks(begin=[[299]], end=[[plain[3]]], opened=True)
+        assert complete(llm, self.BUDGETED.replace(thinking=marks)).token_ids == plain
+
+    def test_without_marks_it_is_refused(self, llm: LLM) -> None:
+        with pytest.raises(ParameterError, match="--reasoning-parser") as caught:
+            complete(llm, self.BUDGETED)
+        assert caught.value.param == "thinking_token_budget"

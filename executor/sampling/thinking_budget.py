@@ -1,0 +1,86 @@
+"""thinking_token_budget: reasoning that has had its tokens is closed, by making the tokens of its end the only ones.
+
+The tokens just sampled are read back for requests that have a budget, which the others do not wait for.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from quire.core.protocol import NewSlot
+from quire.core.sampling_params import ThinkingMarks
+from quire.executor.sampling.feature import SampleBatch
+
+
+class Thinking:
+    """Where one request's output is: inside its reasoning or not, and how far.
+
+    Args:
+        num_tokens: the budget, of every stretch of reasoning.
+        output: tokens of an earlier life.
+    """
+
+    def __init__(self, marks: ThinkingMarks, num_tokens: int, output: Sequence[int]) -> None:
+        self._marks = marks
+        self._budget = num_tokens
+        self._count = 0 if marks.opened else -1  # tokens since the reasoning began; -1 outside of it
+        self._num_forced = 0
+        self._tail: list[int] = []
+        self.num_seen = 0
+        self.push(output)
+
+    @property
+    def forced(self) -> int | None:
+        """The only token that may come next; None when all may."""
+        if self._count < self._budget:
+            return None
+        return self._marks.end[0][self._num_forced]
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Takes the next tokens of the output."""
+        for token_id in token_ids:
+            self._num_forced += self.forced is not None
+            self._tail.append(token_id)
+            if self._count < 0:
+                self._count = 0 if self._ends_with(self._marks.begin) else -1
+            else:
+                self._count += 1
+                if self._ends_with(self._marks.end):
+                    self._count, self._num_forced = -1, 0
+        self.num_seen += len(token_ids)
+        del self._tail[: -self._marks.longest]
+
+    def _ends_with(self, marks: list[list[int]]) -> bool:
+        return any(self._tail[-len(mark) :] == mark for mark in marks)
+
+
+class ThinkingBudget:
+    """Has the last word: it comes after all other masks."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._used = np.zeros(max_num_seqs, bool)
+        self._states: dict[int, Thinking] = {}  # by slot
+
+    def admit(self, request: NewSlot) -> bool:
+        params = request.sampling
+        self._states.pop(request.slot, None)
+        self._used[request.slot] = wanted = params.thinking_token_budget is not None and params.thinking is not None
+        if params.thinking_token_budget is not None and params.thinking is not None:
+            output = request.token_ids[request.num_prompt_tokens :]
+            self._states[request.slot] = Thinking(params.thinking, params.thinking_token_budget, output)
+        return wanted
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        return self._used[batch.slots]
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        table = batch.table
+        first = table.num_prompt_tokens
+        for row, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
+            state = self._states[slot]
+            state.push(table.token_ids[slot, int(first[slot]) + state.num_seen : position].tolist())
+            if (token_id := state.forced) is not None:
+                logits[row] = -torch.inf
+                logits[row, token_id] = 0
+        return logits
