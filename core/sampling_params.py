@@ -219,7 +219,10 @@ MAX_COMPLETIONS = 16384
 """Completions that one request may ask for."""
 
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
-_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "stream_interval", "thinking_token_budget")
+_INTEGERS = (
+    *("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"),
+    *("stream_interval", "thinking_token_budget"),
+)
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_COMPLETIONS),
     ("presence_penalty", -2.0, 2.0),
