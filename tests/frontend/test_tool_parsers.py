@@ -15,6 +15,7 @@ from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.parsers import OutputParsers, find_tool_parser, tool_parser_names
 from quire.frontend.parsing.tool_formats import TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
+from quire.frontend.server_config import ServerConfig
 from tests.frontend.tool_samples import CALLS, HANDWRITTEN, TOOLS, render
 
 FORMATS = [*TOOL_FORMATS, "openai"]
@@ -356,3 +357,18 @@ def test_an_unknown_parser_is_refused_with_the_names_there_are():
         OutputParsers("hermess")
     with pytest.raises(ConfigError, match="neither goes with another"):
         OutputParsers("openai", "qwen3")
+
+
+def test_the_server_checks_its_parsers_at_start():
+    with pytest.raises(ConfigError, match=r"--enable-auto-tool-choice needs --tool-call-parser"):
+        ServerConfig(enable_auto_tool_choice=True)
+    with pytest.raises(ConfigError, match=r"--tool-call-parser.*hermes"):
+        ServerConfig(tool_call_parser="hermess")
+    with pytest.raises(ConfigError, match=r"--reasoning-parser.*qwen3"):
+        ServerConfig(reasoning_parser="qwen")
+    with pytest.raises(ConfigError, match=r"--reasoning-parser-plugin.*no file"):
+        ServerConfig(reasoning_parser="qwen3", reasoning_parser_plugin="/nowhere.py")
+    parsers = ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3").make_output_parsers()
+    assert parsers.markers == {"<tool_call>", "</tool_call>", "<think>", "</think>"}
+    assert not parsers.finds_calls
+    assert ServerConfig(tool_call_parser="hermes", enable_auto_tool_choice=True).make_output_parsers().finds_calls
