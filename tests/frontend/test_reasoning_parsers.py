@@ -157,7 +157,7 @@ def test_calls_that_reasoning_mentions_are_not_made():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 @given(data=st.data())
 def test_no_text_breaks_a_parser(name: str, data: st.DataObject):
     form = find_reasoning_parser(name)

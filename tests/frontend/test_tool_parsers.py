@@ -152,7 +152,8 @@ def test_an_answer_that_is_cut_short_loses_nothing_that_was_told(name: str):
     whole = parse(parsers, [text])
     for end in range(len(text)):
         parsed = parse(parsers, [text[:end]])
-        assert parsed == parse(parsers, list(text[:end]))
+        if end % 10 == 0:
+            assert parsed == parse(parsers, list(text[:end]))
         for (got_name, got), (expected_name, expected) in zip(parsed.calls, whole.calls, strict=False):
             assert got_name == expected_name
             assert expected.startswith(got.rstrip("}"))
@@ -185,7 +186,7 @@ def vocabulary(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 @given(data=st.data())
 def test_no_text_breaks_a_parser(name: str, data: st.DataObject):
     words = st.sampled_from(vocabulary(name)) | st.text(max_size=5)
@@ -194,7 +195,7 @@ def test_no_text_breaks_a_parser(name: str, data: st.DataObject):
     assert parse(parsers, pieces) == parse(parsers, ["".join(pieces)]) == parse(parsers, list("".join(pieces)))
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 @given(text=st.text(st.characters(exclude_characters="<[{`f", exclude_categories=("Cs",))))
 def test_text_without_markup_is_the_answer(text: str):
     for name in FORMATS:
