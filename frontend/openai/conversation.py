@@ -25,6 +25,7 @@ from quire.frontend.events import (
     Usage,
 )
 from quire.frontend.input_processor import PromptLike
+from quire.frontend.openai import constraints
 from quire.frontend.openai.beams import open_beams
 from quire.frontend.openai.generation import OutputStream, engine_id, log_prompt
 from quire.frontend.openai.schema import ChatRequest, TokenizeRequest
@@ -212,7 +213,8 @@ class Conversations:
             **request.format_names(),
         }
         with renamed(**names):
-            sampling = self._constrain(self.sampling(request), tools, choice)
+            thinks = self._server.reasoning_parser is not None or _asks_to_think(request)
+            sampling = self._constrain(self.sampling(request), tools, choice, prompt, thinks=thinks)
             stream = await self._open_stream(request, prompt, sampling, request_id)
         return Turn(stream, prompt, self._choices(request, prompt, tools, choice, max_calls), self._engine)
 
@@ -242,12 +244,22 @@ class Conversations:
         encode = functools.partial(tokenizer.encode, add_special_tokens=False)
         return sampling.replace(thinking=self._parsers.thinking_marks(prompt_text, encode))
 
-    def _constrain(self, sampling: SamplingParams, tools: list[Tool], choice: ToolChoice) -> SamplingParams:
-        """Holds calls that are asked for to their schemas, and keeps the marks of calls and reasoning in the text."""
-        if self._parsers.constraint(tools, choice) is not None:
-            raise ParameterError(
-                "tool_choice can be none or auto; forcing a tool is not supported yet.", param="tool_choice"
-            )
+    def _constrain(
+        self, sampling: SamplingParams, tools: list[Tool], choice: ToolChoice, prompt: Rendered, *, thinks: bool
+    ) -> SamplingParams:
+        """Holds calls that are asked for to their schemas, and keeps the marks of calls and reasoning in the text.
+
+        Args:
+            thinks: the model may open reasoning by itself before it comes to what is asked for.
+        """
+        asked = sampling.structured_outputs
+        if tools and (calls := self._parsers.constraint(tools, choice)) is not None:
+            asked = constraints.of_calls(calls)
+        if asked is not None:
+            marks = self._parsers.reasoning_marks(prompt.text)
+            if marks is not None and marks.begin is not None and not thinks:
+                marks = None
+            sampling = sampling.replace(structured_outputs=constraints.after_reasoning(asked, marks))
         return sampling.replace(skip_special_tokens=False) if self._marks_are_special else sampling
 
     def _choices(
@@ -287,6 +299,11 @@ def _any_special(marks: Iterable[str], tokenizer: Tokenizer | None) -> bool:
 def _reasoning_variables(effort: str | None) -> dict[str, Any]:
     """What templates call it: some read the effort, others only whether to think at all."""
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+def _asks_to_think(request: ChatRequest) -> bool:
+    variables = {**_reasoning_variables(request.reasoning_effort), **(request.chat_template_kwargs or {})}
+    return bool(variables.get("enable_thinking"))
 
 
 def _num_characters(messages: Sequence[dict[str, Any]]) -> int:

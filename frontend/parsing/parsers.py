@@ -1,7 +1,7 @@
 """The parsers that a server was told to use, and what each request gets of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -33,6 +33,13 @@ class CallConstraint(Struct, frozen=True):
 
     structural_tag: dict[str, Any] | None = None
     json_schema: dict[str, Any] | None = None
+
+
+class ReasoningMarks(NamedTuple):
+    """What opens and closes reasoning; `begin` is None when the prompt has opened it."""
+
+    begin: str | None
+    end: str
 
 
 class OutputParsers:
@@ -132,6 +139,13 @@ class OutputParsers:
             return CallConstraint(structural_tag=tag)
         schema = tool_call_schema(tools, choice)
         return CallConstraint(json_schema=schema) if schema else None
+
+    def reasoning_marks(self, prompt_text: str) -> ReasoningMarks | None:
+        """What frames the reasoning of an answer to this prompt; None when it has none, or no description says so."""
+        form = self._reasoning
+        if not isinstance(form, ReasoningFormat) or prompt_text.rstrip().endswith(form.end):
+            return None
+        return ReasoningMarks(None if form.is_opened(prompt_text) else form.begin[0], form.end[0])
 
     @property
     def _structured(self) -> CallShape | Harmony | None:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from tests.servers import ServerProcess
@@ -123,3 +124,52 @@ def test_invocations_take_chats_and_texts(demo_server: ServerProcess) -> None:
     assert (chat["object"], text["object"]) == ("chat.completion", "text_completion")
     with pytest.raises(openai.BadRequestError, match="messages or a prompt"):
         client.post("/invocations", body={}, cast_to=object)
+
+
+CLOCK: Any = {
+    "type": "function",
+    "function": {
+        "name": "set_clock",
+        "parameters": {"type": "object", "properties": {"hour": {"enum": [7, 8]}}, "required": ["hour"]},
+    },
+}
+HELLO: Any = [{"role": "user", "content": "Hello!"}]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "set_clock"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_asked_for_is_made(client: openai.OpenAI, choice: Any, stream: bool) -> None:
+    options: Any = {"tools": [CLOCK], "tool_choice": choice, "max_tokens": 100, "parallel_tool_calls": False}
+    if stream:
+        with client.chat.completions.stream(model="quire-demo", messages=HELLO, temperature=0, **options) as events:
+            message = events.get_final_completion().choices[0].message
+    else:
+        message = ask(client, HELLO, **options).choices[0].message
+    [call] = message.tool_calls
+    assert call.function.name == "set_clock"
+    assert json.loads(call.function.arguments)["hour"] in (7, 8)
+    assert not message.content
+
+
+def test_arguments_of_a_strict_function_follow_its_schema(client: openai.OpenAI) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    strict: Any = {"type": "function", "function": {**WEATHER_FUNCTION, "parameters": city, "strict": True}}
+    [call] = ask(client, tools=[strict]).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == asked("Rome")
+
+
+class Sum(pydantic.BaseModel):
+    total: int
+
+
+def test_parsed_outputs_come_after_reasoning(client: openai.OpenAI) -> None:
+    question: Any = [{"role": "user", "content": "What is 47 + 38?"}]
+    for extra, thinks in (({"reasoning_effort": "high"}, True), ({}, False)):
+        parsed = client.chat.completions.parse(
+            model="quire-demo", messages=question, response_format=Sum, temperature=0, max_tokens=200, extra_body=extra
+        )
+        message = parsed.choices[0].message
+        assert isinstance(message.parsed, Sum)
+        assert bool(message.reasoning) is thinks  # type: ignore[attr-defined]
+    response = client.responses.parse(model="quire-demo", input="What is 47 + 38?", text_format=Sum)
+    assert isinstance(response.output_parsed, Sum)

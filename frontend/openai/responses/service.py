@@ -71,7 +71,7 @@ class Responses:
         job = await self._open(request)
         if request.background:
             self._start(job)
-            return job.builder.response
+            return msgspec.structs.replace(job.builder.response, output=[])  # as it is now, while it changes
         async for _ in self._run(job):
             pass
         return job.builder.response
