@@ -93,7 +93,7 @@ class Logprobs:
         own = values.gather(1, own_ids)
         ranks = (values > own).sum(-1) + 1
         shown, shown_ids = values.topk(int(num_top.max()), dim=-1)
-        named = [self._named.get(slot) for slot in batch.slots.tolist()] if self._named else [None] * len(num_top)
+        named = [self._named.get(slot) for slot in batch.slots.tolist()]
         by_rank = np.array([ids is None for ids in named])
         num_shown = np.array([num if ids is None else len(ids) for num, ids in zip(num_top, named, strict=True)])
         if not by_rank.all():

@@ -70,6 +70,8 @@ class Sampler:
             TopK(max_num_seqs, vocab_size),
             TopP(max_num_seqs),
         ]
+        masks = (AllowedTokens, BadWords, MinTokens)
+        self._masking = sum(1 << place for place, feature in enumerate(self._features) if isinstance(feature, masks))
         self._wanted = np.zeros(max_num_seqs, np.int64)  # per slot, bit i: will want feature i some time
         self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode)
         self._greedy = np.ones(max_num_seqs, bool)
@@ -108,9 +110,12 @@ class Sampler:
 
     def why_nothing_fits(self, slot: int) -> str | None:
         """What to tell a request whose row was not usable through its own fault; None when the model's logits were."""
-        for feature in (*self._custom, self.grammar):
-            if (reason := feature.why_nothing_fits(slot)) is not None:
+        judges: list[CustomFeature | GrammarMasks] = [*self._custom, self.grammar]
+        for judge in judges:
+            if (reason := judge.why_nothing_fits(slot)) is not None:
                 return reason
+        if self._wanted[slot] & self._masking:
+            return "No token is left to sample: allowed_token_ids, bad_words and min_tokens rule out each other."
         return None
 
     def _wanted_in(self, batch: SampleBatch) -> list[Feature]:

@@ -221,6 +221,12 @@ class TestLogprobs:
         assert caught.value.param == param
 
 
+def test_limits_that_leave_no_token_are_the_requests_fault(llm: LLM) -> None:
+    with pytest.raises(ParameterError, match="rule out each other"):
+        complete(llm, GREEDY.replace(allowed_token_ids=[9], bad_words_token_ids=[[9, 9]]))
+    assert complete(llm, GREEDY.replace(allowed_token_ids=[9], bad_words_token_ids=[[9, 8]])).token_ids == [9] * 8
+
+
 class TestRepetition:
     def test_an_output_that_repeats_itself_ends(self, llm: LLM) -> None:
         sampling = GREEDY.replace(
