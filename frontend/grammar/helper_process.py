@@ -19,6 +19,7 @@ import psutil
 
 from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import Backend, GrammarError
+from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Compiled, Refused, Setup, framed
 from quire.frontend.grammar.schema import SchemaError
 from quire.frontend.tokenizer import Tokenizer
@@ -50,11 +51,16 @@ class Compiler:
         self._vocabularies: dict[str, Vocabulary] = {}
         self._backends: dict[tuple[str, str], Backend] = {}
 
+    def prepare(self, question: Compile) -> None:
+        """Loads the libraries that the question may need, which is no fault of its constraint."""
+        for backend in question.constraint.backends:
+            with contextlib.suppress(GrammarError):  # told when it is its turn
+                self._backend(backend, _vocabulary_name(question.constraint))
+
     def answer(self, question: Compile) -> Answer:
         """The compiled grammar of the first backend that can do it."""
         constraint = question.constraint
-        # Special tokens stand for nothing but themselves, and only structural tags are about them.
-        name = "all" if constraint.kind == "structural_tag" else "text"
+        name = _vocabulary_name(constraint)
         reasons = []
         for backend in constraint.backends:
             try:
@@ -91,6 +97,11 @@ class Compiler:
             tokens = [b"" if i in silent else tokenizer.piece(i) for i in range(setup.vocab_size)]
             self._vocabularies[name] = Vocabulary(tokens, setup.end_token_ids)
         return self._vocabularies[name]
+
+
+def _vocabulary_name(constraint: Constraint) -> str:
+    """Special tokens stand for nothing but themselves, and only structural tags are about them."""
+    return "all" if constraint.kind == "structural_tag" else "text"
 
 
 def _is_large() -> bool:
@@ -137,6 +148,7 @@ def serve(connection: socket.socket) -> None:
     while True:
         question = _read(connection, Compile)
         assert isinstance(question, Compile)
+        compiler.prepare(question)
         with limited(setup.limit_bytes, setup.limit_cpu_seconds):
             try:
                 answer = compiler.answer(question)

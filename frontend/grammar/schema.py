@@ -24,6 +24,8 @@ _NOT_IN_XGRAMMAR = (
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "$anchor"),
 )
 _LENGTHS = ("minLength", "maxLength")
+_PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
+"""A character that JSON needs not escape. Not the other way round: XGrammar counts surrogates as characters."""
 
 
 class SchemaError(ValueError):
@@ -218,12 +220,41 @@ def _objects_apart(first: dict[str, Any], second: dict[str, Any], root: Any) -> 
 # ---------------------------------------------------------------------------------------------------------- XGrammar
 
 
-def xgrammar_gap(schema: Any) -> str | None:
-    """A keyword of a normalized `schema` that XGrammar 0.2 does not hold outputs to; None when it holds them to all."""
+def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
+    """A keyword of a normalized `schema` that XGrammar 0.2 does not hold outputs to; None when it holds them to all.
+
+    Args:
+        strict: count patterns that it follows but for surrogates, which no text can hold: see `is_loose`.
+    """
     for node in walk(schema):
-        if isinstance(node, dict) and (gap := _gap(node)) is not None:
+        if not isinstance(node, dict):
+            continue
+        if (gap := _gap(node)) is not None:
             return gap
+        patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
+        if strict and any(isinstance(pattern, str) and is_loose(pattern) for pattern in patterns):
+            return "pattern" if "pattern" in node else "patternProperties"
     return None
+
+
+def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
+    """A keyword of a normalized `schema` that is among `missing`, or that no backend but llguidance follows."""
+    for node in walk(schema):
+        if isinstance(node, dict):
+            found = _gap(node) or next((word for word in node if word in missing), None)
+            if found is not None:
+                return found
+    return None
+
+
+NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def is_loose(pattern: str) -> bool:
+    """Whether a pattern may match anything but some characters: to XGrammar, half a surrogate pair is one of them."""
+    return (
+        "[^" in pattern or any(mark in pattern for mark in ("\\S", "\\W", "\\D")) or "." in pattern.replace("\\.", "")
+    )
 
 
 def _gap(node: dict[str, Any]) -> str | None:
@@ -272,5 +303,5 @@ def lengths_as_patterns(schema: Any) -> Any:
             continue
         low, high = node.pop("minLength", None) or 0, node.pop("maxLength", None)
         if node.get("type", "string") == "string" or "string" in node["type"]:
-            node["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{low},{"" if high is None else high}}}$'
+            node["pattern"] = f"^{_PLAIN}{{{low},{'' if high is None else high}}}$"
     return schema

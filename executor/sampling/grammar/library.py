@@ -36,6 +36,11 @@ class GrammarLibrary:
         self._grammars: OrderedDict[bytes, tuple[object, int]] = OrderedDict()
         self._num_bytes = 0
 
+    @property
+    def num_grammars(self) -> int:
+        """How many are loaded."""
+        return len(self._grammars)
+
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the start of `grammar`."""
         loader = self._loader(grammar)

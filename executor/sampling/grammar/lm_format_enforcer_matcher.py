@@ -68,10 +68,12 @@ def make_parser(kind: str, text: str) -> CharacterLevelParser:
 
 
 def _text(piece: bytes) -> str:
+    """The token as text; empty for parts of characters, and for control characters, which it would put into JSON."""
     try:
-        return piece.decode()
+        text = piece.decode()
     except UnicodeDecodeError:
         return ""
+    return "" if any(character < " " and character not in "\n\r\t" for character in text) else text
 
 
 def _decode(texts: dict[int, str], token_ids: list[int]) -> str:

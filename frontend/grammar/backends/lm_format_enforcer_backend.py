@@ -6,10 +6,12 @@ from quire.core.light_import import without
 from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
+from quire.frontend.grammar.schema import NUMBER_WORDS, keyword_gap
 
 with without("torch"):  # for bit masks, which it is not asked for
     from lmformatenforcer import CharacterLevelParserConfig, JsonSchemaParser, RegexParser
 
+_MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "prefixItems", "format"})
 _KINDS = ("json", "json_object", "regex", "choice")
 
 
@@ -24,9 +26,14 @@ class LMFormatEnforcerBackend:
             raise GrammarError(f"{constraint.kind} is not supported")
         try:
             if constraint.kind == "json":
-                JsonSchemaParser(msgspec.json.decode(constraint.text), CharacterLevelParserConfig())
+                schema = msgspec.json.decode(constraint.text)
+                if (gap := keyword_gap(schema, _MISSING)) is not None:
+                    raise GrammarError(f"{gap} is not supported as it is used here")
+                JsonSchemaParser(schema, CharacterLevelParserConfig())
             elif constraint.kind == "regex":
                 RegexParser(constraint.text)
+        except GrammarError:
+            raise
         except Exception as error:  # whatever a parser in Python stumbles over
             raise GrammarError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
         return msgspec.msgpack.encode([constraint.kind, constraint.text])

@@ -8,8 +8,9 @@ from outlines_core import Index, Vocabulary, json_schema
 from quire.core import protocol
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.schema import normalize
+from quire.frontend.grammar.schema import NUMBER_WORDS, keyword_gap, normalize
 
+_MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties"})
 _ONE_LINE = r"[ ]?"
 _ANY_WHITESPACE = r"[\n\t ]*"
 
@@ -38,6 +39,8 @@ def _regex(constraint: Constraint) -> str:
     match constraint.kind:
         case "json" | "json_object":
             schema = normalize(json.loads(text), closed=constraint.closed) if text else {"type": "object"}
+            if (gap := keyword_gap(schema, _MISSING)) is not None:
+                raise GrammarError(f"{gap} is not supported as it is used here")
             whitespace = constraint.whitespace_pattern or (_ANY_WHITESPACE if constraint.any_whitespace else _ONE_LINE)
             return json_schema.build_regex_from_schema(json.dumps(schema), whitespace)
         case "regex":

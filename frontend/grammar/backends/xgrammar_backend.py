@@ -12,7 +12,7 @@ from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.schema import lengths_as_patterns, normalize, xgrammar_gap
+from quire.frontend.grammar.schema import is_loose, lengths_as_patterns, normalize, xgrammar_gap
 
 with absent("torch"):
     import tvm_ffi  # noqa: F401
@@ -57,7 +57,7 @@ class XGrammarBackend:
         match constraint.kind:
             case "json":
                 schema = normalize(json.loads(text), closed=constraint.closed)
-                if (gap := xgrammar_gap(schema)) is not None:
+                if (gap := xgrammar_gap(schema, strict=len(constraint.backends) > 1)) is not None:
                     raise GrammarError(f"{gap} is not supported as it is used here")
                 return self._compiler.compile_json_schema(
                     json.dumps(lengths_as_patterns(schema), ensure_ascii=False),
@@ -69,6 +69,8 @@ class XGrammarBackend:
                     '{"type": "object"}', any_whitespace=constraint.any_whitespace, strict_mode=False
                 )
             case "regex":
+                if len(constraint.backends) > 1 and is_loose(text):
+                    raise GrammarError("classes of characters are followed but for surrogates")
                 return self._compiler.compile_regex(text)
             case "choice":
                 return self._compiler.compile_grammar(_choice_grammar(json.loads(text)))
