@@ -13,6 +13,7 @@ from quire.core.errors import EngineError, ParameterError
 from quire.core.repetition import RepetitionDetection
 from quire.core.sampling_params import ThinkingMarks
 from quire.frontend.outputs import CompletionOutput
+from quire.frontend.parsing.parsers import OutputParsers
 from tests.checkpoints import VOCAB_SIZE
 
 PROMPT = [40 + 7 * i % 200 for i in range(30)]
@@ -288,6 +289,17 @@ class TestThinkingBudget:
         plain = complete(llm, GREEDY.replace(max_tokens=20)).token_ids
         marks = ThinkingMarks(begin=[[299]], end=[[plain[3]]], opened=True)
         assert complete(llm, self.BUDGETED.replace(thinking=marks)).token_ids == plain
+
+    def test_a_reasoning_parser_knows_the_marks(self, llm: LLM) -> None:
+        encode = llm._llm.input_processor.tokenizer.encode
+        parsers = OutputParsers(reasoning_parser="qwen3")
+        marks = parsers.thinking_marks("<|im_start|>assistant\n<think>\n", encode)
+        assert marks == ThinkingMarks(begin=[encode("<think>")], end=[encode("</think>")], opened=True)
+        assert marks.end[0] != marks.begin[0]
+        closed = parsers.thinking_marks("<think>\n\n</think>\n\n", encode)
+        assert closed is not None
+        assert not closed.opened
+        assert OutputParsers().thinking_marks("<think>", encode) is None
 
     def test_without_marks_it_is_refused(self, llm: LLM) -> None:
         with pytest.raises(ParameterError, match="--reasoning-parser") as caught:
