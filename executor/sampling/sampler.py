@@ -53,9 +53,9 @@ class Sampler:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         custom: Sequence[CustomFeature] = (),
     ) -> None:
-        self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids)
         self._ops = ops
         self._custom = custom
+        self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids)
         self._features: list[Feature] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
