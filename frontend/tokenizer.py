@@ -107,6 +107,13 @@ class Tokenizer:
         except TypeError:
             raise _surrogate_error(text) from None
 
+    def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[tuple[int, int]]:
+        """Where each token of `encode` is in the text, in characters. Raises ParameterError."""
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).offsets
+        except TypeError:
+            raise _surrogate_error(text) from None
+
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """As `encode`, on all cores and without holding Python's global lock."""
         try:

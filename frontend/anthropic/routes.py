@@ -1,5 +1,7 @@
 """The routes of Anthropic's Messages API."""
 
+from typing import Any
+
 from litestar import Router, post
 from litestar.types import ASGIApp, Guard
 
@@ -29,7 +31,7 @@ def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorRepo
         answers.check_ready()
         return await answers.whole(messages.count_tokens(data), request)
 
-    handlers = {Exception: AnthropicErrors(errors).handle}
+    handlers: dict[int | type[Exception], Any] = {Exception: AnthropicErrors(errors).handle}
     return Router(
         "/v1/messages", route_handlers=[create_message, count_tokens], guards=guards, exception_handlers=handlers
     )

@@ -189,7 +189,7 @@ def _chat_tool(tool: Tool, index: int) -> dict[str, Any]:
             + (f", such as {tool.type!r}." if tool.type else "."),
             param="tools",
         )
-    function = {"name": tool.name, "parameters": {"type": "object", **tool.input_schema}}
+    function: dict[str, Any] = {"name": tool.name, "parameters": {"type": "object", **tool.input_schema}}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.strict:

@@ -6,9 +6,11 @@ from collections.abc import AsyncGenerator
 from quire.frontend.anthropic.answers import MessageAnswer, MessageUsage, TokenCount
 from quire.frontend.anthropic.builder import MessageBuilder
 from quire.frontend.anthropic.schema import NAMES, CountTokensRequest, MessagesRequest
-from quire.frontend.openai.conversation import Conversations, Turn, renamed
+from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.openai.turn import Turn
 from quire.frontend.server_config import ServerConfig
 
 

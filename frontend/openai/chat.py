@@ -7,11 +7,12 @@ import msgspec
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage
 from quire.frontend.openai.chat_events import ChatChunks, read_message
-from quire.frontend.openai.conversation import Choice, Conversations
+from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import Reply, choose_id
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.openai.turn import Choice
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.server_config import ServerConfig
 

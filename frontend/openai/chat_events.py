@@ -18,10 +18,10 @@ from quire.frontend.openai.answers import (
     ToolCallDelta,
     Usage,
 )
-from quire.frontend.openai.conversation import Choice
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.openai.turn import Choice
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 
 

@@ -20,7 +20,6 @@ from quire.frontend.openai.answers import (
     Usage,
 )
 from quire.frontend.openai.beams import open_beams
-from quire.frontend.openai.conversation import renamed
 from quire.frontend.openai.generation import (
     OutputStream,
     Reply,
@@ -33,6 +32,7 @@ from quire.frontend.openai.generation import (
 )
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.server_config import ServerConfig

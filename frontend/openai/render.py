@@ -1,5 +1,6 @@
 """POST /v1/completions/render and /v1/chat/completions/render: what a request becomes before the model sees it."""
 
+import msgspec
 from msgspec import Struct
 
 from quire.core.sampling_params import SamplingParams
@@ -16,6 +17,8 @@ class RenderedRequest(Struct, kw_only=True):
 
     request_id: str
     token_ids: list[int]
+    prompt_text: str | None = None  # None for a prompt of token ids
+    token_offsets: list[tuple[int, int]] | None = None  # characters of the text, with return_token_offsets
     features: None = None
     sampling_params: SamplingParams
     model: str
@@ -36,33 +39,52 @@ class Rendering:
 
     async def chat(self, request: ChatRequest) -> RenderedRequest:
         """A conversation. Raises RequestError."""
-        request.check()
-        self._models.check(request.model)
+        self._check(request)
         prompt = await self._conversations.render(request)
         sampling = self._conversations.sampling(request)
-        room = self._engine.max_model_len - len(prompt.token_ids)
         if sampling.max_tokens is None:
+            room = self._engine.max_model_len - len(prompt.token_ids)
             sampling = sampling.replace(max_tokens=max(room, 1))
-        return self._rendered("chatcmpl", request, prompt.token_ids, sampling)
+        special = bool(request.add_special_tokens)
+        return self._rendered("chatcmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
 
     async def completion(self, request: CompletionRequest) -> list[RenderedRequest]:
         """Each of the prompts. Raises RequestError."""
-        request.check()
-        self._models.check(request.model)
+        self._check(request)
         processor = self._engine.input_processor
         defaults = processor.default_sampling
         limit = request.max_tokens if request.max_tokens is not None else defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
         sampling = request.make_sampling(defaults, max_tokens=limit, logprobs=request.logprobs)
         special = request.add_special_tokens is not False
         prompts = [await processor.read_prompt(each, add_special_tokens=special) for each in request.prompts()]
-        return [self._rendered("cmpl", request, prompt.token_ids, sampling) for prompt in prompts]
+        return [
+            self._rendered("cmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
+            for prompt in prompts
+        ]
+
+    def _check(self, request: ChatRequest | CompletionRequest) -> None:
+        """As for an answer, but that offsets may be asked for here."""
+        msgspec.structs.replace(request, return_token_offsets=None).check()
+        self._models.check(request.model)
 
     def _rendered(
-        self, prefix: str, request: ChatRequest | CompletionRequest, token_ids: list[int], sampling: SamplingParams
+        self,
+        prefix: str,
+        request: ChatRequest | CompletionRequest,
+        text: str | None,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        special: bool,
     ) -> RenderedRequest:
+        offsets = None
+        if text is not None and request.return_token_offsets:
+            offsets = self._engine.input_processor.tokenizer.offsets(text, add_special_tokens=special)
         return RenderedRequest(
             request_id=choose_id(prefix, request, None),
             token_ids=token_ids,
+            prompt_text=text,
+            token_offsets=offsets,
             sampling_params=sampling,
             model=self._models.name,
             stream=bool(request.stream),

@@ -103,6 +103,21 @@ def test_events_in_order(demo_server: ServerProcess) -> None:
     assert [event["index"] for event in data if event["type"] == "content_block_start"] == [0, 1]
 
 
+def test_thinking_when_asked_and_no_longer_than_its_budget(client: anthropic.Anthropic) -> None:
+    question = "Reverse the word planet."
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    thought, answer = ask(client, question, thinking=thinking, max_tokens=1500).content
+    assert (thought.type, answer.text) == ("thinking", "tenalp")
+    assert [block.type for block in ask(client, question, thinking={"type": "disabled"}).content] == ["text"]
+
+
+def test_a_call_that_is_asked_for_is_made(client: anthropic.Anthropic) -> None:
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}):
+        message = ask(client, "Hello!", tools=[WEATHER], tool_choice=choice)
+        assert message.stop_reason == "tool_use"
+        assert message.content[0].name == "get_weather"
+
+
 def test_stop_reasons(client: anthropic.Anthropic) -> None:
     stopped = ask(client, "What is the capital of France?", stop_sequences=[" is"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " is")

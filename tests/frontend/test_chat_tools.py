@@ -1,7 +1,7 @@
 """The real OpenAI client against the demo model: calls of functions and reasoning in chat completions."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pydantic
@@ -113,6 +113,11 @@ def test_rendered_prompts_are_those_that_are_served(client: openai.OpenAI) -> No
     served = ask(client, max_tokens=5, extra_body={"return_token_ids": True})
     assert rendered["token_ids"] == served.prompt_token_ids
     assert (rendered["sampling_params"]["max_tokens"], rendered["sampling_params"]["temperature"]) == (5, 0.5)
+    assert rendered["prompt_text"].endswith("<|im_start|>assistant\n")
+    body = {"prompt": "a b", "return_token_offsets": True}
+    [text] = cast(Any, client.post("/completions/render", body=body, cast_to=object))
+    assert len(text["token_offsets"]) == len(text["token_ids"])
+    assert text["token_offsets"][-1][1] == len("a b")
     texts: Any = client.post("/completions/render", body={"prompt": [[5], [6, 7]]}, cast_to=object)
     assert [text["token_ids"] for text in texts] == [[5], [6, 7]]
 

@@ -55,8 +55,8 @@ def test_answer_has_openai_shape(client: openai.OpenAI) -> None:
 
 
 def test_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
-    whole = ask(client, max_tokens=40)
-    chunks = list(ask(client, max_tokens=40, stream=True))
+    whole = ask(client, max_tokens=400)
+    chunks = list(ask(client, max_tokens=400, stream=True))
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.choices[0].message.content
     assert len(chunks) > 3
     assert chunks[0].choices[0].delta.role == "assistant"

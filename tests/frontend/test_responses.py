@@ -102,6 +102,14 @@ def test_events_of_a_call(client: openai.OpenAI) -> None:
     assert not any(event.type == "response.output_text.delta" for event in events)
 
 
+def test_calls_that_are_asked_for_and_no_more_than_allowed(client: openai.OpenAI) -> None:
+    options: Any = {"tools": [WEATHER], "max_output_tokens": 400}
+    several = ask(client, "Hello!", tool_choice="required", **options).output
+    assert {item.type for item in several} == {"function_call"}
+    named = ask(client, "Hello!", tool_choice={"type": "function", "name": "get_weather"}, max_tool_calls=1, **options)
+    assert [item.name for item in named.output] == ["get_weather"]
+
+
 def test_background(client: openai.OpenAI) -> None:
     queued = ask(client, "What is the capital of France?", background=True)
     assert queued.status in ("queued", "in_progress")

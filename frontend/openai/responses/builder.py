@@ -113,6 +113,7 @@ class ResponseBuilder:
             return []
         item.status = status
         part: OutputText | ReasoningText | None = None
+        done: dict[str, Any]
         if isinstance(item, CallItem):
             item.arguments = text = text or "{}"
             done = {"kind": "response.function_call_arguments.done", "name": item.name, "arguments": text}

@@ -12,16 +12,18 @@ import msgspec
 from quire.core.errors import OverloadedError, ParameterError, QuireError, RequestError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.openai.conversation import Conversations, Turn, renamed
+from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import MAX_ID_CHARACTERS
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.responses.answers import DeletedResponse, Response
 from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.items import encrypt, input_items, to_messages
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
 from quire.frontend.openai.responses.store import Recording, ResponseStore, StoredResponse
 from quire.frontend.openai.responses.truncation import fit
+from quire.frontend.openai.turn import Turn
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
 

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from quire.frontend.openai.conversation import Conversations, Rendered
+from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.openai.turn import Rendered
 
 
 async def fit(chat: ChatRequest, conversations: Conversations, max_model_len: int) -> tuple[ChatRequest, Rendered]:

@@ -1,0 +1,20 @@
+"""Errors in the client's words: one field goes by different names in different APIs."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quire.core.errors import ParameterError
+
+
+@contextmanager
+def renamed(**names: str) -> Iterator[None]:
+    """Errors about a field of ours speak of the client's field: `renamed(max_tokens="max_output_tokens")`."""
+    try:
+        yield
+    except ParameterError as error:
+        message = str(error)
+        for name, theirs in names.items():
+            if "_" in name:  # others are words of the language, too
+                message = re.sub(rf"\b{name}\b", theirs, message)
+        raise ParameterError(message, param=names.get(error.param or "", error.param)) from None
