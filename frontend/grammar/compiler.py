@@ -7,7 +7,7 @@ from quire.core.config import StructuredOutputsOptions
 from quire.core.errors import ParameterError
 from quire.core.logging import get_logger
 from quire.core.protocol import Grammar
-from quire.core.structured_outputs import StructuredOutputsParams
+from quire.core.structured_outputs import ConstraintKind, StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
 from quire.frontend.grammar.helper import Helper, HelperDied
@@ -22,6 +22,16 @@ LIMIT_BYTES = 2**30
 CACHE_BYTES = 64 * 2**20
 MAX_GRAMMAR_BYTES = 16 * 2**20
 """A compiled grammar travels with each request that uses it."""
+
+
+_WORDS: dict[ConstraintKind, str] = {
+    "json": "The JSON schema",
+    "regex": "The regular expression",
+    "choice": "The choice",
+    "grammar": "The grammar",
+    "json_object": "A JSON object",
+    "structural_tag": "The structural tag",
+}
 
 
 class GrammarCompiler:
@@ -88,11 +98,11 @@ class GrammarCompiler:
             if answer.is_large:
                 helper.kill()
         if isinstance(answer, Refused):
-            raise ParameterError(f"{constraint.kind} cannot be followed: {answer.message}", param=field)
+            raise ParameterError(f"{_WORDS[constraint.kind]} cannot be followed: {answer.message}", param=field)
         if len(answer.data) > MAX_GRAMMAR_BYTES:
             raise ParameterError(
-                f"{constraint.kind} compiles to {len(answer.data)} bytes, over the limit of {MAX_GRAMMAR_BYTES}; "
-                "make it smaller, for instance by lower maxItems and maxLength.",
+                f"{_WORDS[constraint.kind]} compiles to {len(answer.data)} bytes, over the limit of "
+                f"{MAX_GRAMMAR_BYTES}; make it smaller, for instance by lower maxItems and maxLength.",
                 param=field,
             )
         return Grammar(answer.backend, key, answer.data, self._vocabulary_path(answer))
@@ -104,10 +114,10 @@ class GrammarCompiler:
                 return await helper.ask(question)
         except TimeoutError:
             logger.warning("a %s was not compiled within %.0f s; its helper was ended", kind, self._limit_seconds)
-            message = f"{kind} takes more than {self._limit_seconds:g} s to compile; make it simpler."
+            message = f"{_WORDS[kind]} takes more than {self._limit_seconds:g} s to compile; make it simpler."
         except HelperDied:
             logger.warning("a %s ended the helper that compiled it", kind)
-            message = f"{kind} takes more than {self._limit_bytes} bytes of memory to compile; make it simpler."
+            message = f"{_WORDS[kind]} takes more than {self._limit_bytes} bytes of memory to compile; make it simpler."
         raise ParameterError(message, param=field) from None
 
     def _helpers(self) -> HelperPool:

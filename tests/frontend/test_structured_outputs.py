@@ -1,0 +1,216 @@
+"""Outputs of random weights match what was asked: schemas, patterns, choices, grammars; offline and over HTTP."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.core.errors import ParameterError
+from quire.core.structured_outputs import StructuredOutputsParams
+from tests.schemas import API_SCHEMAS, SchemaMaker
+
+NUM_MADE = 240
+EXTRAS = {"outlines": "outlines_core", "lm-format-enforcer": "lmformatenforcer"}
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<f>",
+        "content": {"type": "json_schema", "json_schema": {"type": "boolean"}},
+        "end": "</f>",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Callable[..., Path]) -> Iterator[LLM]:
+    with LLM(checkpoint("llama"), max_num_seqs=32, num_gpu_blocks_override=2048) as llm:
+        yield llm
+
+
+def sampling(seed: int, constraint: StructuredOutputsParams, **params: Any) -> SamplingParams:
+    params = {"max_tokens": 400, "temperature": 1.0, **params}
+    return SamplingParams(seed=seed, structured_outputs=constraint, **params)
+
+
+def generate(llm: LLM, params: list[SamplingParams]) -> list[tuple[str, str | None]]:
+    """(text, finish reason) of each."""
+    outputs = llm.generate(["Answer:"] * len(params), params, use_tqdm=False)
+    return [(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs]
+
+
+def test_every_finished_output_parses_and_validates(llm: LLM) -> None:
+    """A few hundred schemas, 32 different ones in each step. Two in three without free whitespace, which wanders."""
+    maker = SchemaMaker(seed=11)
+    schemas = [*API_SCHEMAS.values(), *(maker.make() for _ in range(NUM_MADE))]
+    params = [
+        sampling(seed, StructuredOutputsParams(json=schema, disable_any_whitespace=seed % 3 > 0))
+        for seed, schema in enumerate(schemas)
+    ]
+    finished = 0
+    for schema, (text, reason) in zip(schemas, generate(llm, params), strict=True):
+        if reason == "length":
+            continue
+        finished += 1
+        jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+    assert finished >= 0.9 * len(schemas)
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines", "lm-format-enforcer"])
+def test_every_library_holds_outputs_to_a_schema(llm: LLM, backend: Any) -> None:
+    if backend in EXTRAS:
+        pytest.importorskip(EXTRAS[backend])
+    schema = {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "blue"]}, "open": {"type": "boolean"}},
+        "required": ["color", "open"],
+        "additionalProperties": False,
+    }
+    constraint = StructuredOutputsParams(json=schema, backend=backend, disable_any_whitespace=True)
+    for text, reason in generate(llm, [sampling(seed, constraint) for seed in range(4)]):
+        assert reason == "stop"
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "fits"),
+    [
+        ({"regex": "[a-z]{2,5}@(x|y)\\.com"}, lambda text: text[-6:] in ("@x.com", "@y.com") and text[:-6].isalpha()),
+        ({"regex": "[^a-z]{3}é?"}, lambda text: len(text) - text.endswith("é") == 3),
+        ({"choice": ["yes", "no", "Grüße", '"q"\\\n']}, lambda text: text in ("yes", "no", "Grüße", '"q"\\\n')),
+        ({"grammar": 'root ::= "(" root ")" | "x"'}, lambda text: text.count("(") == text.count(")")),
+        ({"grammar": 'start: "a" start | "b"'}, lambda text: set(text[:-1]) <= {"a"} and text[-1] == "b"),
+        ({"json_object": True, "disable_any_whitespace": True}, lambda text: isinstance(json.loads(text), dict)),
+        ({"structural_tag": TAG}, lambda text: text in ("<f>true</f>", "<f>false</f>")),
+    ],
+)  # fmt: skip
+def test_other_constraints_hold_too(llm: LLM, constraint: dict[str, Any], fits: Callable[[str], bool]) -> None:
+    params = [sampling(seed, StructuredOutputsParams(**constraint)) for seed in range(6)]
+    outputs = generate(llm, params)
+    assert [text for text, reason in outputs if reason == "stop" and not fits(text)] == []
+    assert any(reason == "stop" for _, reason in outputs)
+
+
+def test_a_seed_gives_the_same_output_beside_others(llm: LLM) -> None:
+    constraint = StructuredOutputsParams(json=API_SCHEMAS["weather tool"])
+    [alone] = generate(llm, [sampling(5, constraint)])
+    together = generate(llm, [sampling(seed, constraint) for seed in range(8)])
+    assert together[5] == alone
+
+
+def test_a_preempted_request_goes_on_in_its_grammar(checkpoint: Callable[..., Path]) -> None:
+    schema = API_SCHEMAS["calendar event"]
+    with LLM(checkpoint("llama"), max_num_seqs=8, block_size=4, num_gpu_blocks_override=100, max_model_len=320) as llm:
+        params = [sampling(seed, StructuredOutputsParams(json=schema), max_tokens=300) for seed in range(12)]
+        outputs = llm.generate(["Answer:"] * len(params), params, use_tqdm=False)
+    for output in outputs:
+        if output.outputs[0].finish_reason == "stop":
+            jsonschema.validate(json.loads(output.outputs[0].text), schema)
+    assert any(output.metrics.num_preemptions for output in outputs if output.metrics)
+
+
+def test_what_leaves_no_token_is_the_requests_own_fault(llm: LLM) -> None:
+    constraint = StructuredOutputsParams(choice=["yes"])
+    with pytest.raises(ParameterError, match="structured_outputs"):
+        generate(llm, [sampling(0, constraint, min_tokens=50)])
+    assert generate(llm, [sampling(0, constraint)]) == [("yes", "stop")]
+
+
+# ------------------------------------------------------------------------------------------------------------- HTTP
+
+SCHEMA = API_SCHEMAS["weather tool"]
+MESSAGES: list[Any] = [{"role": "user", "content": "Weather?"}]
+
+
+def as_format(json_schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": json_schema}
+
+
+@pytest.fixture(scope="module")
+def client(base_url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": as_format({"name": "weather", "schema": SCHEMA, "strict": True})},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA), "_backend": "guidance"}},
+        {"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar"},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_answers_validate(client: openai.OpenAI, fields: dict[str, Any], stream: bool) -> None:
+    answer: Any = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=300, seed=1, stream=stream, extra_body=fields
+    )
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
+    else:
+        text = answer.choices[0].message.content
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_completions_take_patterns_and_choices(client: openai.OpenAI) -> None:
+    def text(**fields: Any) -> str:
+        answer = client.completions.create(model="tiny", prompt="x", max_tokens=50, seed=1, extra_body=fields)
+        return answer.choices[0].text
+
+    assert text(guided_choice=["left", "right"]) in ("left", "right")
+    assert text(guided_regex="[0-9]{4}").isdigit()
+    assert set(text(guided_grammar='root ::= "ab" root | "c"')) <= set("abc")
+    assert text(structured_outputs={"choice": ["only"]}) == "only"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"response_format": as_format({"schema": {"uniqueItems": True}})}, "response_format", "uniqueItems"),
+        ({"response_format": as_format({"name": "x"})}, "response_format", "schema"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "contradict"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regular expression"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "jsn"),
+        ({"guided_regex": "(?=x)"}, "guided_regex", "look"),
+        ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "needs one of"),
+    ],
+)  # fmt: skip
+def test_a_wrong_constraint_names_the_field(base_url: str, fields: dict[str, Any], param: str, word: str) -> None:
+    answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": MESSAGES, **fields}, timeout=30)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"].split("[")[0].startswith(param)
+    assert word in error["message"]
+
+
+def test_streams_go_on_while_a_bomb_is_being_compiled(base_url: str) -> None:
+    """A schema that takes for ever and a pattern that explodes, beside 16 streams, which do not wait for it."""
+    bombs = [
+        {"structured_outputs": {"choice": ["ab" * length for length in range(1, 700)]}},
+        {"structured_outputs": {"regex": "(((a|b){1,999}c){1,999}d){1,999}|" * 20 + "e"}},
+    ]
+
+    async def run() -> tuple[list[int], list[str]]:
+        ended: list[str] = []
+        async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
+
+            async def ask(name: str, fields: dict[str, Any]) -> int:
+                body = {"prompt": "x", "max_tokens": 48, "ignore_eos": True, **fields}
+                answer = await client.post("/v1/completions", json=body)
+                ended.append(name)
+                return answer.status_code
+
+            streams = [ask("stream", {"stream": True, "seed": seed}) for seed in range(16)]
+            return await asyncio.gather(*(ask("bomb", bomb) for bomb in bombs), *streams), ended
+
+    statuses, ended = asyncio.run(run())
+    assert statuses == [400, 400, *[200] * 16]
+    assert ended[-1] == "bomb"  # all streams were done before
