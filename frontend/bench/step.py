@@ -3,6 +3,7 @@
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -61,7 +62,7 @@ def _measure(args: argparse.Namespace, batch_size: int) -> Budget:
         return decode_budget(read_timeline(Path(path)), args.output_len, linear_names(llm.config.spec))
 
 
-def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) -> dict[str, object]:
+def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) -> dict[str, Any]:
     """Engine options; what the user left open is just enough for a batch of sequences of `num_tokens`."""
     options = args.flat()
     block_size = args.cache.block_size or DEFAULT_BLOCK_SIZE

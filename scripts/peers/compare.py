@@ -32,6 +32,8 @@ def main() -> int:
     for row in (row for row in ROWS if not args.only or row.name in args.only):
         measure(row, engines, bench, args.runs, results)
     print(f"\nLogs are in {work}.\n", file=sys.stderr)
+    if args.smoke:
+        print("Tiny sizes, and not the same model for all: these figures only show that everything runs.\n")
     print(markdown(ROWS, results.rows))
     return 1 if results.errors else 0
 
