@@ -119,7 +119,7 @@ def _flags_of(options: dict) -> list[str]:
                 flags.append(flag if value else "--no-" + flag[2:])
             case list():
                 flags += [flag, *value]
-            case dict():
+            case dict() | msgspec.Struct():
                 flags += [flag, msgspec.json.encode(value).decode()]
             case _:
                 flags += [flag, str(value)]
