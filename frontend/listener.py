@@ -1,6 +1,7 @@
 """Listening sockets, TCP or Unix, taken before anything slow happens."""
 
 import errno
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -9,6 +10,8 @@ from quire.core.errors import ConfigError
 from quire.frontend.server_config import ServerConfig
 
 BACKLOG = 2048
+MAX_OPEN_FILES = 65536
+"""What a server raises its soft limit to, where the hard limit allows: every connection takes a file descriptor."""
 
 
 def bind(server: ServerConfig) -> socket.socket:
@@ -17,6 +20,7 @@ def bind(server: ServerConfig) -> socket.socket:
     Raises:
         ConfigError: the address is taken or not ours.
     """
+    _make_room()
     if server.uds is not None:
         return _bind_unix(server.uds)
     host = server.host or "0.0.0.0"
@@ -37,6 +41,13 @@ def bind(server: ServerConfig) -> socket.socket:
             raise ConfigError(f"Port {server.port} is in use; choose another with --port, or 0 for any.") from None
         raise ConfigError(f"Cannot listen on {host}:{server.port}: {error.strerror}.") from None
     return listener
+
+
+def _make_room() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _bind_unix(path: str) -> socket.socket:
