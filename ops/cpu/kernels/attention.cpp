@@ -1,17 +1,17 @@
 // Causal attention over pages, in place: nothing is gathered. See `quire.ops.Backend.attention` for the meaning.
 //
-// The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads), where G query heads share
-// a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in tiles of KEYS, in each
-// over the heads, with the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). So a decode step reads a
-// page from its first byte to its last, at the memory's full speed. For each tile and head the keys, and for more than
-// BLOCK rows the values too, are packed once for all rows of the item:
+// The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads), where G query heads
+// share a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in tiles of KEYS,
+// in each over the heads, with the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). So a decode
+// step reads whole pages. For each tile and head the keys, and for more than BLOCK rows the values too, are packed
+// once for all rows of the item:
 //
 //     keys   [units of head_dim][KEYS]          transposed, so that a vector holds one dimension of many keys
 //     values [units of KEYS][head_dim]
 //
 // and then scores = queries * keys and out += weights * values are the same small matrix product. A unit is what one
-// multiply-add instruction consumes per lane: a float, or a pair of bfloat16 where the machine multiplies those (they are
-// summed in float32).
+// multiply-add instruction consumes per lane: a float, or a pair of bfloat16 where the machine multiplies those (summed
+// in float32).
 //
 // Tiles begin at multiples of KEYS and a row's arithmetic does not see its neighbours: a query's result depends neither
 // on the batch nor on how a prompt was cut.
@@ -106,19 +106,20 @@ inline float soften(const float* scores, long width, long begin, long end, float
         }
         highest = x[n] > highest ? x[n] : highest;
     }
-    const float before = most;
-    most = std::max(before, largest(highest));
-    const float keep = before == -INFINITY ? 0 : exp2(fill(before - most))[0];
-    total *= keep;
+    const float before = most, now = std::max(before, largest(highest));
+    const float keep = before == -INFINITY ? 0 : exp2(fill(before - now))[0];
+    Floats added{};
     for (long n = 0; n < width / LANES; n++) {
-        Floats weight = exp2(x[n] - most);
+        Floats weight = exp2(x[n] - now);
         if constexpr (!ALL) {
             const Ints key = lane + (int)(n * LANES);
             weight = (key >= (int)begin) & (key < (int)end) ? weight : Floats{};
         }
-        total += weight;
+        added += weight;
         store_weights(weights + n * LANES / ELEMENTS<Unit>, weight);
     }
+    most = now;
+    total = total * keep + added;
     return keep;
 }
 
@@ -159,19 +160,6 @@ struct Walk {
     }
 };
 
-// A head's keys and values in a tile.
-template <class Cache> struct Operands {
-    Rows<Cache> keys, values;
-    long count;
-
-    Operands(const AttentionCall& call, const Tile& tile, long kv_head) : count(tile.count) {
-        const long head_size = call.block_size * call.head_dim;
-        const Cache* first = static_cast<const Cache*>(call.kv_cache) + kv_head * head_size;
-        keys = {first, tile.offsets};
-        values = {first + call.num_kv_heads * head_size, tile.offsets};
-    }
-};
-
 // One item on one thread.
 template <class Unit, class Query, class Cache> struct Attention {
     const AttentionCall& call;
@@ -192,13 +180,20 @@ template <class Unit, class Query, class Cache> struct Attention {
             for (long head = 0; head < item.num_heads; head++) {
                 const bool stay = head + 1 < item.num_heads;
                 const long next_head = stay ? item.first_head + head + 1 : last ? after.first_head : item.first_head;
-                add(head, tile.start, {call, tile, item.first_head + head}, {call, stay ? tile : next, next_head});
+                add(head, tile.start, {keys(tile, item.first_head + head), values(tile, item.first_head + head),
+                                       keys(stay ? tile : next, next_head), tile.count, head_dim});
             }
             if (last) break;
             tile = next;
         }
         finish();
     }
+
+    Rows<Cache> keys(const Tile& tile, long kv_head) const {
+        return {static_cast<const Cache*>(call.kv_cache) + kv_head * call.block_size * head_dim, tile.offsets};
+    }
+
+    Rows<Cache> values(const Tile& tile, long kv_head) const { return keys(tile, call.num_kv_heads + kv_head); }
 
     void begin() {
         for (long head = 0; head < item.num_heads; head++) {
@@ -215,34 +210,29 @@ template <class Unit, class Query, class Cache> struct Attention {
         std::fill_n(work.out, all * work.out_stride, 0.0f);
     }
 
-    // The keys of one tile and head.
-    void add(long head, long start, const Operands<Cache>& now, const Operands<Cache>& next) {
-        const bool pack = rows > BLOCK;
-        pack_keys(now.keys, next.keys, now.count, head_dim, work.keys);
-        if (pack) pack_values(now.values, next.values, now.count, head_dim, work.values, work.out_stride);
+    // One tile, for one head.
+    void add(long head, long start, const Operands<Cache>& tile) {
+        const bool pack = rows > BLOCK || head_dim % SPAN;
+        pack_keys(tile, work.keys);
+        if (pack) pack_values(tile, work.values, work.out_stride);
         for (long row = 0; row < rows; row += BLOCK) {
             const long num = std::min<long>(BLOCK, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
             if (last_position < start) continue;  // all of the tile lies in its future
-            if (call.window && first_position + 1 - call.window >= start + now.count) continue;  // or past
+            if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // or past
             float keep[BLOCK];
-            weigh(row, num, index, start, now.count, keep);
+            weigh(row, num, index, start, tile.count, keep);
             float* out = work.out + index * work.out_stride;
             constexpr long stride = KEYS / ELEMENTS<Unit>;
             if (pack)
                 multiply<Unit>(num, work.weights, stride, work.values, work.out_stride,
-                               (now.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, out, work.out_stride,
+                               (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, out, work.out_stride,
                                round_up(head_dim, LANES), keep);
             else
                 with_rows(num, [&](auto constant) {
-                    multiply_values<constant()>(work.weights, stride, now.values, next.values, now.count, head_dim,
-                                                out, work.out_stride, keep);
+                    multiply_values<constant()>(work.weights, stride, tile, out, work.out_stride, keep);
                 });
-        }
-        if (next.count > now.count) {  // what a tile shorter than the next has not asked for
-            fetch_rows(next.keys, round_up(now.count, LANES), next.count, head_dim);
-            fetch_rows(next.values, now.count, next.count, head_dim);
         }
     }
 
@@ -296,8 +286,11 @@ std::vector<Item> items_of(const AttentionCall& call) {
     }
     std::vector<Item> items;
     for (Item& item : pieces) {
-        const long fair = total / (PARTS * call.num_threads * item.cost);
-        const long heads = std::clamp(std::min(fair, MAX_ROWS / (item.num_queries * call.group)), 1L, call.num_kv_heads);
+        // A lone request keeps longer runs of memory together.
+        const long fair =
+            std::max(total / (PARTS * call.num_threads * item.cost), call.num_kv_heads / (2 * call.num_threads));
+        const long most = std::min(MAX_ROWS / (item.num_queries * call.group), call.num_kv_heads);
+        const long heads = std::max(1L, std::min(fair, most));
         for (; item.first_head < call.num_kv_heads; item.first_head += heads) {
             item.num_heads = std::min(heads, call.num_kv_heads - item.first_head);
             items.push_back(item);

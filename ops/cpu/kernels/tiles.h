@@ -3,6 +3,7 @@
 
 #include "vector.h"
 
+#include <algorithm>
 #include <type_traits>
 
 namespace quire {
@@ -30,7 +31,8 @@ inline Floats add_product(Floats total, Pair a, Words b) {
 // columns; without `keep` whatever c held is forgotten.
 template <int ROWS, int N, class Unit>
 inline void multiply_block(
-    const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride, const float* keep) {
+    const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
+    const float* keep) {
     Floats total[ROWS][N];
     for (int row = 0; row < ROWS; row++)
         for (int n = 0; n < N; n++)
@@ -65,8 +67,8 @@ template <class Body> inline void with_rows(long rows, Body body) {
 
 // `width` is a multiple of LANES; `rows` at most BLOCK.
 template <class Unit>
-void multiply(long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
-              long width, const float* keep) {
+void multiply(long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c,
+              long c_stride, long width, const float* keep) {
     with_rows(rows, [&](auto constant) {
         multiply_rows<constant()>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
     });
@@ -93,12 +95,15 @@ template <bool UPPER> inline Words interleave(Words a, Words b) {
 
 // Transposes LANES x LANES words: each round moves one bit of the row index to the column index.
 inline void transpose(Words (&rows)[LANES]) {
+#pragma GCC unroll 8
     for (int size = 1; size < LANES; size *= 2) {
         Words mixed[LANES];
+#pragma GCC unroll 16
         for (int i = 0; i < LANES / 2; i++) {
             mixed[2 * i] = interleave<false>(rows[i], rows[i + LANES / 2]);
             mixed[2 * i + 1] = interleave<true>(rows[i], rows[i + LANES / 2]);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) rows[i] = mixed[i];
     }
 }
@@ -125,33 +130,50 @@ template <class Cache> struct Rows {
     const Cache* operator[](long i) const { return head + offsets[i]; }
 };
 
-// Whoever reads a row asks for the memory of the row that takes its place in the next product. Pages lie anywhere, so the
-// processor cannot foresee it, and a thread that waits for each page reads at a third of the memory's speed.
-template <long COUNT, class Cache> inline void fetch(const Cache* soon) {
-    for (long i = 0; i < COUNT; i += 64 / (long)sizeof(Cache)) __builtin_prefetch(soon + i);
-}
+// Pages lie anywhere, so the processor cannot foresee what is read next, and a thread that waits for each page reads at
+// a third of the memory's speed. Whoever reads row `p` of a head's keys, or values after them, asks for the row that is
+// read DISTANCE rows later. Nearer, it would come too late; farther, it would have left the first cache again.
+constexpr long DISTANCE = 32;
 
-template <class Cache> inline void fetch_rows(Rows<Cache> rows, long begin, long end, long head_dim) {
-    for (long i = begin; i < end; i++)
-        for (long d = 0; d < head_dim; d += 64 / (long)sizeof(Cache)) fetch<1>(rows[i] + d);
-}
+// A head's keys and values of a tile, and the keys that are read after them.
+template <class Cache> struct Operands {
+    Rows<Cache> keys, values, next;
+    long count, head_dim;
 
-// `count` keys → packed [units of head_dim][KEYS]. Columns up to a multiple of LANES are filled too; their scores are
-// unused.
-template <class Unit, class Cache>
-void pack_keys(Rows<Cache> keys, Rows<Cache> next, long count, long head_dim, Unit* packed) {
+    // Rows [begin, end) of 2 * count are being read. Inlined: GCC drops calls of a function that only prefetches.
+    __attribute__((always_inline)) void fetch_ahead(long begin, long end) const {
+        for (long p = begin + DISTANCE; p < end + DISTANCE; p++) {
+            const Cache* row = p < count ? keys[p] : p < 2 * count ? values[p - count] : next[(p - 2 * count) % KEYS];
+            for (long d = 0; d < head_dim; d += 64 / (long)sizeof(Cache)) __builtin_prefetch(row + d);
+        }
+    }
+};
+
+// Keys → packed [units of head_dim][KEYS]. Columns up to a multiple of LANES are filled too; their scores are unused.
+template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, Unit* packed) {
+    const auto [keys, values, next, count, head_dim] = tile;
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
-    for (long column = 0; column < count; column += LANES)
+    for (long column = 0; column < count; column += LANES) {
+        // Most often LANES keys are neighbours on a page.
+        const bool together = keys.offsets[column + LANES - 1] - keys.offsets[column] == (LANES - 1) * head_dim;
         for (long first = 0; first < head_dim; first += WIDTH) {
             Words block[LANES];
-            for (int i = 0; i < LANES; i++) {
-                block[i] = units(packed, keys[column + i], first, head_dim);
-                fetch<WIDTH>(next[column + i] + first);
+            if (together) {
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++)
+                    block[i] = units(packed, keys[column] + i * head_dim, first, head_dim);
+            } else {
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++) block[i] = units(packed, keys[column + i], first, head_dim);
             }
+            tile.fetch_ahead(column + first * LANES / head_dim,
+                             column + std::min(first + WIDTH, head_dim) * LANES / head_dim);
             transpose(block);
             Unit* to = packed + first / ELEMENTS<Unit> * KEYS + column;
+#pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) std::memcpy(to + i * KEYS, &block[i], sizeof(block[i]));
         }
+    }
 }
 
 // Values are taken two vectors at a time: a vector of pairs has the elements of two.
@@ -174,57 +196,76 @@ inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
 }
 #endif
 
-// The units of step `t` of `count` values, dimensions [d, d + SPAN); zero past `head_dim` and past the last value.
-template <class Unit, class Cache>
-inline Two value_units(Rows<Cache> values, Rows<Cache> next, long t, long count, long d, long head_dim) {
+// Values → packed [units of the count][stride]; zero past `head_dim` and past the last value.
+template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile, Unit* packed, long stride) {
+    const auto [keys, values, next, count, head_dim] = tile;
     constexpr long E = ELEMENTS<Unit>;
     static const Cache zeros[SPAN] = {};
-    Cache padded[E][SPAN];
-    const Cache* rows[2] = {zeros, zeros};
-    for (long i = 0; i < E && t * E + i < count; i++) {
-        rows[i] = values[t * E + i] + d;
-        fetch<SPAN>(next[t * E + i] + d);
-        if (head_dim - d >= SPAN) continue;
-        std::memset(padded[i], 0, sizeof(padded[i]));
-        std::memcpy(padded[i], rows[i], (head_dim - d) * sizeof(Cache));
-        rows[i] = padded[i];
-    }
-    return units_of(static_cast<const Unit*>(nullptr), rows[0], rows[1]);
-}
-
-// `count` values → packed [units of the count][stride].
-template <class Unit, class Cache>
-void pack_values(Rows<Cache> values, Rows<Cache> next, long count, long head_dim, Unit* packed, long stride) {
-    for (long t = 0; t * ELEMENTS<Unit> < count; t++)
+    for (long i = 0; i < count; i += E) {
+        tile.fetch_ahead(count + i, count + i + E);
         for (long d = 0; d < head_dim; d += SPAN) {
-            const Two two = value_units<Unit>(values, next, t, count, d, head_dim);
-            std::memcpy(packed + t * stride + d, &two, sizeof(two));
+            const Cache* rows[2] = {values[i] + d, i + 1 < count ? values[i + E - 1] + d : zeros};
+            Cache padded[2][SPAN] = {};
+            if (head_dim - d < SPAN)
+                for (int k = 0; k < 2; k++) {
+                    std::memcpy(padded[k], rows[k], (head_dim - d) * sizeof(Cache));
+                    rows[k] = padded[k];
+                }
+            const Two two = units_of(packed, rows[0], rows[1]);
+            std::memcpy(packed + i / E * stride + d, &two, sizeof(two));
         }
+    }
 }
 
-// `multiply` by values that are not packed, for so few rows that packing would not pay.
-template <int ROWS, class Unit, class Cache>
-void multiply_values(const Unit* weights, long weights_stride, Rows<Cache> values, Rows<Cache> next, long count,
-                     long head_dim, float* out, long out_stride, const float* keep) {
-    constexpr int N = COLUMNS / 2;
-    const long steps = (count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>;
-    for (long d = 0; d < head_dim; d += N * SPAN) {
-        Floats total[ROWS][2 * N];
-        for (int row = 0; row < ROWS; row++)
-            for (int n = 0; n < 2 * N; n++) total[row][n] = keep[row] * load(out + row * out_stride + d + n * LANES);
-        for (long t = 0; t < steps; t++)
-            for (int n = 0; n < N; n++) {
-                if (n && d + n * SPAN >= head_dim) continue;
-                const Two two = value_units<Unit>(values, next, t, count, d + n * SPAN, head_dim);
-                for (int row = 0; row < ROWS; row++) {
-                    const Unit weight = weights[row * weights_stride + t];
-                    total[row][2 * n] = add_product(total[row][2 * n], weight, two.lower);
-                    total[row][2 * n + 1] = add_product(total[row][2 * n + 1], weight, two.upper);
-                }
+// out = keep * out + weights * values for ROWS rows and N spans of dimensions from `d` on.
+template <int ROWS, int N, class Unit, class Cache>
+inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long d,
+                                  float* out, long out_stride, const float* keep) {
+    const auto [keys, values, next, count, head_dim] = tile;
+    constexpr long E = ELEMENTS<Unit>;
+    static const Cache zeros[N * SPAN] = {};
+    Floats total[ROWS][2 * N];
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int n = 0; n < 2 * N; n++) total[row][n] = keep[row] * load(out + row * out_stride + n * LANES);
+    // All dimensions at once or in several goes: the rows ahead are fetched once.
+    long fetched = count + d * count / head_dim;
+    const long share = head_dim / (N * SPAN);
+    for (long i = 0; i < count; i += E) {
+        const Cache* first = values[i] + d;
+        const Cache* second = i + 1 < count ? values[i + E - 1] + d : zeros;
+        if (i % (E * share) == 0) {
+            tile.fetch_ahead(fetched, fetched + E);
+            fetched += E;
+        }
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) {
+            const Two two = units_of(static_cast<const Unit*>(nullptr), first + n * SPAN, second + n * SPAN);
+#pragma GCC unroll 8
+            for (int row = 0; row < ROWS; row++) {
+                const Unit weight = weights[row * weights_stride + i / E];
+                total[row][2 * n] = add_product(total[row][2 * n], weight, two.lower);
+                total[row][2 * n + 1] = add_product(total[row][2 * n + 1], weight, two.upper);
             }
-        for (int row = 0; row < ROWS; row++)
-            for (int n = 0; n < 2 * N; n++) store(out + row * out_stride + d + n * LANES, total[row][n]);
+        }
     }
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int n = 0; n < 2 * N; n++) store(out + row * out_stride + n * LANES, total[row][n]);
+}
+
+// `multiply` by values that are not packed, for so few rows that packing would not pay; head_dim is a multiple of SPAN.
+template <int ROWS, class Unit, class Cache>
+void multiply_values(const Unit* weights, long weights_stride, const Operands<Cache>& tile, float* out, long out_stride,
+                     const float* keep) {
+    constexpr int N = COLUMNS / 2 * (ROWS <= BLOCK / 2 ? 2 : 1);
+    long d = 0;
+    for (; d + N * SPAN <= tile.head_dim; d += N * SPAN)
+        multiply_values_block<ROWS, N>(weights, weights_stride, tile, d, out + d, out_stride, keep);
+    for (; d < tile.head_dim; d += SPAN)
+        multiply_values_block<ROWS, 1>(weights, weights_stride, tile, d, out + d, out_stride, keep);
 }
 
 }  // namespace quire
