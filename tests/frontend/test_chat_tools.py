@@ -176,5 +176,5 @@ def test_parsed_outputs_come_after_reasoning(client: openai.OpenAI) -> None:
         message = parsed.choices[0].message
         assert isinstance(message.parsed, Sum)
         assert bool(message.reasoning) is thinks  # type: ignore[attr-defined]
-    response = client.responses.parse(model="quire-demo", input="What is 47 + 38?", text_format=Sum)
+    response = client.responses.parse(model="quire-demo", input="What is 47 + 38?", text_format=Sum, temperature=0)
     assert isinstance(response.output_parsed, Sum)
