@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool, block_hash, root_hash
+from quire.core.protocol import ROW_DIGEST_BYTES
 from quire.core.request import Request
 
 
@@ -159,6 +160,14 @@ class KVCacheManager:
         parent = hashes[-1] if hashes else root_hash(request.cache_salt)
         token_bytes = memoryview(array("q", request.token_ids[start * size : num_blocks * size])).cast("B")
         stride = size * 8
-        for offset in range(0, len(token_bytes), stride):
-            parent = block_hash(parent, token_bytes[offset : offset + stride])
+        if request.prompt_embeds is None:
+            for offset in range(0, len(token_bytes), stride):
+                parent = block_hash(parent, token_bytes[offset : offset + stride])
+                hashes.append(parent)
+            return
+        digests, length = request.prompt_embeds.row_digests, size * ROW_DIGEST_BYTES
+        for index in range(start, num_blocks):
+            offset = (index - start) * stride
+            rows = digests[index * length : (index + 1) * length]  # of its tokens that are the prompt's
+            parent = block_hash(parent, token_bytes[offset : offset + stride], rows)
             hashes.append(parent)

@@ -7,6 +7,7 @@ Structs are `array_like`: a message is a MessagePack array, so field order is pa
 """
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -35,6 +36,20 @@ class Grammar(Struct, array_like=True, frozen=True):
     vocabulary_path: str  # a file that holds a `Vocabulary`, for as long as the frontend lives
 
 
+ROW_DIGEST_BYTES = 32
+
+
+EmbedsType = Literal["bfloat16", "float16", "float32"]
+
+
+class PromptEmbeds(Struct, array_like=True, frozen=True):
+    """Rows that stand in the place of a prompt's embeddings, one for each of its tokens, whose ids mean nothing."""
+
+    dtype: EmbedsType
+    rows: bytes  # [num_tokens, hidden], little-endian
+    row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; what stands for each row in the hashes of pages
+
+
 class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     """One sequence to generate. `n > 1` arrives as n of these, with different ids and seeds.
 
@@ -48,6 +63,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     cache_salt: str | None = None
     output_token_ids: list[int] = []
     grammar: Grammar | None = None
+    prompt_embeds: PromptEmbeds | None = None
 
 
 class AbortRequests(Struct, array_like=True, tag="abort", frozen=True):
@@ -204,6 +220,7 @@ class NewSlot(Struct, array_like=True):
     block_ids: list[list[int]]  # per KV group, pages for the first tokens, prefix-cache hits included
     sampling: SamplingParams
     grammar: Grammar | None = None
+    prompt_embeds: PromptEmbeds | None = None
 
 
 class StepPlan(Struct, array_like=True, tag="step"):

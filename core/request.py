@@ -36,6 +36,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "prompt_embeds",
         "queued_at",
         "rank",
         "request_id",
@@ -54,6 +55,7 @@ class Request:
         self.sampling = wire.sampling
         self.cache_salt = wire.cache_salt
         self.grammar = wire.grammar
+        self.prompt_embeds = wire.prompt_embeds
         self.rank = rank
         self.max_num_tokens = max_num_tokens  # prompt and output together
         self.stop_ids = stop_ids  # EOS ids (unless ignored) and stop_token_ids

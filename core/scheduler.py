@@ -258,7 +258,15 @@ class Scheduler:
         block_ids = [list(table) for table in request.block_ids]
         token_ids = list(request.token_ids)
         plan.admitted.append(
-            NewSlot(request.slot, token_ids, request.num_prompt_tokens, block_ids, request.sampling, request.grammar)
+            NewSlot(
+                request.slot,
+                token_ids,
+                request.num_prompt_tokens,
+                block_ids,
+                request.sampling,
+                request.grammar,
+                request.prompt_embeds,
+            )
         )
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:

@@ -5,8 +5,9 @@ import torch
 
 from quire.core.protocol import StepPlan, StepResult
 from quire.core.trace import NO_SPANS, Spans
+from quire.executor.embedded_prompts import EmbeddedPrompts
 from quire.executor.input_batch import InputBatch, build_input_batch
-from quire.executor.models.base import Model
+from quire.executor.models.base import GivenRows, Model
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.prompt_scorer import PromptScorer
@@ -24,6 +25,7 @@ class ModelRunner:
         table: RequestTable,
         sampler: Sampler,
         scorer: PromptScorer,
+        embedded: EmbeddedPrompts,
         kv_caches: list[torch.Tensor],
         spans: Spans = NO_SPANS,
     ) -> None:
@@ -32,6 +34,7 @@ class ModelRunner:
         self._table = table
         self._sampler = sampler
         self._scorer = scorer
+        self._embedded = embedded
         self._kv_caches = kv_caches
         self._spans = spans
 
@@ -42,15 +45,17 @@ class ModelRunner:
             self._table.apply(plan)
             self._scorer.release(plan.released)
             self._sampler.grammar.release(plan.released)
+            self._embedded.release(plan.released)
             for new in plan.admitted:
                 self._sampler.admit(new)
                 self._scorer.admit(new)
+                self._embedded.admit(new)
             if not plan.slots:
                 return StepResult(plan.step_id, [])
             batch = build_input_batch(plan, self._table)
-            self._sampler.grammar.begin(batch.sampled_slots)
+            given = self._embedded.rows(plan) if self._embedded.pending else None
         with self._spans.span("forward"):
-            hidden = self._forward(batch)
+            hidden = self._forward(batch, given)
         result = StepResult(plan.step_id, [])
         if len(batch.sampled_slots):
             with self._spans.span("sample"):
@@ -68,7 +73,7 @@ class ModelRunner:
         with self._spans.span("result"):
             return self._result(step_id, batch.sampled_slots, sampled)
 
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
+    def _forward(self, batch: InputBatch, given: GivenRows | None) -> torch.Tensor:
         attention = self._ops.attention_batch(
             batch.query_lens,
             batch.seq_lens,
@@ -76,7 +81,7 @@ class ModelRunner:
             batch.slot_mapping,
             block_size=self._table.block_size,
         )
-        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention)
+        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given)
 
     def _result(self, step_id: int, slots: np.ndarray, sampled: Sampled) -> StepResult:
         """Reads a step's tokens off the device."""

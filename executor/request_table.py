@@ -22,6 +22,7 @@ class RequestTable:
         token_ids: [max_num_seqs, columns] int32 on the device; known tokens at their positions. Grows by doubling, so
             that a long context limit costs nothing until a request is that long.
         num_prompt_tokens: [max_num_seqs] int32.
+        num_unnamed: [max_num_seqs] int32; leading tokens that came as embeddings, so that their ids mean nothing.
         block_tables: per KV group, [max_num_seqs, max_pages] int32; the page that holds positions
             `i * block_size .. (i + 1) * block_size - 1` at column i.
         num_blocks: per KV group, [max_num_seqs] int32; pages in use in each row.
@@ -37,6 +38,7 @@ class RequestTable:
             max_num_seqs, min(max_model_len + 1, _FIRST_COLUMNS), dtype=torch.int32, device=device
         )
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
+        self.num_unnamed = np.zeros(max_num_seqs, np.int32)
         max_pages = max_model_len // block_size + 1
         # np.zeros of this size is handed out by the system untouched: pages that no request reaches cost no memory.
         self.block_tables = [np.zeros((max_num_seqs, max_pages), np.int32) for _ in range(num_kv_groups)]
@@ -72,6 +74,7 @@ class RequestTable:
         self._reach(num_tokens + 1)
         self.token_ids[new.slot, :num_tokens] = torch.tensor(new.token_ids, dtype=torch.int32, device=self.device)
         self.num_prompt_tokens[new.slot] = new.num_prompt_tokens
+        self.num_unnamed[new.slot] = 0 if new.prompt_embeds is None else new.num_prompt_tokens
         for num_blocks in self.num_blocks:
             num_blocks[new.slot] = 0
         self._append_blocks(new.slot, new.block_ids)

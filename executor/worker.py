@@ -16,6 +16,7 @@ from quire.core.logging import get_logger
 from quire.core.protocol import StepPlan, StepResult, WorkerReady
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.executor import memory
+from quire.executor.embedded_prompts import EmbeddedPrompts
 from quire.executor.model_runner import ModelRunner
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
@@ -117,6 +118,7 @@ class Worker:
                 custom=self._processors,
             ),
             PromptScorer(spec.vocab_size, mode),
+            EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device),
             kv_caches,
             self._spans,
         )

@@ -1,13 +1,25 @@
 """What the model runner sees of a model."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
 from quire.ops import AttentionBatch
 
-__all__ = ["Model", "ModelContext"]
+__all__ = ["GivenRows", "Model", "ModelContext"]
+
+
+class GivenRows(NamedTuple):
+    """Rows to be taken in the place of the embeddings of some tokens of a step.
+
+    Attributes:
+        places: [num_rows] int64; indices into the step's tokens.
+        rows: [num_rows, hidden], of the model's type.
+    """
+
+    places: Tensor
+    rows: Tensor
 
 
 class Model(Protocol):
@@ -17,10 +29,18 @@ class Model(Protocol):
     num_kv_heads: int
     head_dim: int
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], batch: AttentionBatch) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[Tensor],
+        batch: AttentionBatch,
+        given: GivenRows | None = None,
+    ) -> Tensor:
         """Hidden states [num_tokens, hidden] of one step; writes the new keys and values into `kv_caches`.
 
-        `token_ids` and `positions` are [num_tokens] int64; `kv_caches` has one tensor a layer.
+        `token_ids` and `positions` are [num_tokens] int64; `kv_caches` has one tensor a layer. Tokens that `given`
+        has rows for are embedded as those, whatever their ids.
         """
         ...
 

@@ -16,6 +16,7 @@ from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
+from quire.executor.models.base import GivenRows
 from quire.ops import AttentionBatch
 
 
@@ -80,10 +81,19 @@ class Decoder:
         self.num_kv_heads = self._layers[0].attention.num_kv_heads
         self.head_dim = spec.head_dim
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_caches: list[Tensor], batch: AttentionBatch) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_caches: list[Tensor],
+        batch: AttentionBatch,
+        given: GivenRows | None = None,
+    ) -> Tensor:
         """See `Model.forward`."""
         rotation = self._rotary(positions)
         x, residual = self._embed(token_ids), None
+        if given is not None:
+            x[given.places] = given.rows
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             x, residual = layer(x, residual, rotation, kv_cache, batch)
         assert residual is not None

@@ -35,14 +35,15 @@ class Penalties:
         longest = int(batch.positions.max())
         token_ids = table.token_ids[torch.from_numpy(batch.slots).to(device), :longest].long()  # [num_rows, longest]
         column = torch.arange(longest, device=device)
-        known = column < torch.from_numpy(batch.positions).to(device).unsqueeze(1)
+        ends, starts = batch.on_device(batch.positions).unsqueeze(1), batch.column(table.num_unnamed)
+        known = (column >= starts) & (column < ends)
         generated = known & (column >= batch.column(table.num_prompt_tokens))
-        # Places past a row's end stand for its first token: a token that comes up again gets the same value again.
-        token_ids = torch.where(known, token_ids, token_ids[:, :1])
+        # Other places stand for a row's last token: a token that comes up again gets the same value again.
+        token_ids = torch.where(known, token_ids, token_ids.gather(1, ends - 1))
 
         counts = torch.zeros_like(logits).scatter_add_(1, token_ids, generated.float()).gather(1, token_ids)
         seen = logits.gather(1, token_ids)
-        repetition = batch.column(self._repetition)
+        repetition = torch.where(starts < ends, batch.column(self._repetition), 1.0)  # 1 where no token is known
         seen = torch.where(seen > 0, seen / repetition, seen * repetition)
         seen -= batch.column(self._frequency) * counts + batch.column(self._presence) * (counts > 0)
         return logits.scatter_(1, token_ids, seen)

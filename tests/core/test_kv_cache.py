@@ -1,8 +1,10 @@
 """Block tables over the pool: what is shared, when it becomes findable, and what is left for others."""
 
+import msgspec
 import pytest
 
 from quire.core.kv_cache import KVCacheManager
+from quire.core.protocol import ROW_DIGEST_BYTES, PromptEmbeds
 from quire.core.request import Request
 from tests.core.fake_worker import make_request
 
@@ -52,6 +54,36 @@ def test_the_last_token_is_always_left_to_compute(num_prompt: int, num_found: in
     kv = manager()
     admit(kv, request([1] * 20))
     assert len(kv.find_prefix(request([1] * num_prompt))[0]) * SIZE == num_found
+
+
+def test_embedded_prompts_are_told_apart_by_their_rows_and_not_by_their_ids() -> None:
+    kv = manager()
+
+    def embedded(rows: str, num_tokens: int = 9) -> Request:
+        digests = b"".join(letter.encode() * ROW_DIGEST_BYTES for letter in rows)
+        wire = msgspec.structs.replace(
+            make_request("r", [0] * num_tokens), prompt_embeds=PromptEmbeds("float32", b"", digests)
+        )
+        return Request(wire, rank=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
+
+    assert admit(kv, request([0] * 9)) == 0
+    first = embedded("abcdefghi")
+    assert admit(kv, first) == 0
+    assert admit(kv, embedded("abcdefghi")) == 8
+    assert admit(kv, embedded("abcdefgxi")) == 4
+    assert admit(kv, embedded("xbcdefghi")) == 0
+    assert admit(kv, request([0] * 9)) == 8
+    for token in (5, 6, 7, 8):  # a block of a row and three ids, then one of ids alone
+        sample(first, token)
+    compute(kv, first)
+    resumed = embedded("abcdefghi")
+    resumed.token_ids += [5, 6, 7, 8]
+    resumed.num_tokens += 4
+    assert admit(kv, resumed) == 12
+    other = embedded("abcdefghx")
+    other.token_ids += [5, 6, 7, 8]
+    other.num_tokens += 4
+    assert admit(kv, other) == 8
 
 
 def test_the_same_block_after_another_parent_is_not_found() -> None:
