@@ -91,6 +91,16 @@ def test_each_key_opens_v1(caller: Callable[..., Caller], key: str) -> None:
     assert call("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
+def test_anthropics_clients_send_the_key_in_a_header_of_their_own(caller: Callable[..., Caller]) -> None:
+    call = caller(api_key=["one!", "two"])
+    assert call("GET", "/v1/models", headers={"x-api-key": "two"}).status_code == 200
+    for headers in ({}, {"x-api-key": "wrong"}, {"Authorization": "two"}):
+        answer = call("POST", "/v1/messages", headers=headers, json={})
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+    assert call("POST", "/invocations", json={}).status_code == 401
+
+
 def test_keys_guard_v1_only(caller: Callable[..., Caller]) -> None:
     call = caller(api_key=["one"])
     assert call("GET", "/version").status_code == 200
@@ -309,3 +319,27 @@ def test_error_stacks_are_logged_when_asked(caller: Callable[..., Caller], caplo
     [record] = caplog.records
     assert record.exc_info is not None
     assert "POST /tokenize was answered 400" in record.getMessage()
+
+
+def test_a_clients_template_runs_where_it_is_trusted(caller: Callable[..., Caller]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template": "{{ messages[0].content }}!"}
+    answer = caller(trust_request_chat_template=True)("POST", "/v1/chat/completions/render", json=body)
+    assert answer.json()["prompt_text"] == "Hi!"
+    refused = caller()("POST", "/v1/chat/completions/render", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template"
+
+
+def test_tools_can_be_left_out_when_none_may_be_called(caller: Callable[..., Caller]) -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "tool_choice": "none"}
+    for exclude, text in ((False, "fHi"), (True, "Hi")):
+        call = caller(chat_template=template, exclude_tools_when_tool_choice_none=exclude)
+        assert call("POST", "/v1/chat/completions/render", json=body).json()["prompt_text"] == text
+
+
+def test_the_document_describes_all_protocols(call: Caller) -> None:
+    paths = call("GET", "/openapi.json").json()["paths"]
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{response_id}/cancel"):
+        assert path in paths
