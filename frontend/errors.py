@@ -36,6 +36,10 @@ class UnavailableError(QuireError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class RequestTimeoutError(QuireError):
+    """The client did not send its whole request in time (408); the connection is closed."""
+
+
 class ClientGoneError(QuireError):
     """The client closed its connection; nobody reads the answer (499, as nginx says)."""
 
@@ -102,6 +106,8 @@ def describe(error: Exception) -> Problem:
             return Problem(503, str(error), headers=_retry_after(error.retry_after_seconds))
         case EngineDeadError():
             return Problem(503, str(error))
+        case RequestTimeoutError():
+            return Problem(408, str(error), headers={"Connection": "close"})
         case ClientGoneError():
             return Problem(CLIENT_GONE, str(error))
         case QuireError():

@@ -1,5 +1,6 @@
 """What happens around every HTTP request, whatever its route: counting, request ids, access log."""
 
+import asyncio
 import logging
 import time
 import uuid
@@ -9,6 +10,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
 from quire.core.logging import get_logger
+from quire.frontend.errors import RequestTimeoutError
 
 logger = get_logger(__name__)
 
@@ -68,6 +70,7 @@ class RequestObserver:
         request_id_headers: answer with X-Request-Id, the client's own or a fresh one.
         access_log: log a line for each request.
         unlogged_paths: paths that the access log leaves out.
+        request_timeout: seconds that a request's body may take to arrive; no limit when None.
         root_path: prefix that a proxy may leave on paths, or may have taken away; routes are found either way.
     """
 
@@ -79,6 +82,7 @@ class RequestObserver:
         request_id_headers: bool,
         access_log: bool,
         unlogged_paths: frozenset[str],
+        request_timeout: float | None = None,
         root_path: str = "",
     ) -> None:
         self._app = app
@@ -86,6 +90,7 @@ class RequestObserver:
         self._request_id_headers = request_id_headers
         self._access_log = access_log
         self._unlogged_paths = unlogged_paths
+        self._request_timeout = request_timeout
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,11 +104,12 @@ class RequestObserver:
         if self._root_path and scope["path"].startswith(self._root_path + "/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         path, status, request_bytes, response_bytes = scope["path"], 500, 0, 0
+        receive_body = self._limited(receive)
         request_id = _ensure_request_id(scope) if self._request_id_headers else None
 
         async def receive_counted() -> Message:
             nonlocal request_bytes
-            message = await receive()
+            message = await receive_body()
             if message["type"] == "http.request":
                 request_bytes += len(message["body"])
             return message  # type: ignore[return-value]
@@ -126,6 +132,28 @@ class RequestObserver:
             self._metrics.count(scope["method"], status, handler, request_bytes, response_bytes, seconds)
             if self._access_log and path not in self._unlogged_paths:
                 logger.log(logging.INFO, "%s %s %d %.3f s", scope["method"], path, status, seconds)
+
+    def _limited(self, receive: Receive) -> Receive:
+        """`receive`, with a deadline for the body. What comes after it, the client's leaving, may take any time."""
+        seconds = self._request_timeout
+        if seconds is None:
+            return receive
+        deadline = asyncio.get_running_loop().time() + seconds
+        is_whole = False
+
+        async def receive_in_time() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()  # type: ignore[return-value]
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTimeoutError(f"The request's body did not arrive within {seconds:g} seconds.") from None
+            is_whole = message["type"] != "http.request" or not message["more_body"]
+            return message  # type: ignore[return-value]
+
+        return receive_in_time  # type: ignore[return-value]
 
 
 def _ensure_request_id(scope: HTTPScope) -> bytes:

@@ -5,11 +5,13 @@ It owns sockets, signals and their order; what is answered is the business of `a
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import uvicorn
@@ -23,6 +25,7 @@ from quire.core.protocol import EngineReady
 from quire.frontend.app import create_app
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.greeting import greeting
+from quire.frontend.http_protocol import HttpProtocol
 from quire.frontend.listener import bind, release, url_of
 from quire.frontend.middleware import HttpMetrics, RequestObserver
 from quire.frontend.server_config import ServerConfig
@@ -34,6 +37,9 @@ logger = get_logger(__name__)
 GRACE_SECONDS = 5
 """Beyond the shutdown timeout, for writing the last answers; then connections are cut."""
 HEALTH_SECONDS = 1.0
+REQUEST_SECONDS = 120.0
+"""For the arrival of one request: 8 MiB, the default limit of a body, at 70 kB/s."""
+
 _UVICORN_LEVELS = {"info": logging.WARNING, "trace": 5}  # what it tells at "info" is in our own lines already
 
 
@@ -174,8 +180,13 @@ def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> 
         request_id_headers=server.enable_request_id_headers,
         access_log=server.uvicorn_log_level in ("debug", "trace") and not server.disable_uvicorn_access_log,
         unlogged_paths=frozenset(path.strip() for path in unlogged),
+        request_timeout=_request_timeout(),
         root_path=f"/{root_path}" if root_path else "",
     )
+
+
+def _request_timeout() -> float:
+    return envs.read_float("HTTP_TIMEOUT_REQUEST", REQUEST_SECONDS)
 
 
 def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Config:
@@ -183,9 +194,11 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers = list(logging.getLogger("quire").handlers)
         uvicorn_logger.propagate = False
+    protocol: Any = functools.partial(HttpProtocol, request_timeout=_request_timeout())
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol,
+        ws="none",
         loop="none",
         lifespan="off",
         log_config=None,
