@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.core.sampling_params import SamplingParams
+    from quire.core.structured_outputs import StructuredOutputsParams
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.beam_search import BeamSearchParams
@@ -17,6 +18,7 @@ _LAZY = {
     "LLM": "quire.frontend.llm",
     "AsyncLLM": "quire.frontend.async_llm",
     "SamplingParams": "quire.core.sampling_params",
+    "StructuredOutputsParams": "quire.core.structured_outputs",
     "BeamSearchParams": "quire.frontend.beam_search",
     "LogitsProcessor": "quire.executor.sampling.custom",
     "RequestOutput": "quire.frontend.outputs",
@@ -30,6 +32,7 @@ __all__ = [
     "LogitsProcessor",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -36,6 +36,9 @@ BENCH = Program(
         "host": Command(
             "quire.frontend.bench.host.command", "What everything but the model costs, stage by stage.", ("bench",)
         ),
+        "grammar": Command(
+            "quire.frontend.bench.grammar", "What schemas cost a token, and hostile ones everybody else.", ("bench",)
+        ),
         "step": Command("quire.frontend.bench.step", "Where the time of a decode step goes.", ("bench",)),
         "sweep": SWEEP,
     },

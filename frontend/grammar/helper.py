@@ -32,7 +32,7 @@ class Helper:
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 (a millisecond; asyncio's own would need a child watcher)
                 [sys.executable, "-P", "-m", "quire.frontend.grammar.helper_process"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 start_new_session=True,  # Ctrl-C is for the parent
             )
         try:

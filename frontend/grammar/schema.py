@@ -110,7 +110,7 @@ def _may_close(schema: dict[str, Any]) -> bool:
 def check_refs(schema: Any) -> None:
     """Raises SchemaError unless every `$ref` leads to a place in the schema, and at last to something else."""
     for node in walk(schema):
-        seen = []
+        seen: list[Any] = []
         while isinstance(node, dict) and "$ref" in node:
             if node["$ref"] in seen:
                 raise SchemaError(f"$ref {seen[0]!r} leads back to itself")
@@ -201,7 +201,7 @@ def _type_of(value: Any) -> str:
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), ((int, float), "number"), (str, "string"), (list, "array")):
-        if isinstance(value, kind):  # type: ignore[arg-type]
+        if isinstance(value, kind):
             return name
     return "object"
 

@@ -107,7 +107,6 @@ class Bench:
 
     def step(self, logits: torch.Tensor, slots: list[int]) -> tuple[list[int], list[bool]]:
         rows = np.array(slots)
-        self.masks.begin(rows)
         positions = np.array([self.lengths[slot] for slot in slots])
         sampled = self.sampler.sample(logits.clone(), SampleBatch(rows, positions, self.table))
         token_ids, usable = sampled.token_ids.tolist(), sampled.usable.cpu().numpy()

@@ -1,6 +1,7 @@
 """lm-format-enforcer: a character parser in Python, walked along a tree of the vocabulary; the slowest of the four."""
 
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,12 +24,11 @@ class LMFormatEnforcerLoader:
             vocab_size=len(vocabulary.tokens),
         )
 
-    def load(self, data: bytes) -> tuple[str, str]:
-        kind, text = msgspec.msgpack.decode(data, type=tuple[str, str])
-        return kind, text
+    def load(self, data: bytes) -> Any:
+        return msgspec.msgpack.decode(data, type=tuple[str, str])
 
-    def matcher(self, loaded: object) -> "LMFormatEnforcerMatcher":
-        kind, text = loaded  # type: ignore[misc]
+    def matcher(self, loaded: Any) -> "LMFormatEnforcerMatcher":
+        kind, text = loaded
         return LMFormatEnforcerMatcher(TokenEnforcer(self._data, make_parser(kind, text)))
 
 

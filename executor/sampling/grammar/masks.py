@@ -1,6 +1,7 @@
 """Grammars of the requests in the slots: masks before a token is chosen, one step forward after it.
 
-Masks are made in a thread while the forward pass runs; the libraries hold no global lock meanwhile.
+A grammar is loaded in a thread while the request's prompt is computed. Masks are made by the thread that runs the step:
+an accelerator is still at its forward pass then, and on a CPU a microsecond or two a row is less than any hand-over.
 """
 
 from collections.abc import Collection
@@ -19,7 +20,7 @@ logger = get_logger(__name__)
 
 
 class GrammarMasks:
-    """A sampling feature with a life beside the sampler: `begin` before the forward pass, `advance` after the draw.
+    """A sampling feature with a life beside the sampler: `advance` after the draw, `release` with the slot.
 
     With several ranks each has its own, and they agree because ranks come to the same tokens.
     """
@@ -28,9 +29,9 @@ class GrammarMasks:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._active = np.zeros(max_num_seqs, bool)
         self._num_words = -(-vocab_size // 32)
-        self._matchers: dict[int, Future[Matcher]] = {}  # by slot; of unfinished outputs
+        self._loading: dict[int, Future[Matcher]] = {}  # by slot
+        self._matchers: dict[int, Matcher] = {}  # by slot; since the first mask
         self._faults: dict[int, str] = {}  # by slot; why there is no mask
-        self._masks: Future[np.ndarray] | None = None
         self._library = GrammarLibrary()
         # One thread: whatever it does for a slot happens in the order that it was asked for.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -43,17 +44,20 @@ class GrammarMasks:
         if request.grammar is None:
             return False
         output = request.token_ids[request.num_prompt_tokens :]
-        self._matchers[request.slot] = self._thread.submit(self._start, request, output)
+        if self._eos_token_ids.intersection(output):  # complete; it goes on because it ignores its end
+            return False
+        self._loading[request.slot] = self._thread.submit(self._start, request, output)
         self._active[request.slot] = True
         return True
 
     def release(self, slots: list[int]) -> None:
         """Forgets requests that left their slots."""
-        if self._matchers:
+        if self._loading:
             for slot in slots:
                 self._drop(slot)
 
     def _drop(self, slot: int) -> None:
+        self._loading.pop(slot, None)
         self._matchers.pop(slot, None)
         self._faults.pop(slot, None)
         self._active[slot] = False
@@ -68,38 +72,32 @@ class GrammarMasks:
 
     # ------------------------------------------------------------------------------------------------- a step
 
-    def begin(self, slots: np.ndarray) -> None:
-        """Starts on the masks of the rows of `slots` [num_rows] that have a grammar."""
-        if not self._matchers:
-            return
-        constrained = slots[self._active[slots]].tolist()
-        if constrained:
-            self._masks = self._thread.submit(self._fill, constrained)
-
-    def _fill(self, slots: list[int]) -> np.ndarray:
-        """[num_rows, num_words] int32; zeros, which allow nothing, where a matcher failed."""
-        bitmask = np.zeros((len(slots), self._num_words), np.int32)
-        for row, slot in enumerate(slots):
-            try:
-                self._matchers[slot].result().fill(bitmask, row)
-            except Exception as error:  # a library's, about one request's grammar: the others go on
-                if not isinstance(error, MatcherError):
-                    logger.exception("the grammar of a request cannot be used")
-                self._faults[slot] = f"{error or type(error).__name__}"
-                bitmask[row] = 0
-        return bitmask
-
     def used(self, batch: SampleBatch) -> np.ndarray:
         """Rows with a grammar that is not complete."""
         return self._active[batch.slots]
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         """Leaves only tokens that the grammars allow."""
-        assert self._masks is not None, "begin() comes before apply()"
-        bitmask = torch.from_numpy(self._masks.result()).to(logits.device, non_blocking=True)
         from quire.executor.sampling.grammar.apply import apply_bitmask  # here: who needs no grammar imports no library
 
-        return apply_bitmask(logits, bitmask)
+        bitmask = self._fill(batch.slots.tolist())
+        return apply_bitmask(logits, torch.from_numpy(bitmask).to(logits.device, non_blocking=True))
+
+    def _fill(self, slots: list[int]) -> np.ndarray:
+        """[num_rows, num_words] int32; zeros, which allow nothing, where a matcher failed."""
+        bitmask = np.zeros((len(slots), self._num_words), np.int32)
+        for row, slot in enumerate(slots):
+            try:
+                matcher = self._matchers.get(slot)
+                if matcher is None:
+                    matcher = self._matchers[slot] = self._loading[slot].result()
+                matcher.fill(bitmask, row)
+            except Exception as error:  # a library's, about one request's grammar: the others go on
+                if not isinstance(error, MatcherError):
+                    logger.exception("the grammar of a request cannot be used")
+                self._faults[slot] = f"{error or type(error).__name__}"
+                bitmask[row] = 0
+        return bitmask
 
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: np.ndarray) -> list[int]:
         """Takes the tokens that were chosen for the rows of `slots` [num_rows] into account, where they are `usable`.
@@ -110,13 +108,12 @@ class GrammarMasks:
         Returns:
             Rows whose token does not fit their grammar, because something brought it back after the mask.
         """
-        self._masks = None
         broken: list[int] = []
-        if not self._matchers:
+        if not self._loading:
             return broken
         for row in np.flatnonzero(self._active[slots]).tolist():
             slot, token_id = int(slots[row]), token_ids[row]
-            if usable[row] and not self._matchers[slot].result().accept(token_id):
+            if usable[row] and not self._matchers[slot].accept(token_id):
                 broken.append(row)
             elif usable[row] and token_id not in self._eos_token_ids:
                 continue
@@ -127,7 +124,7 @@ class GrammarMasks:
         """What to tell a request with a grammar for which no token was left; None for one without."""
         if slot in self._faults:
             return f"The grammar of structured_outputs cannot be followed here: {self._faults[slot]}."
-        if slot in self._matchers:
+        if slot in self._loading:
             return (
                 "No token fits both structured_outputs and the request's other limits on tokens "
                 "(min_tokens, allowed_token_ids, bad_words, logit_bias); loosen one of them."

@@ -82,12 +82,13 @@ class XGrammarBackend:
     def _try(self, compiled: Any) -> None:
         """Walks a few random steps: a grammar that allows nothing, or takes forever, shows here and not in a worker."""
         matcher = xgrammar.GrammarMatcher(compiled)
-        bitmask = np.zeros((1, -(-len(self._vocabulary.tokens) // 32)), np.int32)
+        vocab_size = len(self._vocabulary.tokens)
+        bitmask = np.zeros((1, -(-vocab_size // 32)), np.int32)
         choose = random.Random(0).choice
         limit = time.thread_time() + _TRIAL_SECONDS
         for _ in range(_TRIAL_STEPS):
             matcher.fill_next_token_bitmask(bitmask, 0)
-            allowed = np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little"))
+            allowed = np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little")[:vocab_size])
             if not len(allowed):
                 raise GrammarError("it allows no output")
             if time.thread_time() > limit:
