@@ -70,6 +70,24 @@ class Backend(Protocol):
         """
         ...
 
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+    ) -> Tensor:
+        """What stands between a layer's projection and its attention: `rms_norm`, `rotary` and `write_kv` in one.
+
+        `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
+        are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. Keys and
+        values are stored. Returns the queries [num_tokens, num_heads, head_dim].
+        """
+        ...
+
     def attention_batch(
         self,
         query_lens: np.ndarray,

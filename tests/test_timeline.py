@@ -40,7 +40,7 @@ def test_a_server_writes_what_its_engine_and_worker_did(
     names = {span["name"] for span in spans}
     assert names >= {
         "plan", "send", "wait", "update", "emit", "step", "inputs", "forward", "sample", "result", "attention",
-        "write_kv", "rotary",
+        "rotate_and_store",
     }  # fmt: skip
     assert len([name for name in names if name.startswith("linear ")]) >= 4
     steps = sorted((span["ts"], span["ts"] + span["dur"]) for span in spans if span["name"] == "step")

@@ -70,12 +70,7 @@ class Attention:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> Tensor:
         """`x` [num_tokens, hidden] → [num_tokens, hidden]; `kv_cache` is this layer's."""
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
-        # Queries and keys go through norm and rotation as one tensor.
-        qk, v = heads.split((self._num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self._qk_norm is not None:
-            qk = self._ops.rms_norm(qk, *self._qk_norm)
-        q, k = self._ops.rotary(qk, cos, sin).split((self._num_heads, self.num_kv_heads), dim=1)
-        self._ops.write_kv(k, v, kv_cache, batch.slot_mapping)
+        q = self._ops.rotate_and_store(heads, cos, sin, kv_cache, batch.slot_mapping, norm=self._qk_norm)
         out = self._ops.attention(q, kv_cache, batch, scale=self._scale, window=self._window)
         return self._output(out.reshape(len(x), -1))
 

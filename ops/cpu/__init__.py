@@ -17,6 +17,7 @@ from quire.ops.eager import (
     likeliest,
     rms_norm,
     rotary,
+    rotate_and_store,
     silu_and_mul,
     write_kv,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "return_freed_memory",
     "rms_norm",
     "rotary",
+    "rotate_and_store",
     "silu_and_mul",
     "write_kv",
 ]

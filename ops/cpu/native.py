@@ -79,6 +79,9 @@ class NativeBackend:
         self._draw = kernel("quire_draw", *[_POINTER] * 4, *[_LONG] * 5)
         self._likeliest = kernel("quire_likeliest", *[_POINTER] * 3, *[_LONG] * 5)
         self._write_cache = kernel("quire_write_cache", *[_POINTER] * 4, *[_LONG] * 8, _DOUBLE, *[_LONG] * 3)
+        self._rotate_and_store = kernel(
+            "quire_rotate_and_store", *[_POINTER] * 7, *[_LONG] * 7, *[_DOUBLE] * 2, *[_LONG] * 3
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Backend.rms_norm`."""
@@ -164,6 +167,35 @@ class NativeBackend:
             ):  # fmt: skip
                 return
         eager.write_kv(k, v, kv_cache, slot_mapping)
+
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+    ) -> Tensor:
+        """See `Backend.rotate_and_store`."""
+        num_tokens, num_all, head_dim = heads.shape
+        num_kv_heads, block_size = kv_cache.shape[2:4]
+        weight, eps = norm or (None, 0.0)
+        dense = heads.stride(2) == 1 and heads.stride(1) == head_dim and cos.is_contiguous() and sin.is_contiguous()
+        if weight is not None:
+            dense = dense and weight.is_contiguous() and _same_dtype(heads, weight)
+        if dense and _is_cache(kv_cache) and _same_dtype(heads, cos, sin):
+            num_heads, slots = num_all - 2 * num_kv_heads, slot_mapping.contiguous()
+            out = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
+            if not self._rotate_and_store(
+                heads.data_ptr(), None if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+                out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
+                cos.shape[-1], heads.stride(0), block_size, eps, min(LARGEST, torch.finfo(kv_cache.dtype).max),
+                _dtype(heads), _dtype(kv_cache), torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return eager.rotate_and_store(heads, cos, sin, kv_cache, slot_mapping, norm=norm)
 
     def attention_batch(
         self,

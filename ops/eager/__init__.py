@@ -1,6 +1,6 @@
 """The operations in plain torch, right on every device; other backends take from here what they do not make faster."""
 
-from quire.ops.eager.attention import attention, kv_cache_shape, write_kv
+from quire.ops.eager.attention import attention, kv_cache_shape, rotate_and_store, write_kv
 from quire.ops.eager.attention_plan import AttentionPlan, attention_batch
 from quire.ops.eager.elementwise import add_rms_norm, embedding, rms_norm, rotary, silu_and_mul
 from quire.ops.eager.linear import linear, pack_linear
@@ -19,6 +19,7 @@ __all__ = [
     "pack_linear",
     "rms_norm",
     "rotary",
+    "rotate_and_store",
     "silu_and_mul",
     "write_kv",
 ]

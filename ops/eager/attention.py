@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group
+from quire.ops.eager.elementwise import rms_norm, rotary
 
 LARGEST = 1e18
 """Stands for infinity in the cache: still finite in float32 after a product with a query."""
@@ -27,6 +28,26 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> No
     largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
     for cache, new in zip(kv_cache.unbind(1), (k, v), strict=True):
         cache[pages, :, offsets] = new.nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
+
+
+def rotate_and_store(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+) -> Tensor:
+    """Norm and rotation of queries and keys as one tensor, then the cache."""
+    num_kv_heads = kv_cache.shape[2]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    qk, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+    if norm is not None:
+        qk = rms_norm(qk, *norm)
+    q, k = rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
+    write_kv(k, v, kv_cache, slot_mapping)
+    return q
 
 
 def attention(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None) -> Tensor:

@@ -59,7 +59,7 @@ def test_the_command_measures_each_batch_size(checkpoint: Callable[..., Path], t
     assert [budget["batch_size"] for budget in budgets] == [1, 3]
     layers = set(linear_names(read_model_spec(folder, EngineArgs.from_flat(model=str(folder)).model)).values())
     for budget in budgets:
-        assert layers | {"attention", "write_kv", "norms", "sampling"} <= set(budget["worker"])
+        assert layers | {"attention", "rotate_and_store", "norms", "sampling"} <= set(budget["worker"])
         assert sum(budget["worker"].values()) == pytest.approx(budget["period"])
         assert min(budget["worker"].values()) >= 0
     assert "| attention" in done.stdout

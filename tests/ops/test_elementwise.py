@@ -70,6 +70,26 @@ def test_rotary_multiplies_complex_numbers(ops: Backend, head_dim: int, rotary_d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(32, 32), (80, 24)])
+def test_rotate_and_store_is_norm_rotation_and_write(
+    ops: Backend, head_dim: int, rotary_dim: int, with_norm: bool, dtype: torch.dtype
+) -> None:
+    heads = torch.randn(5, 10, head_dim).to(dtype)  # 4 query heads, 3 keys, 3 values
+    cos, sin = torch.randn(2, 5, 1, rotary_dim).to(dtype)
+    weight, slots = torch.randn(7, head_dim).to(dtype), torch.tensor([9, 2, 3, 7, 0])
+    cache, expected_cache = torch.zeros(2, *ops.kv_cache_shape(4, 3, 3, head_dim), dtype=dtype)
+    q = ops.rotate_and_store(heads, cos, sin, cache, slots, norm=(weight, 1e-5) if with_norm else None)
+
+    qk = ops.rms_norm(heads[:, :7], weight, 1e-5) if with_norm else heads[:, :7]
+    rotated = ops.rotary(qk, cos, sin)
+    ops.write_kv(rotated[:, 4:], heads[:, 7:], expected_cache, slots)
+    assert torch.equal(q, rotated[:, :4])
+    assert torch.equal(cache, expected_cache)
+    assert cache.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 7, 300])
 def test_silu_and_mul(ops: Backend, size: int, dtype: torch.dtype) -> None:
     x = (torch.randn(5, 2 * size) * 3).to(dtype)

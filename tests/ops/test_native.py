@@ -40,7 +40,7 @@ def no_way_back(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """These tests are about the kernels: none may be passed by plain torch."""
     if "falls_back" in request.node.name:
         return
-    for name in ("attention", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "write_kv"):
+    for name in ("attention", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "write_kv", "rotate_and_store"):
         monkeypatch.delattr(eager, name)
 
 
@@ -184,3 +184,16 @@ def test_an_operation_too_small_for_threads_stays_on_one(native: NativeBackend, 
     assert torch.get_num_threads() == 2
     x = torch.randn(1024, 1024)
     assert torch.equal(native.linear(x, weight)[:1], native.linear(x[:1].contiguous(), weight))
+
+
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_rotate_and_store_keeps_the_cache_finite(native: NativeBackend, cache_dtype: torch.dtype) -> None:
+    heads = torch.randn(2, 4, 16)  # 2 query heads, a key, a value
+    heads[0, 2], heads[0, 3, :2] = float("nan"), torch.tensor([float("inf"), float("-inf")])
+    cos, sin = torch.ones(2, 1, 16), torch.zeros(2, 1, 16)
+    cache = torch.zeros(native.kv_cache_shape(1, 2, 1, 16), dtype=cache_dtype)
+    q = native.rotate_and_store(heads, cos, sin, cache, torch.tensor([0, 1]))
+    assert torch.equal(q, heads[:, :2])
+    largest = min(1e18, torch.finfo(cache_dtype).max)
+    expected = heads[:, 2:].nan_to_num(0.0, largest, -largest).to(cache_dtype)
+    assert torch.equal(cache[0, :, 0].transpose(0, 1), expected)

@@ -161,3 +161,42 @@ extern "C" int quire_write_cache(
     });
     return unknown | failed;
 }
+
+// heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim] = [queries | keys | values], rows token_stride apart: queries
+// and keys normalised (weight [num_heads + num_kv_heads, head_dim], or null for none) and rotated; queries → out, dense,
+// keys and values → cache as in quire_write_cache.
+extern "C" int quire_rotate_and_store(
+    const void* heads, const void* weight, const void* cos, const void* sin, void* out, void* cache,
+    const int64_t* slots, long num_tokens, long num_heads, long num_kv_heads, long head_dim, long rotary_dim,
+    long token_stride, long block_size, double eps, double largest, long dtype, long cache_dtype, long num_threads) {
+    constexpr long MAX_HEAD_DIM = 1024;
+    if (head_dim > MAX_HEAD_DIM) return 1;
+    int failed = 0;
+    int unknown = with_type(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        failed = with_type(cache_dtype, [&](auto* cache_type) {
+            using Cache = std::remove_pointer_t<decltype(cache_type)>;
+            const long half = num_kv_heads * block_size * head_dim, all = num_heads + 2 * num_kv_heads;
+            parallel(num_tokens, num_tokens * all * head_dim, num_threads, [&](long token) {
+                const T *from = (const T*)heads + token * token_stride, *scale = (const T*)weight;
+                const T *c = (const T*)cos + token * rotary_dim, *s = (const T*)sin + token * rotary_dim;
+                T* query = (T*)out + token * num_heads * head_dim;
+                Cache* to = (Cache*)cache + slots[token] / block_size * 2 * half + slots[token] % block_size * head_dim;
+                T normal[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
+                for (long head = 0; head < num_heads + num_kv_heads; head++, from += head_dim) {
+                    const bool is_query = head < num_heads;
+                    if (scale) normalise(from, scale + head * head_dim, normal, head_dim, (float)eps);
+                    rotate(scale ? normal : from, c, s, is_query ? query : key, head_dim, rotary_dim);
+                    if (is_query) {
+                        query += head_dim;
+                        continue;
+                    }
+                    store_finite(key, to, head_dim, (float)largest);
+                    store_finite(from + num_kv_heads * head_dim, to + half, head_dim, (float)largest);
+                    to += block_size * head_dim;
+                }
+            });
+        });
+    });
+    return unknown | failed;
+}
