@@ -203,11 +203,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("logprob_token_ids needs logprobs=true.", param="logprob_token_ids")
         check_messages(self.messages)
         choice = read_tool_choice(self.tool_choice, read_tools(self.tools))
-        if choice.mode != "none" and self.response_format not in (None, {"type": "text"}):
+        if choice.mode != "none" and (field := self.format_field) is not None:
             raise ParameterError(
-                "tools and response_format contradict each other: an answer is either a call or has that format. "
+                f"tools and {field} contradict each other: an answer is either a call or has that format. "
                 "Leave one out, or set tool_choice to none.",
-                param="response_format",
+                param=field,
             )
 
     @property

@@ -178,3 +178,13 @@ def test_parsed_outputs_come_after_reasoning(client: openai.OpenAI) -> None:
         assert bool(message.reasoning) is thinks  # type: ignore[attr-defined]
     response = client.responses.parse(model="quire-demo", input="What is 47 + 38?", text_format=Sum, temperature=0)
     assert isinstance(response.output_parsed, Sum)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})]
+)
+def test_an_answer_is_a_call_or_has_a_format(client: openai.OpenAI, field: str, value: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="contradict each other") as caught:
+        ask(client, extra_body={field: value})
+    assert caught.value.param == field
+    assert ask(client, tool_choice="none", max_tokens=20, extra_body={field: value})
