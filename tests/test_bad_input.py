@@ -192,7 +192,6 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (CHAT, "tool_choice", "required", "there are no tools"),
     (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}, "not among the tools"),
     (CHAT, "tool_choice", "any", "must be none, auto, required"),
-    (CHAT, "tools", [TOOL], "--tool-call-parser"),
     (CHAT, "tools", [TOOL, TOOL], "two functions called 'f'"),
     (CHAT, "messages", [{"role": "robot", "content": "a"}], "with a role out of system"),
     (CHAT, "messages", [{"role": "tool", "tool_call_id": "1", "content": "a"}], "no earlier assistant message"),
