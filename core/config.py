@@ -234,13 +234,13 @@ class StructuredOutputsConfig(Struct, frozen=True, kw_only=True):
     """Outputs that match a schema or a grammar."""
 
     structured_outputs_config: Annotated[
-        StructuredOutputsOptions,
+        StructuredOutputsOptions | None,
         Meta(
             description="Grammar backend (auto, xgrammar, guidance, outlines, lm-format-enforcer), disable_fallback, "
             "disable_any_whitespace and disable_additional_properties, as JSON or by dotted keys.",
             extra={"parse": "json"},
         ),
-    ] = StructuredOutputsOptions()
+    ] = None
 
 
 class EngineArgs(Struct, frozen=True, kw_only=True):

@@ -51,5 +51,5 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             stream_interval=args.scheduler.stream_interval,
             has_logits_processors=bool(args.model.logits_processors),
             log_requests=args.observability.enable_log_requests,
-            structured_outputs=args.structured_outputs.structured_outputs_config,
+            structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
         )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from quire.frontend.cli.values import json_or_text
 
 
@@ -26,6 +28,8 @@ def merge(target: Any, dotted: DottedValue) -> Any:
     Raises:
         ValueError: a key leads through, or a `+` appends to, something that is neither absent nor of the right kind.
     """
+    if isinstance(target, msgspec.Struct):  # what an earlier key has made of it
+        target = msgspec.to_builtins(target)
     return _put(target, dotted.keys, dotted)
 
 

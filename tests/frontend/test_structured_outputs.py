@@ -9,11 +9,17 @@ from typing import Any
 import httpx
 import jsonschema
 import openai
+import psutil
 import pytest
 
-from quire import LLM, SamplingParams
-from quire.core.errors import ParameterError
+from quire import LLM, AsyncLLM, SamplingParams
+from quire.core.config import EngineArgs, StructuredOutputsOptions
+from quire.core.errors import ConfigError, ParameterError
+from quire.core.sampling_params import RequestOutputKind
 from quire.core.structured_outputs import StructuredOutputsParams
+from quire.frontend.cli import serve
+from quire.frontend.cli.arguments import CommandParser
+from quire.frontend.served_model import ServedModel
 from tests.schemas import API_SCHEMAS, SchemaMaker
 
 NUM_MADE = 240
@@ -214,3 +220,54 @@ def test_streams_go_on_while_a_bomb_is_being_compiled(base_url: str) -> None:
     statuses, ended = asyncio.run(run())
     assert statuses == [400, 400, *[200] * 16]
     assert ended[-1] == "bomb"  # all streams were done before
+
+
+# ----------------------------------------------------------------------------------------------- options and crashes
+
+
+def test_options_come_from_dotted_flags_and_keywords(checkpoint: Callable[..., Path]) -> None:
+    parser = CommandParser("quire serve", "Serve.")
+    serve.add_arguments(parser)
+    args = parser.parse_args(
+        [
+            "--structured-outputs-config.backend",
+            "guidance",
+            "--structured-outputs-config.disable_any_whitespace",
+            "true",
+        ]
+    )
+    options = ServedModel.from_args(args.engine_args, checkpoint("llama")).structured_outputs
+    assert options == StructuredOutputsOptions(backend="guidance", disable_any_whitespace=True)
+    whole = EngineArgs.from_flat(structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True})
+    assert ServedModel.from_args(whole, checkpoint("llama")).structured_outputs == options
+    with pytest.raises(ConfigError, match="structured_outputs_config"):
+        EngineArgs.from_flat(structured_outputs_config={"backend": "none"})
+
+
+def test_another_engine_goes_on_in_the_grammar_after_a_crash(checkpoint: Callable[..., Path]) -> None:
+    """It replays what was delivered before its predecessor was killed."""
+    schema = {"type": "array", "items": API_SCHEMAS["payment intent"], "minItems": 2, "maxItems": 2}
+    params = sampling(3, StructuredOutputsParams(json=schema, disable_any_whitespace=True))
+    params.output_kind = RequestOutputKind.DELTA
+
+    async def run() -> tuple[str, str]:
+        async with AsyncLLM.from_engine_args(model=str(checkpoint("llama"))) as llm:
+            texts = []
+            for is_disturbed in (False, True):
+                text = ""
+                async for output in llm.generate("Answer:", params, f"request-{is_disturbed}"):
+                    text += output.outputs[0].text
+                    if is_disturbed and len(text) > 30:
+                        is_disturbed = False
+                        [engine] = [
+                            child
+                            for child in psutil.Process().children()
+                            if "quire.frontend.launch" in " ".join(child.cmdline())
+                        ]
+                        engine.kill()
+                texts.append(text)
+            return texts[0], texts[1]
+
+    undisturbed, disturbed = asyncio.run(run())
+    jsonschema.validate(json.loads(undisturbed), schema)
+    assert disturbed == undisturbed
