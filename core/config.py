@@ -76,6 +76,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         dict[str, Any],
         Meta(description="Default sampling parameters that win over the model's own.", extra={"parse": "json"}),
     ] = {}
+    enable_prompt_embeds: Annotated[
+        bool, Meta(description="Take prompts as embeddings too, in prompt_embeds: a safetensors file in base64.")
+    ] = False
     logits_processors: Annotated[
         list[str] | None,
         Meta(

@@ -14,10 +14,11 @@ from quire.core.sampling_params import SamplingParams
 from quire.frontend import launch
 from quire.frontend.cli.refusals import Refusals
 from quire.frontend.grammar.compiler import GrammarCompiler
-from quire.frontend.input_processor import InputProcessor, PromptLike
+from quire.frontend.input_processor import InputProcessor
 from quire.frontend.metrics import EngineMetrics
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.prompt import PromptLike, ReadEmbeds
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.truncation import Truncation
@@ -49,7 +50,12 @@ class AsyncLLM:
         self.client = client
         self.metrics = metrics
         self.input_processor = InputProcessor(
-            model, tokenizer, vocab_size=config.spec.vocab_size, max_model_len=config.max_model_len, seed=config.seed
+            model,
+            tokenizer,
+            vocab_size=config.spec.vocab_size,
+            max_model_len=config.max_model_len,
+            seed=config.seed,
+            read_embeds=_embeds_reader(config.spec.hidden_size) if model.takes_embeds else None,
         )
         self._grammars = GrammarCompiler(
             tokenizer,
@@ -159,7 +165,7 @@ class AsyncLLM:
         """Checks a request and hands it to the engine: whatever is wrong with it is raised here, before any output.
 
         Args:
-            prompt: text, token ids, or `{"prompt": ...}` / `{"prompt_token_ids": ...}`.
+            prompt: text, token ids, or `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`.
             sampling_params: the checkpoint's defaults when None.
             request_id: unique among running requests.
             priority: lower runs first, with `--scheduling-policy priority`.
@@ -296,6 +302,12 @@ class AsyncLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint recommends for requests that name nothing."""
         return self.input_processor.default_sampling_params()
+
+
+def _embeds_reader(hidden_size: int) -> ReadEmbeds:
+    from quire.frontend.prompt_embeds import EmbedsReader  # NumPy, which other servers start without
+
+    return EmbedsReader(hidden_size).read
 
 
 def _read_options(options: dict[str, Any]) -> EngineArgs:

@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from quire.core.errors import EngineError, ParameterError
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.input_processor import Prompt, PromptLike
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.frontend.prompt import Prompt, PromptLike
 
 MAX_BEAM_WIDTH = 256
 
@@ -154,6 +154,10 @@ class BeamSearch:
         """
         await llm.start()
         read = await llm.input_processor.read_prompt(prompt, add_special_tokens=add_special_tokens)
+        if read.embeds is not None:
+            raise ParameterError(
+                "prompt_embeds do not go with beam search; leave use_beam_search out.", param="prompt_embeds"
+            )
         room = llm.max_model_len - len(read.token_ids)
         if params.max_tokens > room:
             raise ParameterError(

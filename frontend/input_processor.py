@@ -8,12 +8,13 @@ import functools
 import hashlib
 import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal
 
 from quire.core.errors import ParameterError
 from quire.core.protocol import EngineRequest, Grammar
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.chat_template import ChatTemplate, Message
+from quire.frontend.prompt import Prompt, PromptLike, ReadEmbeds, check_embeds, split_prompt
 from quire.frontend.sampling_input import SamplingInput
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
@@ -27,25 +28,6 @@ MAX_GRAMMAR_BYTES = 2**26
 """Of compiled grammars that one request may bring: each of its n sequences carries its own copy."""
 
 
-class PromptDict(TypedDict, total=False):
-    """A prompt as a dictionary: `prompt` or `prompt_token_ids`, and what else belongs to it."""
-
-    prompt: str
-    prompt_token_ids: list[int]
-    cache_salt: str
-
-
-PromptLike = str | list[int] | PromptDict
-
-
-class Prompt(NamedTuple):
-    """A prompt that has been read: its text, when it came as text, and its ids."""
-
-    text: str | None
-    token_ids: list[int]
-    cache_salt: str | None = None
-
-
 class InputProcessor:
     """Checks and completes requests for one model.
 
@@ -55,10 +37,18 @@ class InputProcessor:
         vocab_size: rows of the model's embedding; ids at and above it are refused.
         max_model_len: prompt and output together, in tokens.
         seed: start of the stream from which requests without a seed draw theirs.
+        read_embeds: reads prompts that are embeddings; None refuses them.
     """
 
     def __init__(
-        self, model: ServedModel, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, seed: int
+        self,
+        model: ServedModel,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        seed: int,
+        read_embeds: ReadEmbeds | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -70,6 +60,7 @@ class InputProcessor:
             has_processors=model.has_logits_processors,
         )
         self.max_model_len = max_model_len
+        self._read_embeds = read_embeds
         self._seeds = random.Random(seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._chat_template = functools.lru_cache(maxsize=16)(self._compile_template)
@@ -159,16 +150,29 @@ class InputProcessor:
     # ------------------------------------------------------------------------------------------------------ requests
 
     async def read_prompt(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> Prompt:
-        """A prompt in any of its forms: text, token ids, or a dictionary with `prompt` or `prompt_token_ids`.
+        """A prompt in any of its forms: text, token ids, or a dictionary.
 
         Raises:
             ParameterError: it is none of these, is empty, or holds ids outside the vocabulary.
         """
-        text, token_ids, cache_salt = _split_prompt(prompt)
+        text, token_ids, cache_salt = split_prompt(prompt)
+        if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
+            return await self._embedded(prompt["prompt_embeds"], Prompt(text, [], cache_salt))
         if token_ids is None:
             assert text is not None
             token_ids = await self.tokenize(text, add_special_tokens=add_special_tokens)
         return self._check_prompt(Prompt(text, token_ids, cache_salt))
+
+    async def _embedded(self, value: Any, prompt: Prompt) -> Prompt:
+        if self._read_embeds is None:
+            raise ParameterError(
+                "prompt_embeds are not taken here: start the server with --enable-prompt-embeds (LLM with "
+                "enable_prompt_embeds=True), or send text or token ids.",
+                param="prompt_embeds",
+            )
+        read, limit = self._read_embeds, self.max_model_len
+        embeds, num_tokens = await asyncio.get_running_loop().run_in_executor(self._thread, read, value, limit)
+        return prompt._replace(token_ids=[0] * num_tokens, embeds=embeds)
 
     def _check_prompt(self, prompt: Prompt) -> Prompt:
         token_ids = prompt.token_ids
@@ -189,6 +193,11 @@ class InputProcessor:
         Raises:
             ParameterError: more is to be kept than there is room for.
         """
+        if prompt.embeds is not None:
+            raise ParameterError(
+                "truncate_prompt_tokens cuts text and token ids; send as many rows of prompt_embeds as are wanted.",
+                param="truncate_prompt_tokens",
+            )
         room = self.max_model_len - (max_tokens or 1)
         side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
         kept = truncation.apply(prompt.token_ids, room=room, tokenizer_side=side)
@@ -227,6 +236,8 @@ class InputProcessor:
                 f"{MAX_GRAMMAR_BYTES}; lower n or make structured_outputs simpler.",
                 param="n",
             )
+        if prompt.embeds is not None:
+            check_embeds(prompt.embeds, sampling)
         return [
             EngineRequest(
                 request_id=request_id if sampling.n == 1 else f"{request_id}_{index}",
@@ -242,6 +253,7 @@ class InputProcessor:
                 priority=priority,
                 cache_salt=cache_salt if cache_salt is not None else prompt.cache_salt,
                 grammar=grammar,
+                prompt_embeds=prompt.embeds,
             )
             for index in range(sampling.n)
         ]
@@ -283,28 +295,3 @@ def child_seed(seed: int, index: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def _split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str | None]:
-    """(text, ids, cache salt); at least one of text and ids is there."""
-    if isinstance(prompt, str):
-        return prompt, None, None
-    if isinstance(prompt, dict):
-        unknown = set(prompt) - PromptDict.__optional_keys__
-        if unknown:
-            raise ParameterError(f"A prompt cannot hold {sorted(unknown)[0]!r}.", param="prompt")
-        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        if isinstance(text, str) or (text is None and token_ids is not None):
-            return text, None if token_ids is None else _checked_ids(token_ids), prompt.get("cache_salt")
-        raise ParameterError("A prompt dictionary needs a string 'prompt' or 'prompt_token_ids'.", param="prompt")
-    if isinstance(prompt, (list, tuple)):
-        return None, _checked_ids(prompt), None
-    raise ParameterError(
-        f"A prompt is a string, a list of token ids or a dictionary, not {type(prompt).__name__}.", param="prompt"
-    )
-
-
-def _checked_ids(token_ids: Any) -> list[int]:
-    if not isinstance(token_ids, (list, tuple)) or any(type(token_id) is not int for token_id in token_ids):
-        raise ParameterError("Token ids must be a list of whole numbers.", param="prompt")
-    return list(token_ids)

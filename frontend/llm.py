@@ -14,9 +14,9 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from quire.frontend.chat_template import Message
 from quire.frontend.event_loop import EventLoopThread
-from quire.frontend.input_processor import PromptLike
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import open_progress
+from quire.frontend.prompt import PromptLike
 
 _TOKENIZED_AT_ONCE = 256
 """Prompts per batch of tokenization: the engine starts on the first batch while the second is read."""
@@ -71,7 +71,8 @@ class LLM:
         """Completes prompts; outputs are in the order of the prompts.
 
         Args:
-            prompts: one or many; each a text, a list of token ids, or `{"prompt_token_ids": [...]}`.
+            prompts: one or many; each a text, a list of token ids, `{"prompt_token_ids": [...]}`, or with
+                `enable_prompt_embeds=True` `{"prompt_embeds": rows}`, a tensor or an array [num_tokens, hidden].
             sampling_params: for all prompts, or one each; the checkpoint's defaults when None. A `max_tokens` that the
                 context has no room for ends the output at the context's limit.
             use_tqdm: show a progress bar; only on a terminal when None.

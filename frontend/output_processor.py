@@ -13,9 +13,9 @@ from quire.core.errors import EngineError, OverloadedError, ParameterError, Quir
 from quire.core.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.completion import Completion
-from quire.frontend.input_processor import Prompt
 from quire.frontend.metrics import EngineMetrics, FinishedRequest
 from quire.frontend.outputs import RequestOutput, RequestTimes
+from quire.frontend.prompt import Prompt
 from quire.frontend.token_logprobs import PromptRows
 from quire.frontend.tokenizer import Tokenizer
 

@@ -14,9 +14,7 @@ from safetensors import SafetensorError, deserialize
 
 from quire.core.errors import ParameterError
 from quire.core.protocol import EmbedsType, PromptEmbeds
-
-MAX_EMBEDS_BYTES = 2**30
-"""Of rows that one request may bring, times its n: each of its n sequences carries its own copy."""
+from quire.frontend.prompt import MAX_EMBEDS_BYTES
 
 _MAX_HEADER_BYTES = 2**16
 _TYPES: dict[str, EmbedsType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}

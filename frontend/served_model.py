@@ -21,6 +21,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20  # -1 lifts the limit
     stream_interval: int = 1  # tokens per output of a stream, unless a request wants more
     has_logits_processors: bool = False
+    takes_embeds: bool = False  # prompts may be embeddings
     log_requests: bool = False
     structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
 
@@ -50,6 +51,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             max_logprobs=args.model.max_logprobs,
             stream_interval=args.scheduler.stream_interval,
             has_logits_processors=bool(args.model.logits_processors),
+            takes_embeds=args.model.enable_prompt_embeds,
             log_requests=args.observability.enable_log_requests,
             structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
         )

@@ -35,6 +35,7 @@ def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     process = ServerProcess(
         tmp_path_factory.mktemp("server"), str(checkpoint("llama")), "--served-model-name", "tiny", "tiny-alias",
         "--enable-server-load-tracking", "--enable-request-id-headers", "--num-gpu-blocks-override", "512",
+        "--enable-prompt-embeds",
     )  # fmt: skip
     yield process.wait_until_ready()
     process.stop()

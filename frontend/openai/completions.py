@@ -10,7 +10,6 @@ from quire.core.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import DONE
 from quire.frontend.fill_in_middle import fill_in_middle
-from quire.frontend.input_processor import PromptLike
 from quire.frontend.openai.answers import (
     Completion,
     CompletionChoice,
@@ -35,6 +34,7 @@ from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.frontend.prompt import PromptLike
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.tokenizer import Tokenizer
 
@@ -107,7 +107,7 @@ class TextCompletions:
         try:
             for index, prompt in enumerate(request.prompts()):
                 request_id = engine_id(reply_id, index)
-                if self._engine.model.log_requests:
+                if self._engine.model.log_requests and not isinstance(prompt, dict):  # embeddings tell nobody anything
                     log_prompt(request_id, prompt, self._server.max_log_len)
                 stream = await self._open_one(prompt, request, sampling, request_id)
                 streams.append(stream)
@@ -117,7 +117,7 @@ class TextCompletions:
         return streams
 
     async def _open_one(
-        self, prompt: str | list[int], request: CompletionRequest, sampling: SamplingParams, request_id: str
+        self, prompt: PromptLike, request: CompletionRequest, sampling: SamplingParams, request_id: str
     ) -> OutputStream:
         if request.use_beam_search:
             assert sampling.max_tokens is not None
@@ -134,9 +134,9 @@ class TextCompletions:
                 fit_context=request.max_tokens is None,
             )
 
-    def _with_suffix(self, prompt: str | list[int], request: CompletionRequest) -> PromptLike:
+    def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike:
         """The prompt itself, or one that asks for the text between it and `suffix`."""
-        if not request.suffix:
+        if not request.suffix or isinstance(prompt, dict):
             return prompt
         special = request.add_special_tokens is not False
         tokenizer = self._engine.input_processor.tokenizer

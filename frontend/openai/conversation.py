@@ -12,7 +12,6 @@ from typing import Any
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.input_processor import PromptLike
 from quire.frontend.openai import constraints
 from quire.frontend.openai.beams import open_beams
 from quire.frontend.openai.generation import OutputStream, engine_id, log_prompt
@@ -22,6 +21,7 @@ from quire.frontend.openai.tool_fields import read_tool_choice, read_tools
 from quire.frontend.openai.turn import Choice, Rendered, Turn
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.tools import Tool, ToolChoice
+from quire.frontend.prompt import PromptLike
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.serving_defaults import with_serving_defaults
 from quire.frontend.tokenizer import Tokenizer

@@ -31,7 +31,6 @@ UNSUPPORTED: dict[str, Refused] = {
     "mm_payload": Refused(_NO_MEDIA, ("tensors",)),
     "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
     "modalities": Refused(_NO_MEDIA, (["text"],)),
-    "prompt_embeds": Refused("prompts are text or token ids here"),
     "return_mm_kwargs": Refused(_NO_MEDIA, (False,)),
     "return_prompt_text": Refused("the prompt's text comes from the render endpoints", (False,)),
     "return_token_offsets": Refused("offsets come from the render endpoints, not with an answer", (False,)),

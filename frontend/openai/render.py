@@ -3,6 +3,7 @@
 import msgspec
 from msgspec import Struct
 
+from quire.core.errors import ParameterError
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS
@@ -51,6 +52,8 @@ class Rendering:
     async def completion(self, request: CompletionRequest) -> list[RenderedRequest]:
         """Each of the prompts. Raises RequestError."""
         self._check(request)
+        if request.prompt_embeds:
+            raise ParameterError("prompt_embeds are not rendered: they have no token ids.", param="prompt_embeds")
         processor = self._engine.input_processor
         defaults = processor.default_sampling
         limit = request.max_tokens if request.max_tokens is not None else defaults.get("max_tokens", DEFAULT_MAX_TOKENS)

@@ -15,6 +15,7 @@ from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, Sampl
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.refused_fields import UNSUPPORTED
 from quire.frontend.openai.tool_fields import check_messages, read_tool_choice, read_tools
+from quire.frontend.prompt import MAX_EMBEDS_BYTES, PromptLike
 from quire.frontend.truncation import Side, Truncation
 
 MAX_SALT_CHARACTERS = 1024
@@ -25,6 +26,15 @@ _SAMPLING_FIELDS = (
     *("prompt_logprobs", "logprob_token_ids", "repetition_detection", "stream_interval", "thinking_token_budget"),
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
 )
+
+_NOT_WITH_EMBEDS = {
+    "echo": False,
+    "suffix": "",
+    "prompt_logprobs": None,
+    "truncate_prompt_tokens": None,
+    "use_beam_search": False,
+}
+"""Fields that need the prompt's words or ids, and the values that ask for nothing."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -224,8 +234,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[int | str | list[int]] | None = None
     logprobs: int | None = None
     suffix: str | None = None
-    # Not supported yet.
-    prompt_embeds: Any = None
+    prompt_embeds: str | list[str] | None = None  # safetensors files in base64, for servers with --enable-prompt-embeds
 
     def check(self) -> None:
         """As for all requests, and what only a text completion can get wrong."""
@@ -239,6 +248,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
                 "logprob_token_ids are about the output, and with max_tokens=0 there is none.",
                 param="logprob_token_ids",
             )
+        if self.prompt_embeds:
+            for name, nothing in _NOT_WITH_EMBEDS.items():
+                if getattr(self, name) not in (None, nothing):
+                    raise ParameterError(f"{name} needs a prompt of text or token ids, not prompt_embeds.", param=name)
 
     @property
     def is_echo_alone(self) -> bool:
@@ -250,12 +263,32 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         """Whether the echoed prompt comes with log-probabilities."""
         return bool(self.echo) and self.logprobs is not None
 
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts one by one: a string, token ids, or a list of either.
+    def prompts(self) -> list[PromptLike]:
+        """The prompts one by one: those that are embeddings, then those of `prompt`.
 
         Raises:
-            ParameterError: no prompt, an empty list, or a mixture.
+            ParameterError: no prompt, an empty list, a mixture, or too many.
         """
+        given = [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds or []
+        prompts: list[PromptLike] = [{"prompt_embeds": each} for each in given]
+        if not given or self.prompt:  # clients that must send a prompt send an empty one beside embeddings
+            prompts += self._worded_prompts()
+        num_completions = len(prompts) * (self.n or 1)
+        if len(prompts) > 1 and num_completions > MAX_COMPLETIONS:
+            raise ParameterError(
+                f"{len(prompts)} prompts with n={self.n or 1} make {num_completions} completions, but one request "
+                f"may ask for {MAX_COMPLETIONS}; send several requests.",
+                param="prompt_embeds" if given else "prompt",
+            )
+        if sum(map(len, given)) * 3 // 4 * (self.n or 1) > MAX_EMBEDS_BYTES:
+            raise ParameterError(
+                f"prompt_embeds times n={self.n or 1} is more than {MAX_EMBEDS_BYTES} bytes; send several requests.",
+                param="n",
+            )
+        return prompts
+
+    def _worded_prompts(self) -> list[str | list[int]]:
+        """`prompt`: a string, token ids, or a list of either."""
         prompt = self.prompt
         if prompt is None:
             raise ParameterError("The field 'prompt' is required.", param="prompt")
@@ -267,13 +300,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         if kinds == {int}:
             return [prompt]  # type: ignore[list-item]
         if kinds in ({str}, {list}):
-            num_completions = len(prompt) * (self.n or 1)
-            if num_completions > MAX_COMPLETIONS:
-                raise ParameterError(
-                    f"{len(prompt)} prompts with n={self.n or 1} make {num_completions} completions, but one request "
-                    f"may ask for {MAX_COMPLETIONS}; send several requests.",
-                    param="prompt",
-                )
             return prompt  # type: ignore[return-value]
         raise ParameterError(
             "prompt must be a string, a list of strings, token ids, or a list of lists of token ids, not a mixture.",

@@ -7,7 +7,8 @@ import pytest
 
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import SamplingParams
-from quire.frontend.input_processor import InputProcessor, Prompt, child_seed
+from quire.frontend.input_processor import InputProcessor, child_seed
+from quire.frontend.prompt import Prompt
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
 from tests.frontend import tokenizers_zoo
@@ -38,11 +39,16 @@ def build(prompt_length: int = 4, processor: InputProcessor | None = None, fit_c
 class TestPrompts:
     def test_every_form(self) -> None:
         ids = TOKENIZER.encode("the quick fox")
-        assert read("the quick fox") == ("the quick fox", ids, None)
-        assert read({"prompt": "the quick fox", "cache_salt": "s"}) == ("the quick fox", ids, "s")
-        assert read(ids) == (None, ids, None)
-        assert read({"prompt_token_ids": ids}) == (None, ids, None)
-        assert read({"prompt": "shown", "prompt_token_ids": ids}) == ("shown", ids, None)
+        assert read("the quick fox") == Prompt("the quick fox", ids)
+        assert read({"prompt": "the quick fox", "cache_salt": "s"}) == Prompt("the quick fox", ids, "s")
+        assert read(ids) == Prompt(None, ids)
+        assert read({"prompt_token_ids": ids}) == Prompt(None, ids)
+        assert read({"prompt": "shown", "prompt_token_ids": ids}) == Prompt("shown", ids)
+
+    def test_embeddings_are_refused_unless_they_were_asked_for(self) -> None:
+        with pytest.raises(ParameterError, match="--enable-prompt-embeds") as caught:
+            read({"prompt_embeds": b""})
+        assert caught.value.param == "prompt_embeds"
 
     def test_long_texts_are_tokenized_all_the_same(self) -> None:
         text = "the quick brown fox " * 1000

@@ -10,10 +10,10 @@ import pytest
 from quire.core.errors import EngineError, OverloadedError, ParameterError
 from quire.core.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure, TokenLogprobs
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.frontend.input_processor import Prompt
 from quire.frontend.metrics import EngineMetrics
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.prompt import Prompt
 from quire.frontend.tokenizer import Tokenizer
 from tests.frontend import tokenizers_zoo
 
