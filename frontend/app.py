@@ -2,22 +2,18 @@
 
 from typing import Any
 
-import msgspec
-from litestar import Litestar, get
+from litestar import Litestar
 from litestar.config.cors import CORSConfig
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import RedocRenderPlugin, SwaggerRenderPlugin
-from litestar.openapi.spec import Server
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-import quire
 from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.auth import ApiKeyGuard
+from quire.frontend.documentation import Documentation
 from quire.frontend.errors import ErrorReporter
 from quire.frontend.http_answers import HttpAnswers
 from quire.frontend.json_request import JsonRequest
@@ -48,19 +44,20 @@ def create_app(
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guard = ApiKeyGuard(server.accepted_api_keys)
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
+    documentation = None if server.disable_fastapi_docs else Documentation(server.root_path)
     models, conversations = ServedModels(engine), Conversations(engine, server)
     return Litestar(
         route_handlers=[
             *openai_routes(engine, server, state, answers, models, conversations, [guard]),
             anthropic_routes(Messages(server, models, conversations), answers, errors, [guard]),
             *service_routes(engine, server, state, registry),
-            *([] if server.disable_fastapi_docs else [_schema, _redoc]),
+            *(documentation.routes() if documentation else []),
         ],
         exception_handlers={Exception: errors.handle},
         request_class=JsonRequest,
         request_max_body_size=server.max_request_body_bytes,
         cors_config=_cors(server),
-        openapi_config=None if server.disable_fastapi_docs else _documentation(server),
+        openapi_config=documentation.config() if documentation else None,
         logging_config=None,
     )
 
@@ -84,27 +81,3 @@ def _cors(server: ServerConfig) -> CORSConfig | None:
         allow_headers=server.allowed_headers,
         allow_credentials=server.allow_credentials,
     )
-
-
-def _documentation(server: ServerConfig) -> OpenAPIConfig:
-    """Swagger's page at /docs. Litestar answers every unknown path below its root, so that cannot be /."""
-    return OpenAPIConfig(
-        title="Quire",
-        version=quire.__version__,
-        description="OpenAI-compatible API of a Quire server.",
-        servers=[Server(url=server.root_path or "/")],
-        path="/docs",
-        render_plugins=[SwaggerRenderPlugin(path="/")],
-    )
-
-
-@get("/openapi.json", include_in_schema=False, media_type="application/json")
-async def _schema(request: JsonRequest) -> bytes:
-    """The API's description, where clients look for it."""
-    return msgspec.json.encode(request.app.openapi_schema.to_schema())
-
-
-@get("/redoc", include_in_schema=False, media_type="text/html")
-async def _redoc(request: JsonRequest) -> bytes:
-    """The same on Redoc's page."""
-    return RedocRenderPlugin().render(request, request.app.openapi_schema.to_schema())

@@ -28,6 +28,14 @@ def documented(body: Any, error: Any = ErrorBody) -> dict[int, ResponseSpec]:
     }
 
 
+def documented_empty() -> dict[int, ResponseSpec]:
+    """The same for a route that only says that all is well."""
+    return {
+        200: ResponseSpec(None, description="Success", generate_examples=False),
+        503: ResponseSpec(ErrorBody, description="Not now.", generate_examples=False),
+    }
+
+
 class HttpAnswers:
     """Answers of one server, once the model is ready.
 

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 import quire
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http_answers import json_answer
+from quire.frontend.http_answers import documented, documented_empty, json_answer
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
 
@@ -44,39 +44,39 @@ def service_routes(
         await engine.check_health()
         return ASGIResponse(body=b"")
 
-    @get("/health", summary="Health")
+    @get("/health", responses=documented_empty(), summary="Health")
     async def health() -> ASGIApp:
         """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone."""
         return await check()
 
-    @route("/ping", http_method=["GET", "POST"], status_code=200, summary="Ping")
+    @route("/ping", http_method=["GET", "POST"], status_code=200, responses=documented_empty(), summary="Ping")
     async def ping() -> ASGIApp:
         """As /health."""
         return await check()
 
-    @get("/version", summary="Version")
+    @get("/version", responses=documented(Version), summary="Version")
     async def version() -> ASGIApp:
         """Version of Quire."""
         return json_answer(Version(quire.__version__))
 
-    @get("/metrics", summary="Metrics")
+    @get("/metrics", media_type="text/plain", summary="Metrics")
     async def metrics() -> ASGIApp:
         """Counters for Prometheus."""
         return ASGIResponse(body=generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    @get("/load", summary="Load")
+    @get("/load", responses=documented(Load), summary="Load")
     async def load() -> ASGIApp:
         """How many requests are in flight."""
         return json_answer(Load(state.num_in_flight))
 
-    @post("/start_profile", status_code=200, summary="Start a timeline")
+    @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a timeline")
     async def start_profile() -> ASGIApp:
         """Begins to record what engine and worker do when."""
         state.check_ready()
         await engine.start_profile()
         return ASGIResponse(body=b"")
 
-    @post("/stop_profile", status_code=200, summary="Stop the timeline")
+    @post("/stop_profile", status_code=200, responses=documented(Timeline), summary="Stop the timeline")
     async def stop_profile() -> ASGIApp:
         """Ends the recording and writes it into the folder of --profiler-config."""
         return json_answer(Timeline(await engine.stop_profile()))

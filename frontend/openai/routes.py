@@ -28,6 +28,7 @@ from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire.frontend.openai.tokenize import Tokenization
+from quire.frontend.openapi_document import BODY
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
 
@@ -116,7 +117,14 @@ def openai_routes(
         answers.check_ready()
         return json_answer(tokenization.detokenize(data))
 
-    @post("/invocations", status_code=200, guards=guards, summary="Invoke")
+    @post(
+        "/invocations",
+        status_code=200,
+        responses=documented(ChatCompletion | Completion),
+        opt={BODY: ChatRequest | CompletionRequest},
+        guards=guards,
+        summary="Invoke",
+    )
     async def invoke(request: JsonRequest) -> ASGIApp:
         """As SageMaker calls it: a chat when the body has messages, a text completion when it has a prompt."""
         answers.check_ready()

@@ -1,0 +1,101 @@
+"""The server's OpenAPI document: Litestar's list of routes, with the bodies as msgspec reads and writes them.
+
+Litestar's own schemas do not tell that unknown fields are refused, and call an integer ambiguous where a float may be.
+"""
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.routes import HTTPRoute
+
+BODY = "body"
+"""Key in a handler's `opt`: the type of its body, for one that decodes the body itself."""
+
+_REFERENCE = "#/components/schemas/{name}"
+
+
+class _Place(NamedTuple):
+    """A body in the document: a request's or an answer's. One of several kinds is in several places."""
+
+    operation: dict[str, Any]
+    holder: dict[str, Any]
+    kind: Any
+
+
+def openapi_document(app: Litestar) -> dict[str, Any]:
+    """The document of `app`, as JSON."""
+    document = app.openapi_schema.to_schema()
+    places = list(_places(app, document["paths"]))
+    schemas, components = msgspec.json.schema_components([place.kind for place in places], ref_template=_REFERENCE)
+    document["components"]["schemas"] = components
+    for place in places:
+        place.holder.pop("content", None)
+    for place, schema in zip(places, schemas, strict=True):
+        _add(place.holder, schema)
+    for operation in {id(place.operation): place.operation for place in places}.values():
+        _complete(operation, components)
+    return document
+
+
+def _places(app: Litestar, paths: dict[str, Any]) -> Iterator[_Place]:
+    for route in app.routes:
+        if not isinstance(route, HTTPRoute):
+            continue
+        for handler in route.route_handlers:
+            for method in handler.http_methods:
+                operation = paths.get(route.path_format, {}).get(method.lower())
+                if operation is not None:
+                    yield from _places_of(handler, operation)
+
+
+def _places_of(handler: HTTPRouteHandler, operation: dict[str, Any]) -> Iterator[_Place]:
+    data = handler.parsed_data_field
+    body = handler.opt.get(BODY) if data is None else data.annotation
+    if body is not None:
+        holder = operation.setdefault("requestBody", {"required": True})
+        yield from (_Place(operation, holder, kind) for kind in _alternatives(body))
+    answers: dict[int, ResponseSpec] = handler.responses or {}
+    for status, answer in answers.items():
+        if answer.data_container is not None:
+            holder = operation["responses"][str(status)]
+            yield from (_Place(operation, holder, kind) for kind in _alternatives(answer.data_container))
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """msgspec describes no union of Structs."""
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+
+
+def _add(holder: dict[str, Any], schema: dict[str, Any]) -> None:
+    content = _content(holder)
+    known = content.get("application/json")
+    content["application/json"] = {"schema": {"anyOf": [known["schema"], schema]} if known else schema}
+
+
+def _complete(operation: dict[str, Any], components: dict[str, Any]) -> None:
+    """Says that all errors look alike, and which answers may be streams."""
+    answers = operation["responses"]
+    error = answers.get("400") or answers.get("503")
+    if error is not None:
+        answers["default"] = {**error, "description": "Any other error."}
+    if _may_stream(operation, components):
+        events = {"type": "string", "description": "Events, when `stream` is true."}
+        _content(answers["200"])["text/event-stream"] = {"schema": events}
+
+
+def _may_stream(operation: dict[str, Any], components: dict[str, Any]) -> bool:
+    if any(parameter["name"] == "stream" for parameter in operation.get("parameters", ())):
+        return True
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    names = [each["$ref"].rsplit("/", 1)[1] for each in body.get("anyOf", [body]) if "$ref" in each]
+    return any("stream" in components[name].get("properties", {}) for name in names)
+
+
+def _content(holder: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = holder.setdefault("content", {})
+    return content
