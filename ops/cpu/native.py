@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.ops import eager
 from quire.ops.cpu.linear import PackedWeight, linear, linear_seconds, pack_linear
+from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.eager.attention import LARGEST
 from quire.ops.eager.attention_plan import AttentionPlan
 
@@ -71,6 +72,7 @@ class NativeBackend:
             return function
 
         self._set_num_threads = kernel("omp_set_num_threads", ctypes.c_int)  # OpenMP's own; oneDNN asks there
+        self._panels = PanelLinear(kernels)
         self._attention = kernel("quire_attention", ctypes.POINTER(_AttentionCall))
         self._rms_norm = kernel("quire_rms_norm", *[_POINTER] * 3, *[_LONG] * 6, _DOUBLE, _LONG, _LONG)
         self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
@@ -136,14 +138,17 @@ class NativeBackend:
         """See `Backend.embedding`."""
         return eager.embedding(token_ids, weight)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | PackedWeight:
         """See `Backend.pack_linear`."""
-        return pack_linear(weight, bias)
+        return self._panels.pack(weight, bias) or pack_linear(weight, bias)
 
-    def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
+    def linear(self, x: Tensor, packed: PanelWeight | PackedWeight) -> Tensor:
         """See `Backend.linear`."""
         num_threads = torch.get_num_threads()
-        if num_threads == 1 or linear_seconds(len(x), packed) > _WORTH_THREADS_SECONDS:
+        is_small = linear_seconds(len(x), packed.weight) <= _WORTH_THREADS_SECONDS
+        if isinstance(packed, PanelWeight):
+            return self._panels.multiply(x, packed, 1 if is_small else num_threads)
+        if num_threads == 1 or not is_small:
             return linear(x, packed)
         self._set_num_threads(1)
         try:
