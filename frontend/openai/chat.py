@@ -84,11 +84,14 @@ class ChatCompletions:
         self, request: ChatRequest, reply: Reply, output: RequestOutput, readers: list[Choice] | None
     ) -> ChatCompletion:
         formatter, role = self._formatter(request), self._role(request)
+        echoed = request.echoed(role)
         choices = []
         for each in output.outputs:
             message, reason = ChatMessage(role=role, content=each.text), each.finish_reason
             if readers is not None:
                 message, reason = read_message(role, readers[each.index].read(each))
+            if echoed:
+                message.content = echoed + (message.content or "")
             choices.append(
                 ChatChoice(
                     index=each.index,

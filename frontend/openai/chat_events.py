@@ -91,6 +91,7 @@ class ChatChunks:
         self._formatter = formatter
         self._encoder = encoder
         self._readers = readers
+        self._echoed = request.echoed(role)
         self._return_token_ids = bool(request.return_token_ids)
         self._num_choices = request.n or 1
         self._prompt_tokens = 0
@@ -120,16 +121,20 @@ class ChatChunks:
         return self._frame([], usage=self._usage()) + DONE
 
     def _open(self, output: RequestOutput) -> list[bytes]:
-        """One event per choice that tells the role."""
+        """One event per choice that tells the role, and one with what is echoed."""
         self._opened = True
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens or 0
         ids = output.prompt_token_ids if self._return_token_ids else UNSET
         delta = ChatDelta(role=self._role, content="")
-        return [
+        frames = [
             self._frame([ChatChunkChoice(index=index, delta=delta)], prompt_token_ids=ids)
             for index in range(self._num_choices)
         ]
+        if self._echoed:
+            delta = ChatDelta(content=self._echoed)
+            frames += [self._frame([ChatChunkChoice(index=index, delta=delta)]) for index in range(self._num_choices)]
+        return frames
 
     def _text_event(self, index: int) -> TextEvent:
         event = self._text_events.get(index)

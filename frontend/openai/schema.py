@@ -205,8 +205,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def check(self) -> None:
         """As for all requests, and what only a conversation can get wrong."""
         super().check()
-        if self.echo:
-            raise ParameterError("echo is for /v1/completions; it is not supported for chat.", param="echo")
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.logprob_token_ids and not self.logprobs:
@@ -219,6 +217,26 @@ class ChatRequest(GenerationRequest, kw_only=True):
                 "Leave one out, or set tool_choice to none.",
                 param=field,
             )
+
+    def make_sampling(
+        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """As for all requests; an echo with logprobs comes with the prompt's, too, unless it is streamed."""
+        sampling = super().make_sampling(defaults, max_tokens=max_tokens, logprobs=logprobs)
+        scores_prompt = self.echo and self.logprobs and not (self.stream or self.use_beam_search)
+        if scores_prompt and sampling.prompt_logprobs is None:
+            sampling = sampling.replace(prompt_logprobs=self.top_logprobs or 0)
+        return sampling
+
+    def echoed(self, role: str) -> str:
+        """With `echo`, the last message's text, where the answer goes on in the same role; else nothing."""
+        if not self.echo or self.messages[-1].get("role") != role:
+            return ""
+        content = self.messages[-1].get("content")
+        if isinstance(content, str):
+            return content
+        parts = [part.get("text") for part in content or [] if isinstance(part, dict)]
+        return "\n".join(text for text in parts if isinstance(text, str))
 
     @property
     def token_limit(self) -> tuple[str, int | None]:

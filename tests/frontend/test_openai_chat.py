@@ -175,6 +175,38 @@ def test_continue_final_message(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens < shorter
 
 
+@pytest.mark.parametrize("content", ["I am", [{"type": "text", "text": "I"}, {"type": "text", "text": "am"}]], ids=str)
+def test_echo_prepends_the_message_that_the_answer_goes_on_with(client: openai.OpenAI, content: Any) -> None:
+    messages: list[Any] = [*HELLO, {"role": "assistant", "content": content}]
+    going_on = {"continue_final_message": True, "add_generation_prompt": False}
+    plain = ask(client, messages=messages, n=2, extra=going_on)
+    echo = ask(client, messages=messages, n=2, extra={**going_on, "echo": True})
+    before = content if isinstance(content, str) else "I\nam"
+    expected = [before + choice.message.content for choice in plain.choices]
+    assert [choice.message.content for choice in echo.choices] == expected
+    assert echo.choices[0].message.content != plain.choices[0].message.content
+    texts = ["", ""]
+    for chunk in ask(client, messages=messages, n=2, stream=True, extra={**going_on, "echo": True}):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == expected
+
+
+def test_echo_adds_nothing_to_an_answer_in_another_role(client: openai.OpenAI) -> None:
+    plain = ask(client).choices[0].message.content
+    assert ask(client, extra={"echo": True}).choices[0].message.content == plain
+    open_turn = [*HELLO, {"role": "assistant", "content": "I am"}]  # the answer opens a turn of its own
+    again = ask(client, messages=open_turn, extra={"echo": True}).choices[0].message.content
+    assert again == "I am" + ask(client, messages=open_turn).choices[0].message.content
+
+
+def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI) -> None:
+    answer = ask(client, logprobs=True, top_logprobs=2, extra={"echo": True})
+    scored = ask(client, extra={"prompt_logprobs": 2})
+    assert answer.prompt_logprobs == scored.prompt_logprobs
+    assert len(answer.prompt_logprobs) == answer.usage.prompt_tokens
+
+
 def test_model_may_be_any_served_name_or_left_out(client: openai.OpenAI, base_url: str) -> None:
     assert ask(client, model="tiny-alias").model == "tiny"
     body = {"messages": HELLO, "max_tokens": 1}
@@ -211,7 +243,6 @@ def test_answer_id_comes_from_the_header(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"extra": {"best_off": 3}}, "best_off"),
-        ({"extra": {"echo": True}}, "echo"),
         ({"extra": {"stream_options": {"include_usage": True}}}, "stream_options"),
         ({"extra": {"guided_json": {"$ref": "#/nowhere"}}}, "guided_json"),
         ({"extra": {"chat_template_kwargs": {"messages": 1}}}, "chat_template_kwargs"),
