@@ -1,0 +1,160 @@
+"""The server is what its own OpenAPI document says, whatever schemathesis makes of the document."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.transforms import deepclone
+from schemathesis.generation.case import Case
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.servers import ServerProcess
+
+NUM_EXAMPLES = 15
+"""For each operation and kind of body."""
+
+MODEL = "quire-demo"
+TEXT = [{"role": "user", "content": "Hello"}]
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": TEXT, "max_tokens": 2},
+    "/v1/chat/completions/batch": {"messages": [TEXT, TEXT], "max_tokens": 2},
+    "/v1/chat/completions/render": {"messages": TEXT},
+    "/v1/completions": {"prompt": ["Hello", "There"], "max_tokens": 2},
+    "/v1/completions/render": {"prompt": ["Hello", "There"]},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
+    "/v1/messages": {"model": MODEL, "messages": TEXT, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": TEXT},
+    "/invocations": {"prompt": "Hello", "max_tokens": 2},
+    "/tokenize": {"messages": TEXT},
+    "/detokenize": {"tokens": [5]},
+}
+"""What every operation with a body answers with 200."""
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+LIMITS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 3}
+"""Values that these fields are lowered to: what more of the same costs is not asked here."""
+
+
+class Caller:
+    """Sends cases, and checks every answer against the document."""
+
+    def __init__(self, base_url: str, session: requests.Session) -> None:
+        self._base_url = base_url
+        self._session = session
+        self.statuses: list[int] = []
+
+    def __call__(self, case: Case, *, must_fail: bool = False) -> None:
+        if isinstance(case.body, dict):
+            for name, limit in LIMITS.items():
+                value = case.body.get(name)
+                if isinstance(value, int) and value > limit:
+                    case.body[name] = limit
+        response = case.call(base_url=self._base_url, session=self._session, timeout=30)
+        case.validate_response(response, checks=[*CHECKS, negative_data_rejection] if must_fail else CHECKS)
+        self.statuses.append(response.status_code)
+
+
+@pytest.fixture(scope="module")
+def document(demo_server: ServerProcess) -> dict[str, Any]:
+    document: dict[str, Any] = httpx.get(demo_server.base_url + "/openapi.json").raise_for_status().json()
+    return document
+
+
+@pytest.fixture(scope="module")
+def operations(document: dict[str, Any]) -> dict[str, Any]:
+    """All operations: "POST /v1/completions" and so on."""
+    found = [each.ok() for each in schemathesis.openapi.from_dict(document).get_all_operations()]
+    return {operation.label: operation for operation in found}
+
+
+@pytest.fixture
+def call(demo_server: ServerProcess) -> Iterator[Caller]:
+    with requests.Session() as session:
+        caller = Caller(demo_server.base_url, session)
+        yield caller
+    assert "Traceback" not in demo_server.logs()
+
+
+def examples(count: int) -> Any:
+    """The same ones at every run."""
+    return settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+
+
+def test_every_operation_is_described(document: dict[str, Any]) -> None:
+    bodies = {path for path, operations in document["paths"].items() if "requestBody" in operations.get("post", {})}
+    assert bodies == set(GOOD)
+    schemas = document["components"]["schemas"]
+    chat = schemas["ChatRequest"]
+    assert chat["additionalProperties"] is False
+    assert chat["required"] == ["messages"]
+    assert chat["properties"]["vllm_xargs"]["anyOf"][0]["additionalProperties"]["anyOf"]  # an integer is a number, too
+    streams = {
+        path
+        for path, operations in document["paths"].items()
+        for operation in operations.values()
+        if "text/event-stream" in operation["responses"]["200"].get("content", {})
+    }
+    assert {"/v1/completions", "/v1/responses", "/v1/responses/{response_id}", "/v1/messages"} <= streams
+    assert "/v1/models" not in streams
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_bodies_that_the_document_allows_or_forbids(
+    operations: dict[str, Any], call: Caller, mode: GenerationMode
+) -> None:
+    for operation in operations.values():
+        if mode is GenerationMode.NEGATIVE and operation.path not in GOOD:
+            continue  # there is nothing to get wrong
+
+        @examples(NUM_EXAMPLES)
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def send(case: Case) -> None:
+            call(case, must_fail=mode is GenerationMode.NEGATIVE)
+
+        send()
+
+
+@pytest.mark.parametrize("num_fields", [0, 1, 3])
+def test_good_requests_with_some_of_the_fields_that_the_document_allows(
+    operations: dict[str, Any], call: Caller, num_fields: int
+) -> None:
+    """Most of what a schema allows falls at the first check. These reach what is behind it."""
+    for path in GOOD:
+
+        @examples(NUM_EXAMPLES if num_fields else 1)
+        @given(case=operations[f"POST {path}"].as_strategy().filter(lambda case: isinstance(case.body, dict)))
+        def send(case: Case) -> None:
+            case.body = with_fields(GOOD[case.operation.path], case.body, num_fields)
+            call(case)
+
+        send()
+    if num_fields == 0:
+        assert set(call.statuses) == {200}
+    assert call.statuses.count(200) >= len(GOOD)
+
+
+def with_fields(good: dict[str, Any], drawn: dict[str, Any], count: int) -> dict[str, Any]:
+    """`good` with `count` fields of `drawn`, the same ones at every run."""
+    names = sorted(name for name, value in drawn.items() if value is not None and name not in good)
+    chosen = random.Random(repr(names)).sample(names, min(count, len(names)))
+    return {**deepclone(good), **{name: drawn[name] for name in chosen}}
