@@ -17,6 +17,7 @@ from quire.core.protocol import StepPlan, StepResult, WorkerReady
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.executor import memory
 from quire.executor.embedded_prompts import EmbeddedPrompts
+from quire.executor.first_touch import touch
 from quire.executor.model_runner import ModelRunner
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
@@ -104,6 +105,8 @@ class Worker:
         spec, limits = self._config.spec, self._config.limits
         shape = self._cache_shape(num_blocks)
         kv_caches = [_zeros(shape, self._cache_dtype, self._device) for _ in range(self._model.num_layers)]
+        if self._device.type == "cpu":
+            touch(kv_caches, limits.block_size)
         mode = self._config.logprobs_mode
         self._runner = ModelRunner(
             self._model,
