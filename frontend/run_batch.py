@@ -87,10 +87,12 @@ class BatchServer:
 
     def __init__(self, engine: AsyncLLM, server: ServerConfig) -> None:
         models = ServedModels(engine)
-        chat = ChatCompletions(engine, server, models, Conversations(engine, server))
+        conversations = Conversations(engine, server)
+        chat = ChatCompletions(engine, server, models, conversations)
+        text = TextCompletions(engine, server, models, conversations)
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),
-            "/v1/completions": _Route(CompletionRequest, TextCompletions(engine, server, models).complete),
+            "/v1/completions": _Route(CompletionRequest, text.complete),
         }
 
     async def answer(self, number: int, line: bytes) -> BatchAnswer:

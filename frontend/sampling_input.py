@@ -80,7 +80,7 @@ class SamplingInput:
         if marks is None:
             raise ParameterError(
                 "thinking_token_budget needs to know how reasoning is set apart: start the server with "
-                "--reasoning-parser and ask for a chat completion, or give SamplingParams the marks (thinking).",
+                "--reasoning-parser, or give SamplingParams the marks (thinking).",
                 param="thinking_token_budget",
             )
         for mark in marks.begin + marks.end:

@@ -24,6 +24,7 @@ _NOTHING: dict[str, Sequence[Any]] = {
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "repetition_detection": (),
+    "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
     "truncate_prompt_tokens": (),
     "suffix": ("",),

@@ -19,6 +19,7 @@ from quire.frontend.openai.answers import (
     Usage,
 )
 from quire.frontend.openai.beams import open_beams
+from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import (
     OutputStream,
     Reply,
@@ -44,10 +45,13 @@ DEFAULT_MAX_TOKENS = 16
 class TextCompletions:
     """Answers completion requests; needs no HTTP, so that the batch runner uses it too."""
 
-    def __init__(self, engine: AsyncLLM, server: ServerConfig, models: ServedModels) -> None:
+    def __init__(
+        self, engine: AsyncLLM, server: ServerConfig, models: ServedModels, conversations: Conversations
+    ) -> None:
         self._engine = engine
         self._server = server
         self._models = models
+        self._conversations = conversations
         self._encoder = msgspec.json.Encoder()
 
     async def complete(self, request: CompletionRequest, header_id: str | None = None) -> Completion:
@@ -122,6 +126,8 @@ class TextCompletions:
         if request.use_beam_search:
             assert sampling.max_tokens is not None
             return await open_beams(self._engine, request, prompt, request_id, max_tokens=sampling.max_tokens)
+        if sampling.thinking_token_budget is not None:
+            sampling = self._conversations.with_thinking_marks(sampling, self._as_text(prompt))
         with renamed(**request.format_names()):
             return await self._engine.open(
                 self._with_suffix(prompt, request),
@@ -133,6 +139,12 @@ class TextCompletions:
                 truncation=request.truncation,
                 fit_context=request.max_tokens is None,
             )
+
+    def _as_text(self, prompt: PromptLike) -> str:
+        """The prompt as the model reads it; nothing for embeddings."""
+        if isinstance(prompt, dict):
+            return ""
+        return prompt if isinstance(prompt, str) else _text_of(prompt, self._engine.tokenizer)
 
     def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike:
         """The prompt itself, or one that asks for the text between it and `suffix`."""
@@ -290,9 +302,11 @@ def without_generated(output: RequestOutput) -> RequestOutput:
 
 def prompt_text(output: RequestOutput, tokenizer: Tokenizer | None) -> str:
     """The prompt as text, for `echo`."""
-    if output.prompt is not None:
-        return output.prompt
-    return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False) if tokenizer is not None else ""
+    return output.prompt if output.prompt is not None else _text_of(output.prompt_token_ids, tokenizer)
+
+
+def _text_of(token_ids: list[int], tokenizer: Tokenizer | None) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=False) if tokenizer is not None else ""
 
 
 def _close(streams: Sequence[OutputStream]) -> None:

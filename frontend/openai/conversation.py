@@ -127,7 +127,7 @@ class Conversations:
     async def _open_stream(
         self, request: ChatRequest, prompt: Rendered, sampling: SamplingParams, request_id: str
     ) -> OutputStream:
-        sampling = self._with_marks(sampling, prompt.text)
+        sampling = self.with_thinking_marks(sampling, prompt.text)
         ids: PromptLike = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
         if request.use_beam_search:
             limit = sampling.max_tokens or self._engine.max_model_len - len(prompt.token_ids)
@@ -142,8 +142,8 @@ class Conversations:
             fit_context=request.token_limit[1] is None,
         )
 
-    def _with_marks(self, sampling: SamplingParams, prompt_text: str) -> SamplingParams:
-        """Tells a request with a budget for reasoning how that is set apart."""
+    def with_thinking_marks(self, sampling: SamplingParams, prompt_text: str) -> SamplingParams:
+        """Tells a request with a budget for reasoning how that is set apart, after a prompt of any kind."""
         tokenizer = self._engine.tokenizer
         if sampling.thinking_token_budget is None or tokenizer is None:
             return sampling

@@ -51,7 +51,7 @@ def openai_routes(
 ) -> list[Any]:
     """Handlers for /v1 (behind `guards`) and for the tokenizer."""
     chat = ChatCompletions(engine, server, models, conversations)
-    text = TextCompletions(engine, server, models)
+    text = TextCompletions(engine, server, models, conversations)
     batch = BatchChat(chat)
     rendering = Rendering(engine, models, conversations)
     tokenization = Tokenization(engine, models, conversations)
