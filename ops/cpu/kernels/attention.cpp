@@ -286,9 +286,9 @@ std::vector<Item> items_of(const AttentionCall& call) {
     }
     std::vector<Item> items;
     for (Item& item : pieces) {
-        // A lone request keeps longer runs of memory together.
-        const long fair =
-            std::max(total / (PARTS * call.num_threads * item.cost), call.num_kv_heads / (2 * call.num_threads));
+        // A lone request needs no more parts than threads: fewer heads in an item are shorter runs of memory.
+        const long fair = std::max(total / (PARTS * call.num_threads * item.cost),
+                                   (call.num_kv_heads + call.num_threads - 1) / call.num_threads);
         const long most = std::min(MAX_ROWS / (item.num_queries * call.group), call.num_kv_heads);
         const long heads = std::max(1L, std::min(fair, most));
         for (; item.first_head < call.num_kv_heads; item.first_head += heads) {
