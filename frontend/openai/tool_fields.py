@@ -89,6 +89,8 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
             called |= {call.get("id") for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str)}
         elif role == "tool":
             call_id = message.get("tool_call_id")
+            if call_id is not None and not isinstance(call_id, str):
+                raise ParameterError(f"messages[{index}].tool_call_id must be a string.", param="messages")
             if not num_calls or (call_id is not None and called and call_id not in called):
                 raise ParameterError(
                     f"messages[{index}] is the result of the call {call_id!r}, but no earlier assistant message "
