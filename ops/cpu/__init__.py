@@ -1,4 +1,4 @@
-"""The CPU backend: oneDNN linear layers with prepacked weights, and C++ kernels that are built on the machine.
+"""The CPU backend: C++ kernels that are built on the machine, and oneDNN for linear layers that they do not cover.
 
 This module is the backend without those kernels, in plain torch; `bind` chooses.
 """
