@@ -70,11 +70,18 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = "raw_logprobs"
     generation_config: Annotated[
         str,
-        Meta(description="Source of default sampling parameters: auto (the model's folder), vllm (none), or a folder."),
+        Meta(
+            description="Source of default sampling parameters: auto (the model's folder), vllm (none), or a folder, "
+            "whose max_new_tokens then limits every request to a server."
+        ),
     ] = "auto"
     override_generation_config: Annotated[
         dict[str, Any],
-        Meta(description="Default sampling parameters that win over the model's own.", extra={"parse": "json"}),
+        Meta(
+            description="Default sampling parameters that win over the model's own; max_new_tokens limits every "
+            "request to a server.",
+            extra={"parse": "json"},
+        ),
     ] = {}
     enable_prompt_embeds: Annotated[
         bool, Meta(description="Take prompts as embeddings too, in prompt_embeds: a safetensors file in base64.")

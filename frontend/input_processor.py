@@ -284,6 +284,11 @@ class InputProcessor:
         """SamplingParams keywords that a request which does not name them gets."""
         return dict(self._model.default_sampling)
 
+    def limit_output(self, max_tokens: int | None) -> int | None:
+        """`max_tokens` of a request to a server, or the most that the server's owner allows."""
+        limit = self._model.max_output_tokens
+        return max_tokens if limit is None else min(limit, limit if max_tokens is None else max_tokens)
+
     def default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that names none."""
         return SamplingParams(**self._model.default_sampling)

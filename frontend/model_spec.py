@@ -32,7 +32,10 @@ _DTYPES: dict[str, Literal["bfloat16", "float16", "float32"]] = {
     "F16": "float16",
     "F32": "float32",
 }
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING_DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -95,12 +98,30 @@ def read_default_sampling(folder: Path, model: ModelConfig) -> dict[str, Any]:
     """Sampling parameters that a request which names none gets, as `SamplingParams` keywords.
 
     From generation_config.json (or what `--generation-config` names instead), then `--override-generation-config`.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or what overrides it is no sampling parameter.
     """
+    for name in model.override_generation_config:
+        if name not in (*_SAMPLING_DEFAULTS, "max_new_tokens"):
+            raise ConfigError(
+                f"--override-generation-config holds {name!r}; it may hold {', '.join(_SAMPLING_DEFAULTS)} and "
+                "max_new_tokens."
+            )
     config = {**_generation_config(folder, model), **model.override_generation_config}
     defaults = {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
     if config.get("max_new_tokens") is not None:
         defaults["max_tokens"] = config["max_new_tokens"]
     return defaults
+
+
+def read_output_limit(folder: Path, model: ModelConfig) -> int | None:
+    """Most output tokens of any request to a server; only the owner of a server sets one, never the checkpoint itself.
+
+    It is `max_new_tokens` of `--override-generation-config`, else of the folder that `--generation-config` names.
+    """
+    config = {} if model.generation_config == "auto" else _generation_config(folder, model)
+    return {**config, **model.override_generation_config}.get("max_new_tokens")
 
 
 def _generation_config(folder: Path, model: ModelConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from quire.core.config import EngineArgs, StructuredOutputsOptions
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.model_source import DEMO_MODEL_NAME
-from quire.frontend.model_spec import read_default_sampling
+from quire.frontend.model_spec import read_default_sampling, read_output_limit
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -18,6 +18,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     names: list[str]  # what clients may call it; the first is reported
     folder: str
     default_sampling: dict[str, Any] = {}  # SamplingParams keywords of a request that names none
+    max_output_tokens: int | None = None  # of a request to a server, whatever it asks for
     max_logprobs: int = 20  # -1 lifts the limit
     stream_interval: int = 1  # tokens per output of a stream, unless a request wants more
     has_logits_processors: bool = False
@@ -48,6 +49,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             names=args.model.served_model_name or [args.model.model or DEMO_MODEL_NAME],
             folder=str(folder),
             default_sampling=default_sampling,
+            max_output_tokens=read_output_limit(folder, args.model),
             max_logprobs=args.model.max_logprobs,
             stream_interval=args.scheduler.stream_interval,
             has_logits_processors=bool(args.model.logits_processors),

@@ -102,6 +102,7 @@ class TextCompletions:
         if request.is_echo_alone:
             max_tokens = 1  # the engine samples one token from every prompt
         processor = self._engine.input_processor
+        max_tokens = processor.limit_output(max_tokens)
         sampling = request.make_sampling(processor.default_sampling, max_tokens=max_tokens, logprobs=request.logprobs)
         if request.scores_echo and sampling.prompt_logprobs is None:
             sampling = sampling.replace(prompt_logprobs=request.logprobs)

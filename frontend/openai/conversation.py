@@ -79,11 +79,12 @@ class Conversations:
 
     def sampling(self, request: ChatRequest) -> SamplingParams:
         """How the answer is sampled, but for what tools ask for. Raises ParameterError."""
-        defaults = self._engine.input_processor.default_sampling
+        processor = self._engine.input_processor
+        defaults = processor.default_sampling
         _, limit = request.token_limit
         return request.make_sampling(
             defaults,
-            max_tokens=limit if limit is not None else defaults.get("max_tokens"),
+            max_tokens=processor.limit_output(limit if limit is not None else defaults.get("max_tokens")),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
 

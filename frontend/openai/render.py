@@ -57,6 +57,7 @@ class Rendering:
         processor = self._engine.input_processor
         defaults = processor.default_sampling
         limit = request.max_tokens if request.max_tokens is not None else defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+        limit = processor.limit_output(limit)
         sampling = request.make_sampling(defaults, max_tokens=limit, logprobs=request.logprobs)
         special = request.add_special_tokens is not False
         prompts = [await processor.read_prompt(each, add_special_tokens=special) for each in request.prompts()]

@@ -124,6 +124,13 @@ def test_json_whole_and_dotted_are_equal() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["{temperature: 1}", "[1]", "hot", "null", '{"a": 1}{'])
+def test_json_that_is_no_object_is_told(usage_error: Usage, text: str) -> None:
+    said = usage_error("--override-generation-config", text)
+    assert said.startswith("quire serve: --override-generation-config: needs a JSON object")
+    assert text in said
+
+
 def test_dotted_keys_are_checked(usage_error: Usage) -> None:
     assert "--hf-overrides.a: needs a value" in usage_error("--hf-overrides.a")
     assert "empty part" in usage_error("--hf-overrides.", "1")
