@@ -6,7 +6,11 @@ HARMLESS = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
     *("prompt_cache_key", "prompt_cache_retention", "prediction"),
 )
-"""Fields about billing, storage, routing and speed: accepted, and without effect on the answer."""
+"""Fields about billing, storage, routing and speed: accepted, and without effect on the answer.
+
+`session_id` names a conversation across requests: in vLLM it marks the events of a KV cache, for routers in front of
+several servers. Here nobody listens to such events; requests of one conversation find their pages by their content.
+"""
 
 
 class Refused(NamedTuple):
