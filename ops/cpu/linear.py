@@ -1,4 +1,4 @@
-"""Linear layers on oneDNN, where `panels.py` has none. A weight is put into its blocked layout once, not at every call."""
+"""Linear layers on oneDNN, where `panels.py` has none. A weight is put into its layout once, not at every call."""
 
 from dataclasses import dataclass
 
