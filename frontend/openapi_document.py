@@ -3,7 +3,7 @@
 Litestar's own schemas do not tell that unknown fields are refused, and call an integer ambiguous where a float may be.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any, NamedTuple, get_args
 
@@ -59,7 +59,7 @@ def _places_of(handler: HTTPRouteHandler, operation: dict[str, Any]) -> Iterator
     if body is not None:
         holder = operation.setdefault("requestBody", {"required": True})
         yield from (_Place(operation, holder, kind) for kind in _alternatives(body))
-    answers: dict[int, ResponseSpec] = handler.responses or {}
+    answers: Mapping[int, ResponseSpec] = handler.responses or {}
     for status, answer in answers.items():
         if answer.data_container is not None:
             holder = operation["responses"][str(status)]

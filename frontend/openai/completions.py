@@ -98,7 +98,7 @@ class TextCompletions:
         return Reply.to(request, choose_id("cmpl", request, header_id), self._models.name, self._server)
 
     async def _open(self, request: CompletionRequest, reply_id: str) -> list[OutputStream]:
-        max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        max_tokens: int | None = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         if request.is_echo_alone:
             max_tokens = 1  # the engine samples one token from every prompt
         processor = self._engine.input_processor
