@@ -248,20 +248,49 @@ def test_stop_token_ends_and_is_reported(client: openai.OpenAI) -> None:
     assert len(choice.token_ids) <= 5
 
 
-def test_cache_hits_of_a_repeated_prompt(client: openai.OpenAI, base_url: str) -> None:
-    def hits() -> float:
-        lines = httpx.get(base_url + "/metrics").text.splitlines()
-        [line] = [line for line in lines if line.startswith("vllm:prefix_cache_hits_total{")]
-        return float(line.rsplit(" ", 1)[1])
+def cache_counts(base_url: str) -> tuple[int, int]:
+    """(tokens looked up in the prefix cache, tokens found) since the server started."""
+    lines = httpx.get(base_url + "/metrics").text.splitlines()
+    counts = [
+        int(float(line.rsplit(" ", 1)[1]))
+        for name in ("queries", "hits")
+        for line in lines
+        if line.startswith(f"vllm:prefix_cache_{name}_total{{")
+    ]
+    return counts[0], counts[1]
 
+
+def test_cache_hits_of_a_repeated_prompt(client: openai.OpenAI, base_url: str) -> None:
     prompt = "a prompt that fills more than one page of the cache " * 3
     ask(client, prompt)
-    before = hits()
+    _, before = cache_counts(base_url)
     ask(client, prompt)
-    assert hits() > before
-    again = hits()
+    _, again = cache_counts(base_url)
+    assert again > before
     ask(client, prompt, extra={"cache_salt": "mine"})
-    assert hits() == again
+    assert cache_counts(base_url)[1] == again
+
+
+@pytest.mark.parametrize(
+    ("options", "num_requests"),
+    [
+        ({"n": 4, "temperature": 1}, 4),
+        ({"n": 3, "extra": {"use_beam_search": True}, "max_tokens": 5}, 1 + 3 * 4),  # one token of each beam at a time
+        ({"extra": {}}, 3),  # the same prompt three times in one request
+    ],
+    ids=["samples", "beams", "prompts"],
+)
+def test_the_pages_of_a_prompt_are_shared(
+    client: openai.OpenAI, base_url: str, options: dict[str, Any], num_requests: int
+) -> None:
+    """Counted where pages are found: all that follow the first compute only what does not fill a page."""
+    ids = [100 + i for i in range(100)]  # six pages of 16, and 4 tokens
+    options["extra"] = {**options.get("extra", {}), "cache_salt": str(options)}  # nobody has been here
+    queries, hits = cache_counts(base_url)
+    ask(client, ids if "n" in options else [ids] * 3, **options)
+    after = cache_counts(base_url)
+    assert after[1] - hits == 96 * (num_requests - 1)
+    assert after[0] - queries >= 100 * num_requests
 
 
 @pytest.mark.parametrize(
