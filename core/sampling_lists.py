@@ -18,6 +18,24 @@ MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 65536
 """Over all bad words of a request."""
 
+MAX_STOPS = 1024
+MAX_STOP_CHARACTERS = 65536
+"""Over all stop strings of a request."""
+
+
+def check_stops(stops: Any) -> None:
+    """Raises ParameterError unless `stops` are strings, not too many and not too long."""
+    if not is_list_of(str, stops):
+        raise ParameterError("stop must be a string or a list of strings.", param="stop")
+    if not all(stops):
+        raise ParameterError("stop must not hold an empty string.", param="stop")
+    if len(stops) > MAX_STOPS:
+        raise ParameterError(f"stop holds {len(stops)} strings; at most {MAX_STOPS} are allowed.", param="stop")
+    if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+        raise ParameterError(
+            f"stop strings are longer than {MAX_STOP_CHARACTERS} characters in all; shorten them.", param="stop"
+        )
+
 
 def check_logit_bias(logit_bias: Any) -> None:
     """Raises ParameterError unless `logit_bias` maps ids to numbers in their range, and not too many."""

@@ -15,6 +15,7 @@ from quire.core.sampling_lists import (
     check_bad_words,
     check_extra_args,
     check_logit_bias,
+    check_stops,
     check_token_ids,
     is_list_of,
 )
@@ -158,12 +159,9 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             raise ParameterError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
             )
-        if not is_list_of(str, self.stop_strings):
-            raise ParameterError("stop must be a string or a list of strings.", param="stop")
+        check_stops(self.stop_strings)
         if not is_list_of(int, self.stop_token_ids or ()):
             raise ParameterError("stop_token_ids must be a list of token ids.", param="stop_token_ids")
-        if any(not stop for stop in self.stop_strings):
-            raise ParameterError("stop must not hold an empty string.", param="stop")
         if self.stop_strings and not self.detokenize:
             raise ParameterError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
         if self.logprob_token_ids is not None:

@@ -9,6 +9,7 @@ from quire.core.errors import ParameterError
 from quire.core.sampling_params import MAX_COMPLETIONS
 from quire.frontend.openai.answers import ChatCompletion, Usage
 from quire.frontend.openai.chat import ChatCompletions
+from quire.frontend.openai.list_price import check_lists
 from quire.frontend.openai.schema import ChatRequest
 
 
@@ -32,6 +33,7 @@ class BatchChatRequest(ChatRequest, kw_only=True):
                 f"messages must hold between 1 and {MAX_COMPLETIONS} conversations, got {len(self.messages)}.",
                 param="messages",
             )
+        check_lists(self, len(self.messages))
         fields = {name: getattr(self, name) for name in ChatRequest.__struct_fields__ if name != "messages"}
         return [ChatRequest(messages=messages, **fields) for messages in self.messages]
 

@@ -12,6 +12,7 @@ from quire.core.errors import ParameterError
 from quire.core.repetition import RepetitionDetection
 from quire.core.sampling_lists import check_extra_args
 from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
+from quire.frontend.openai.list_price import check_lists
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.refused_fields import UNSUPPORTED
 from quire.frontend.openai.tool_fields import check_messages, read_tool_choice, read_tools
@@ -209,6 +210,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.logprob_token_ids and not self.logprobs:
             raise ParameterError("logprob_token_ids needs logprobs=true.", param="logprob_token_ids")
+        check_lists(self, self.n or 1)
         check_messages(self.messages)
         choice = read_tool_choice(self.tool_choice, read_tools(self.tools))
         if choice.mode != "none" and (field := self.format_field) is not None:
@@ -298,6 +300,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
                 f"may ask for {MAX_COMPLETIONS}; send several requests.",
                 param="prompt_embeds" if given else "prompt",
             )
+        check_lists(self, num_completions)
         if sum(map(len, given)) * 3 // 4 * (self.n or 1) > MAX_EMBEDS_BYTES:
             raise ParameterError(
                 f"prompt_embeds times n={self.n or 1} is more than {MAX_EMBEDS_BYTES} bytes; send several requests.",

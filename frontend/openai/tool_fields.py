@@ -16,6 +16,7 @@ def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:
         ParameterError: something else than a function, or two of one name.
     """
     read: list[Tool] = []
+    names: set[str] = set()
     for index, tool in enumerate(tools or ()):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
@@ -25,8 +26,9 @@ def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:
             raise ParameterError(f"tools[{index}] must be a function with a name.", param="tools")
         if parameters is not None and not isinstance(parameters, dict):
             raise ParameterError(f"tools[{index}].function.parameters must be a JSON schema.", param="tools")
-        if any(name == other.name for other in read):
+        if name in names:
             raise ParameterError(f"tools has two functions called {name!r}.", param="tools")
+        names.add(name)
         description = function.get("description")
         strict = bool(function.get("strict"))
         read.append(Tool(name=name, description=description, parameters=parameters, strict=strict))

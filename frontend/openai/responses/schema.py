@@ -214,8 +214,10 @@ def _chat_tools(
     if choice.get("type") == "function":
         return functions, {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        names = [tool.get("name") for tool in choice["tools"] if isinstance(tool, dict)]
-        allowed = [each for each in functions if each["function"].get("name") in names]
+        named = (tool.get("name") for tool in choice["tools"] if isinstance(tool, dict))
+        names = {name for name in named if isinstance(name, str)}
+        names_of = ((each, each["function"].get("name")) for each in functions)
+        allowed = [each for each, name in names_of if isinstance(name, str) and name in names]
         return allowed, choice.get("mode", "auto")
     raise ParameterError(
         f"tool_choice of type {choice.get('type')!r} is not supported; it can be none, auto, required, a function, "
