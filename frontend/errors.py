@@ -72,6 +72,9 @@ _TYPES = {
 }
 _encode = msgspec.json.Encoder().encode
 
+MAX_MESSAGE_CHARACTERS = 2000
+"""Messages quote what the client sent, which may be megabytes; the middle of a longer one is left out."""
+
 
 class Problem(Struct):
     """An exception, as HTTP tells it."""
@@ -80,6 +83,10 @@ class Problem(Struct):
     message: str
     param: str | None = None
     headers: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        self.message = _shortened(self.message)
+        self.param = self.param and _shortened(self.param)
 
     def body(self) -> bytes:
         """The JSON body."""
@@ -132,6 +139,11 @@ def _describe_http(error: HTTPException) -> Problem:
     return Problem(status, "There is no such route; /docs lists them." if status == 404 else message, headers=headers)
 
 
+def _shortened(text: str) -> str:
+    half = MAX_MESSAGE_CHARACTERS // 2
+    return text if len(text) <= 2 * half else f"{text[:half]} ... {text[-half:]}"
+
+
 def _retry_after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
@@ -159,9 +171,9 @@ class ErrorReporter:
         if problem.status == 500 and not isinstance(error, QuireError):
             logger.error("%s failed", where, exc_info=error)
         elif self._log_stacks and problem.status != CLIENT_GONE:
-            logger.warning("%s was answered %d: %s", where, problem.status, error, exc_info=error)
+            logger.warning("%s was answered %d: %s", where, problem.status, problem.message, exc_info=error)
         elif problem.status >= 500 and not isinstance(error, UnavailableError):
-            logger.error("%s failed: %s", where, error)
+            logger.error("%s failed: %s", where, problem.message)
         return problem
 
     def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

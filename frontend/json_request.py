@@ -12,6 +12,9 @@ from litestar.exceptions import InternalServerException
 from quire.core.errors import ParameterError
 from quire.frontend.errors import ClientGoneError
 
+MAX_QUOTED = 1000
+"""Characters of a client's own words that are looked at and told, from either end."""
+
 _PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
@@ -59,6 +62,8 @@ def decode_body(body: bytes, kind: Any) -> Any:
 
 
 def _refuse(text: str, kind: Any) -> NoReturn:
+    if len(text) > 2 * MAX_QUOTED:  # it quotes the name of an unknown field
+        text = f"{text[:MAX_QUOTED]} ... {text[-MAX_QUOTED:]}"
     match = _PATH.match(text)
     assert match is not None
     complaint, path = match["text"], match["path"] or ""
@@ -75,7 +80,7 @@ def _refuse(text: str, kind: Any) -> NoReturn:
 
 
 def _nearest(name: str, path: str, kind: Any) -> str:
-    if path:
+    if path or len(name) > MAX_QUOTED:
         return ""
     known = [field for member in _structs(kind) for field in member.__struct_encode_fields__]
     close = difflib.get_close_matches(name, known, n=1)

@@ -15,6 +15,8 @@ def renamed(**names: str) -> Iterator[None]:
     except ParameterError as error:
         message = str(error)
         for name, theirs in names.items():
-            if "_" in name:  # others are words of the language, too
+            if "_" in name:
                 message = re.sub(rf"\b{name}\b", theirs, message)
+            elif name == error.param:  # a word of the language, too: only what the message is about
+                message = re.sub(rf"^{name}\b", theirs, message)
         raise ParameterError(message, param=names.get(error.param or "", error.param)) from None

@@ -21,6 +21,7 @@ STATUS = [
     (core_errors.ConfigError("odd"), 500, None),
     (errors.AuthenticationError("no key"), 401, None),
     (errors.UnavailableError("loading", retry_after_seconds=1), 503, None),
+    (errors.RequestTimeoutError("half a body"), 408, None),
 ]
 
 
