@@ -126,10 +126,23 @@ def test_option_that_does_not_go_with_the_model_is_told(
 # ------------------------------------------------------------------------------------------------------------- requests
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES, BATCH = "/v1/responses", "/v1/messages", "/v1/chat/completions/batch"
+HELLO = [{"role": "user", "content": "Hello"}]
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "tiny", "prompt": "Hello", "max_tokens": 1},
-    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
+    CHAT: {"model": "tiny", "messages": HELLO, "max_tokens": 1},
+    RESPONSES: {"model": "tiny", "input": "Hello", "max_output_tokens": 1},
+    MESSAGES: {"model": "tiny", "messages": HELLO, "max_tokens": 1},
+    MESSAGES + "/count_tokens": {"model": "tiny", "messages": HELLO},
+    BATCH: {"messages": [HELLO, HELLO], "max_tokens": 1},
+    CHAT + "/render": {"messages": HELLO},
+    COMPLETIONS + "/render": {"prompt": "Hello"},
+    "/invocations": {"prompt": "Hello", "max_tokens": 1},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [5]},
 }
+
+STREAMING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, "/invocations")
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 FIELDS: list[tuple[str, str, Any, str]] = [
@@ -167,6 +180,8 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (COMPLETIONS, "seed", 2**70, "between"),
     (COMPLETIONS, "stop", [""], "must not hold an empty string"),
     (COMPLETIONS, "stop", [5], "got int"),
+    (COMPLETIONS, "stop", [str(number) for number in range(1025)], "at most 1024"),
+    (COMPLETIONS, "stop", "a" * 70_000, "longer than 65536 characters"),
     (COMPLETIONS, "stop_token_ids", [-1], "0 to 319"),
     (COMPLETIONS, "stop_token_ids", [10**6], "0 to 319"),
     (COMPLETIONS, "logprobs", 21, "at most 20"),
@@ -195,6 +210,37 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (CHAT, "tools", [TOOL, TOOL], "two functions called 'f'"),
     (CHAT, "messages", [{"role": "robot", "content": "a"}], "with a role out of system"),
     (CHAT, "messages", [{"role": "tool", "tool_call_id": "1", "content": "a"}], "no earlier assistant message"),
+    (CHAT, "messages", [{"role": "tool", "tool_call_id": {}, "content": "a"}], "tool_call_id must be a string"),
+    (CHAT, "messages", [{"role": "x" * 10**6, "content": "a"}], "with a role out of system"),
+    (CHAT, "n", 0, "between 1 and 16384"),
+    (CHAT, "stop", ["a" * 60_000] * 5, "more than 262144"),
+    (RESPONSES, "input", [], "must not be empty"),
+    (RESPONSES, "input", 5, "got int"),
+    (RESPONSES, "input", [{"role": "robot", "content": "a"}], "a role out of"),
+    (RESPONSES, "input", [{"type": "function_call_output", "call_id": "1", "output": "a"}], "no earlier"),
+    (RESPONSES, "input", [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}], "no valid JSON"),
+    (RESPONSES, "max_output_tokens", 0, "max_output_tokens must be between 1 and"),
+    (RESPONSES, "max_tool_calls", 0, "at least 1"),
+    (RESPONSES, "include", ["everything"], "include can name"),
+    (RESPONSES, "top_logprobs", 3, "needs message.output_text.logprobs"),
+    (RESPONSES, "temprature", 1, "Did you mean 'temperature'?"),
+    (RESPONSES, "text", {"format": {"type": "json_schema"}}, "needs a schema"),
+    (RESPONSES, "tools", [{"type": "web_search"}], "only functions"),
+    (RESPONSES, "tool_choice", {"type": "file_search"}, "not supported"),
+    (RESPONSES, "stop", ["a" * 60_000] * 5, "more than 262144"),
+    (BATCH, "messages", HELLO, "got object"),
+    (BATCH, "messages", [[]], "must not be empty"),
+    (BATCH, "messages", [HELLO, [{"role": "robot"}]], "with a role out of"),
+    (BATCH, "messages", [[]] * 16385, "between 1 and 16384"),
+    (BATCH, "n", 2, "single conversations"),
+    (CHAT + "/render", "messages", [{"role": "robot"}], "with a role out of"),
+    (COMPLETIONS + "/render", "prompt", [-1], "-1 in the prompt"),
+    ("/invocations", "prompt", [-1], "-1 in the prompt"),
+    ("/tokenize", "prompt", 5, "got int"),
+    ("/tokenize", "tools", [TOOL], "goes with messages"),
+    ("/detokenize", "tokens", [-1], "does not know"),
+    ("/detokenize", "tokens", [2**70], "does not know"),
+    ("/detokenize", "tokens", "a", "got str"),
     (CHAT, "chat_template", "{{ messages }}", "--trust-request-chat-template"),
     (CHAT, "reasoning_effort", "huge", "invalid enum value"),
     (CHAT, "chat_template_kwargs", {"messages": []}, "must not set 'messages'"),
@@ -214,6 +260,26 @@ BODIES: list[tuple[bytes, int, str]] = [
     (b"[" * 100_000, 400, "expected object"),
     (b'{"metadata": ' + b"[" * 100_000, 400, "nested too deeply"),
     (b'{"prompt": "' + b"a" * 10 * 2**20 + b'"}', 413, "--max-request-body-bytes"),
+]
+
+ANTHROPIC_FIELDS: list[tuple[str, Any, str]] = [
+    # field, value, a part of the message
+    ("messages", [], "messages must not be empty"),
+    ("messages", [{"role": "robot", "content": "a"}], "invalid enum value 'robot'"),
+    ("messages", [{"role": "user", "content": [{"type": "image"}]}], "messages[0].content[0] is of type 'image'"),
+    ("messages", [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}], "no earlier"),
+    ("max_tokens", 0, "max_tokens must be between 1 and"),
+    ("max_tokens", None, "max_tokens"),
+    ("stop_sequences", [""], "stop_sequences must not hold an empty string"),
+    ("stop_sequences", ["a"] * 2000, "stop_sequences holds 2000 strings"),
+    ("temperature", -1, "temperature must be at least 0"),
+    ("temperature", "hot", "temperature: expected float"),
+    ("temprature", 1, "Did you mean 'temperature'?"),
+    ("tool_choice", {"type": "tool"}, "needs a name"),
+    ("tool_choice", {"type": "any"}, "there are no tools"),
+    ("tools", [{"name": "f"}], "tools[0] must have an input_schema"),
+    ("tools", [{"type": "web_search_20250305", "name": "web_search"}], "no tools of its own"),
+    ("thinking", {"type": "enabled", "budget_tokens": 5}, "at least 1024"),
 ]
 
 ROUTES: list[tuple[str, str, int]] = [
@@ -268,16 +334,85 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
 def test_bad_field_is_named(
     client: httpx.Client, path: str, field: str, value: Any, message: str, stream: bool
 ) -> None:
+    if stream and path not in STREAMING:
+        pytest.skip("no such answer")
     body = {**GOOD[path], **({"stream": True} if stream and field != "stream_options" else {}), field: value}
     error = error_of(client.post(path, json=body), 400)
     assert error["param"].startswith(field)
     assert message in error["message"]
 
 
+def anthropic_error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of an answer, in Anthropic's shape."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert body["type"] == "error"
+    assert body["error"]["type"] == {400: "invalid_request_error", 413: "request_too_large"}[status]
+    return body["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("field", "value", "message"), ANTHROPIC_FIELDS, ids=[f"{row[0]}={str(row[1])[:20]}" for row in ANTHROPIC_FIELDS]
+)
+def test_bad_field_of_a_message_is_named(
+    client: httpx.Client, field: str, value: Any, message: str, stream: bool
+) -> None:
+    answer = client.post(MESSAGES, json={**GOOD[MESSAGES], "stream": stream, field: value})
+    assert message in anthropic_error_of(answer, 400)["message"]
+
+
+@pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize(("body", "status", "message"), BODIES, ids=[str(row[0][:24]) for row in BODIES])
-def test_bad_body_is_explained(client: httpx.Client, body: bytes, status: int, message: str) -> None:
-    error = error_of(client.post(COMPLETIONS, content=body), status)
-    assert message in error["message"]
+def test_bad_body_is_explained(client: httpx.Client, path: str, body: bytes, status: int, message: str) -> None:
+    answer = client.post(path, content=body)
+    error = (anthropic_error_of if path.startswith(MESSAGES) else error_of)(answer, status)
+    assert message in error["message"] or path != COMPLETIONS  # other routes have other fields to complain of first
+    assert len(answer.content) < 10_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "a", "x" * 2**20: 1},
+        {"prompt": "a", "model": "x" * 2**20},
+        {"prompt": "a", "prompt_logprobs": "x" * 2**20, "stream": False},
+    ],
+    ids=["field", "model", "value"],
+)
+def test_long_words_of_a_client_are_not_repeated_whole(client: httpx.Client, body: dict[str, Any]) -> None:
+    answer = client.post(COMPLETIONS, json=body)
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 10_000
+
+
+def test_lists_are_priced_by_the_completions_that_hold_them(client: httpx.Client) -> None:
+    ids, prompts = {"allowed_token_ids": [5] * 100_000}, {"prompt": ["a"] * 16_000}
+    for field, wide in ((ids, {"n": 16_000}), (ids, prompts), ({"stop": "a" * 1000}, prompts)):
+        error = error_of(client.post(COMPLETIONS, json={**GOOD[COMPLETIONS], **field, **wide}), 400)
+        assert error["param"] in field
+        assert "for 16000 completion(s)" in error["message"]
+    body = {**GOOD[BATCH], **ids, "messages": [HELLO] * 16_000}
+    assert error_of(client.post(BATCH, json=body), 400)["param"] == "allowed_token_ids"
+
+
+def test_bad_requests_disturb_no_stream(client: httpx.Client) -> None:
+    """A stream that runs while all the bad bodies come gives what it gives alone."""
+    body = {"model": "tiny", "prompt": "on and on", "max_tokens": 400, "ignore_eos": True, "seed": 3, "stream": True}
+
+    def read(lines: Iterator[str]) -> str:
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+
+    with client.stream("POST", COMPLETIONS, json=body) as alone:
+        expected = read(alone.iter_lines())
+    with client.stream("POST", COMPLETIONS, json=body) as beside:
+        lines = beside.iter_lines()
+        first = next(lines)
+        for path in GOOD:
+            for bad, *_ in BODIES:
+                assert client.post(path, content=bad).status_code < 500
+        assert read(iter([first, *lines])) == expected
 
 
 def test_bad_body_in_chunks_is_explained(client: httpx.Client) -> None:
