@@ -235,6 +235,8 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (BATCH, "n", 2, "single conversations"),
     (CHAT + "/render", "messages", [{"role": "robot"}], "with a role out of"),
     (COMPLETIONS + "/render", "prompt", [-1], "-1 in the prompt"),
+    (COMPLETIONS + "/render", "prompt", "word " * 3000, "limited to 2048"),
+    (CHAT + "/render", "messages", [{"role": "user", "content": "word " * 3000}], "limited to 2048"),
     ("/invocations", "prompt", [-1], "-1 in the prompt"),
     ("/tokenize", "prompt", 5, "got int"),
     ("/tokenize", "tools", [TOOL], "goes with messages"),

@@ -5,7 +5,7 @@ A chat request is the one form of a conversation inside the server: the other pr
 
 import asyncio
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Conversations:
         Raises:
             ParameterError: the conversation cannot be rendered, by field.
         """
-        if _num_characters(request.messages or []) > INLINE_CHARACTERS:
+        if _num_characters(request) > INLINE_CHARACTERS:
             text = await asyncio.to_thread(self._render, request)
         else:
             text = self._render(request)
@@ -200,6 +200,9 @@ def _asks_to_think(request: ChatRequest) -> bool:
     return bool(variables.get("enable_thinking"))
 
 
-def _num_characters(messages: Sequence[dict[str, Any]]) -> int:
-    """Roughly how much there is to render; content that is no string counts per part."""
-    return sum(len(content) if isinstance(content := each.get("content"), str) else 1000 for each in messages)
+def _num_characters(request: ChatRequest | TokenizeRequest) -> int:
+    """Roughly how much there is to render; what is no string counts per part."""
+    contents = (each.get("content") for each in request.messages or ())
+    num_characters = sum(100 + (len(content) if isinstance(content, str) else 1000) for content in contents)
+    documents = request.documents if isinstance(request, ChatRequest) else None
+    return num_characters + 500 * (len(request.tools or ()) + len(documents or ()))

@@ -81,6 +81,12 @@ class Rendering:
         *,
         special: bool,
     ) -> RenderedRequest:
+        if len(token_ids) >= self._engine.max_model_len:
+            raise ParameterError(
+                f"The prompt has {len(token_ids)} tokens, but prompt and output together are limited to "
+                f"{self._engine.max_model_len} (max_model_len); shorten it.",
+                param="messages" if isinstance(request, ChatRequest) else "prompt",
+            )
         offsets = None
         if text is not None and request.return_token_offsets:
             offsets = self._engine.input_processor.tokenizer.offsets(text, add_special_tokens=special)
