@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import gc
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -277,9 +279,18 @@ def engine_main() -> None:
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
     code = uvloop.run(_run_engine(start))
-    if os.getppid() != parent and start.address.startswith("ipc://"):  # it died and cannot tidy up any more
+    if start.address.startswith("ipc://") and _outlives(parent):  # it cannot tidy up any more
         shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)
     sys.exit(code)
+
+
+def _outlives(parent: int) -> bool:
+    """Whether the parent is gone. Its end of our standard input closes a moment before it stops being our parent."""
+    deadline = time.monotonic() + 1
+    [is_closed, _, _] = select.select([sys.stdin], [], [], 0)
+    while is_closed and os.getppid() == parent and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return os.getppid() != parent
 
 
 async def _run_engine(start: EngineStart) -> int:

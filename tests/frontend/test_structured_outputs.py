@@ -250,6 +250,12 @@ def test_another_engine_goes_on_in_the_grammar_after_a_crash(checkpoint: Callabl
     params = sampling(3, StructuredOutputsParams(json=schema, disable_any_whitespace=True))
     params.output_kind = RequestOutputKind.DELTA
 
+    def engines() -> set[psutil.Process]:
+        children = psutil.Process().children()
+        return {child for child in children if "quire.frontend.launch" in " ".join(child.cmdline())}
+
+    others = engines()
+
     async def run() -> tuple[str, str]:
         async with AsyncLLM.from_engine_args(model=str(checkpoint("llama"))) as llm:
             texts = []
@@ -259,11 +265,7 @@ def test_another_engine_goes_on_in_the_grammar_after_a_crash(checkpoint: Callabl
                     text += output.outputs[0].text
                     if is_disturbed and len(text) > 30:
                         is_disturbed = False
-                        [engine] = [
-                            child
-                            for child in psutil.Process().children()
-                            if "quire.frontend.launch" in " ".join(child.cmdline())
-                        ]
+                        [engine] = engines() - others
                         engine.kill()
                 texts.append(text)
             return texts[0], texts[1]
