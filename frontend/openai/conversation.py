@@ -201,8 +201,12 @@ def _asks_to_think(request: ChatRequest) -> bool:
 
 
 def _num_characters(request: ChatRequest | TokenizeRequest) -> int:
-    """Roughly how much there is to render; what is no string counts per part."""
-    contents = (each.get("content") for each in request.messages or ())
-    num_characters = sum(100 + (len(content) if isinstance(content, str) else 1000) for content in contents)
+    """Roughly how much there is to render; content of several parts counts per part."""
+    contents = (each.get("content") or "" for each in request.messages or ())
+    num_characters = sum(100 + (len(each) if isinstance(each, str) else 1000 * _num_parts(each)) for each in contents)
     documents = request.documents if isinstance(request, ChatRequest) else None
     return num_characters + 500 * (len(request.tools or ()) + len(documents or ()))
+
+
+def _num_parts(content: Any) -> int:
+    return len(content) if isinstance(content, list) else 1
