@@ -21,8 +21,9 @@ def wrap(backend) -> Tokenizer:
 
 TOKENIZERS = {name: wrap(make()) for name, make in tokenizers_zoo.ALL.items()}
 BYTE_LEVEL = TOKENIZERS["byte-level"]
-some_text = st.text(
-    st.characters(exclude_categories=["Cs"]) | st.sampled_from("the quick🙂é你\n \u200d\ufffd"), max_size=40
+some_text = st.text(  # without SentencePiece's own sign for a space, which no decoder tells from one
+    st.characters(exclude_categories=["Cs"], exclude_characters="▁") | st.sampled_from("the quick🙂é你\n \u200d\ufffd"),
+    max_size=40,
 )
 
 
