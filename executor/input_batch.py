@@ -23,7 +23,8 @@ class InputBatch:
         query_lens: [num_rows] int64, on the host; tokens computed in this step.
         seq_lens: [num_rows] int64, on the host; tokens in the cache once this step has run.
         block_tables: [num_rows, most pages of a row] int32, on the host; past a row's own pages stand other ids.
-        last_tokens: [num_sampled] int64, on the device; flat index of the last token of each row that samples.
+        row_ends: [num_rows] int64, on the device; flat index of each row's last token.
+        sampled_rows: [num_sampled] int64, on the device; the rows that sample.
         sampled_slots: [num_sampled] int64, on the host.
         sampled_positions: [num_sampled] int64, on the host; position that the sampled token will take.
     """
@@ -34,7 +35,8 @@ class InputBatch:
     query_lens: np.ndarray
     seq_lens: np.ndarray
     block_tables: np.ndarray
-    last_tokens: torch.Tensor
+    row_ends: torch.Tensor
+    sampled_rows: torch.Tensor
     sampled_slots: np.ndarray
     sampled_positions: np.ndarray
 
@@ -68,7 +70,8 @@ def build_input_batch(plan: StepPlan, table: RequestTable, kv_group: int = 0) ->
         query_lens=query_lens,
         seq_lens=seq_lens,
         block_tables=block_tables,
-        last_tokens=on_device(ends[sampled] - 1),
+        row_ends=on_device(ends - 1),
+        sampled_rows=on_device(np.flatnonzero(sampled)),
         sampled_slots=slots[sampled],
         sampled_positions=seq_lens[sampled],
     )

@@ -7,12 +7,12 @@ from quire.core.protocol import StepPlan, StepResult
 from quire.core.trace import NO_SPANS, Spans
 from quire.executor.embedded_prompts import EmbeddedPrompts
 from quire.executor.input_batch import InputBatch, build_input_batch
-from quire.executor.models.base import GivenRows, Model
+from quire.executor.models.base import GivenRows, Model, Wanted
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampled, Sampler
-from quire.ops import Backend
+from quire.ops import AttentionBatch, Backend
 
 
 class ModelRunner:
@@ -66,7 +66,8 @@ class ModelRunner:
         return result
 
     def _sample(self, step_id: int, batch: InputBatch, hidden: torch.Tensor) -> StepResult:
-        logits = self._model.compute_logits(hidden[batch.last_tokens])
+        by_row = hidden if len(hidden) == len(batch.query_lens) else hidden[batch.row_ends]
+        logits = self._model.compute_logits(by_row[batch.sampled_rows])
         sampled = self._sampler.sample(logits, SampleBatch(batch.sampled_slots, batch.sampled_positions, self._table))
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
         self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
@@ -74,14 +75,19 @@ class ModelRunner:
             return self._result(step_id, batch.sampled_slots, sampled)
 
     def _forward(self, batch: InputBatch, given: GivenRows | None) -> torch.Tensor:
-        attention = self._ops.attention_batch(
-            batch.query_lens,
-            batch.seq_lens,
-            batch.block_tables,
-            batch.slot_mapping,
-            block_size=self._table.block_size,
+        """Hidden states of all tokens while prompts are scored, otherwise of each row's last one."""
+        attention = self._attention_batch(batch, batch.query_lens, batch.slot_mapping)
+        wanted = None
+        if len(batch.token_ids) > len(batch.query_lens) and not self._scorer.pending:
+            lasts = self._attention_batch(batch, np.ones_like(batch.query_lens), batch.slot_mapping[batch.row_ends])
+            wanted = Wanted(batch.row_ends, lasts)
+        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given, wanted)
+
+    def _attention_batch(self, batch: InputBatch, query_lens: np.ndarray, slot_mapping: torch.Tensor) -> AttentionBatch:
+        """Of the last `query_lens` tokens of each row."""
+        return self._ops.attention_batch(
+            query_lens, batch.seq_lens, batch.block_tables, slot_mapping, block_size=self._table.block_size
         )
-        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given)
 
     def _result(self, step_id: int, slots: np.ndarray, sampled: Sampled) -> StepResult:
         """Reads a step's tokens off the device."""

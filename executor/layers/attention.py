@@ -1,6 +1,7 @@
 """Grouped-query self-attention over the paged cache (arXiv:2305.13245)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,18 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+class Wanted(NamedTuple):
+    """The tokens of a step whose hidden states will be read: of the others the last layer makes keys and values only.
+
+    Attributes:
+        tokens: [num_wanted] int64; indices into the step's tokens.
+        batch: their attention, each a row of its own with one query.
+    """
+
+    tokens: Tensor
+    batch: AttentionBatch
 
 
 class Attention:
@@ -67,12 +80,22 @@ class Attention:
             k_weight = context.read(f"{name}.k_norm.weight", (head_dim,)).expand(self.num_kv_heads, -1)
             self._qk_norm = (torch.cat((q_weight, k_weight)), qk_norm_eps)
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> Tensor:
-        """`x` [num_tokens, hidden] → [num_tokens, hidden]; `kv_cache` is this layer's."""
+    def __call__(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        batch: AttentionBatch,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
+        """`x` [num_tokens, hidden] → [num_tokens or num_wanted, hidden]; `kv_cache` is this layer's."""
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
         q = self._ops.rotate_and_store(heads, cos, sin, kv_cache, batch.slot_mapping, norm=self._qk_norm)
+        if wanted is not None:
+            q, batch = q[wanted.tokens], wanted.batch
         out = self._ops.attention(q, kv_cache, batch, scale=self._scale, window=self._window)
-        return self._output(out.reshape(len(x), -1))
+        return self._output(out.reshape(len(q), -1))
 
 
 def kv_head_shard(context: ModelContext, num_kv_heads: int, head_dim: int) -> Shard:

@@ -4,10 +4,11 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from quire.executor.layers.attention import Wanted
 from quire.executor.layers.context import ModelContext
 from quire.ops import AttentionBatch
 
-__all__ = ["GivenRows", "Model", "ModelContext"]
+__all__ = ["GivenRows", "Model", "ModelContext", "Wanted"]
 
 
 class GivenRows(NamedTuple):
@@ -36,9 +37,11 @@ class Model(Protocol):
         kv_caches: list[Tensor],
         batch: AttentionBatch,
         given: GivenRows | None = None,
+        wanted: Wanted | None = None,
     ) -> Tensor:
-        """Hidden states [num_tokens, hidden] of one step; writes the new keys and values into `kv_caches`.
+        """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted.
 
+        Writes the new keys and values of all tokens into `kv_caches`.
         `token_ids` and `positions` are [num_tokens] int64; `kv_caches` has one tensor a layer. Tokens that `given`
         has rows for are embedded as those, whatever their ids.
         """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.core.config import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import Attention, AttentionShape
+from quire.executor.layers.attention import Attention, AttentionShape, Wanted
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import RMSNorm
@@ -30,15 +30,25 @@ class DecoderLayer:
         self.mlp = mlp
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, rotation: tuple[Tensor, Tensor], kv_cache: Tensor,
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        kv_cache: Tensor,
         batch: AttentionBatch,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Takes and returns (what the last block added, sum of all before it): the next norm adds the two."""
+        wanted: Wanted | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Takes and returns (what the last block added, sum of all before it): the next norm adds the two.
+
+        With `wanted`, returns those of the wanted tokens only.
+        """
         if residual is None:
             x, residual = self.input_norm(x), x
         else:
             x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, *rotation, kv_cache, batch)
+        x = self.attention(x, *rotation, kv_cache, batch, wanted)
+        if wanted is not None:
+            residual = residual[wanted.tokens]
         x, residual = self.post_attention_norm.add(x, residual)
         return self.mlp(x), residual
 
@@ -88,6 +98,7 @@ class Decoder:
         kv_caches: list[Tensor],
         batch: AttentionBatch,
         given: GivenRows | None = None,
+        wanted: Wanted | None = None,
     ) -> Tensor:
         """See `Model.forward`."""
         rotation = self._rotary(positions)
@@ -95,7 +106,9 @@ class Decoder:
         if given is not None:
             x[given.places] = given.rows
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            x, residual = layer(x, residual, rotation, kv_cache, batch)
+            # No layer after the last one attends to its outputs.
+            outputs = wanted if layer is self._layers[-1] else None
+            x, residual = layer(x, residual, rotation, kv_cache, batch, outputs)
         assert residual is not None
         return self._norm.add(x, residual)[0]
 

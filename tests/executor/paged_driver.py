@@ -10,10 +10,11 @@ from torch import Tensor
 
 from quire import ops
 from quire.core.config import LoadConfig, ModelSpec
-from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.base import Model, ModelContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel import ParallelGroup
 from quire.executor.weights import open_weights
+from quire.ops import AttentionBatch
 
 
 def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> ModelSpec:
@@ -75,8 +76,8 @@ class PagedDriver:
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
 
     @torch.inference_mode()
-    def step(self, new_tokens: dict[int, list[int]]) -> dict[int, Tensor]:
-        """Feeds each request its next tokens; returns logits [new tokens, vocab] of each request."""
+    def step(self, new_tokens: dict[int, list[int]], *, only_last: bool = False) -> dict[int, Tensor]:
+        """Feeds each request its next tokens; returns logits [new tokens, vocab] of each, or [1, vocab] of the last."""
         rows = list(new_tokens)
         query_lens = np.array([len(new_tokens[row]) for row in rows])
         num_computed = np.array([len(self.tokens[row]) for row in rows])
@@ -84,11 +85,14 @@ class PagedDriver:
         tables = self.block_tables[rows]
         token_rows = np.repeat(np.arange(len(rows)), query_lens)
         slots = tables[token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
-        batch = self.ops.attention_batch(
-            query_lens, num_computed + query_lens, tables, self._tensor(slots), block_size=self.block_size
-        )
-        token_ids = np.concatenate([new_tokens[row] for row in rows])
-        hidden = self.model.forward(self._tensor(token_ids), self._tensor(positions), self.kv_caches, batch)
+        ends, seq_lens = np.cumsum(query_lens) - 1, num_computed + query_lens
+        batch = self._attention_batch(query_lens, seq_lens, tables, slots)
+        wanted = None
+        if only_last:
+            query_lens = np.ones_like(query_lens)
+            wanted = Wanted(self._tensor(ends), self._attention_batch(query_lens, seq_lens, tables, slots[ends]))
+        token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
+        hidden = self.model.forward(token_ids, self._tensor(positions), self.kv_caches, batch, wanted=wanted)
         logits = self.model.compute_logits(hidden)
         for row in rows:
             self.tokens[row] += new_tokens[row]
@@ -103,6 +107,11 @@ class PagedDriver:
             for row, token in feed.items():
                 outputs[row] += token
         return outputs
+
+    def _attention_batch(
+        self, query_lens: np.ndarray, seq_lens: np.ndarray, tables: np.ndarray, slots: np.ndarray
+    ) -> AttentionBatch:
+        return self.ops.attention_batch(query_lens, seq_lens, tables, self._tensor(slots), block_size=self.block_size)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)

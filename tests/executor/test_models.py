@@ -91,6 +91,22 @@ def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints
         assert PagedDriver(model, 1, 128).greedy([many[row]], 32)[0] == together[row]
 
 
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-head_dim"])
+def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Checkpoints) -> None:
+    """Where only they are wanted, the cache is filled with all, and later tokens do not change either."""
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    model = load_model(spec)
+    whole, last = PagedDriver(model, 5, 128), PagedDriver(model, 5, 128)
+    some = dict(enumerate(prompts(4, spec.vocab_size)))
+    for feed in (some, {4: [3, 4, 5], 1: [6], 0: [7, 8]}, {row: [9] for row in range(5)}):
+        expected, got = whole.step(feed), last.step(feed, only_last=True)
+        for row in feed:
+            assert torch.equal(got[row], expected[row][-1:])
+    for cache, other in zip(last.kv_caches, whole.kv_caches, strict=True):
+        assert torch.equal(cache, other)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near(dtype: str, checkpoint: Checkpoints) -> None:
     folder = checkpoint("qwen3")

@@ -75,22 +75,20 @@ def test_random_plans_against_a_loop_over_tokens(seed: int) -> None:
         if not plan.slots:
             continue
         batch = build_input_batch(plan, table)
-        token_ids, positions, mapping, last = [], [], [], []
-        for slot, start, count, sampled in zip(
-            plan.slots, plan.num_computed, plan.num_scheduled, plan.sampled, strict=True
-        ):
+        token_ids, positions, mapping, ends = [], [], [], []
+        for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
             row = world.rows[slot]
             for position in range(start, start + count):
                 token_ids.append(row.token_ids[position])
                 positions.append(position)
                 mapping.append(row.pages[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
             row.num_computed += count
-            if sampled:
-                last.append(len(token_ids) - 1)
+            ends.append(len(token_ids) - 1)
         assert batch.token_ids.tolist() == token_ids
         assert batch.positions.tolist() == positions
         assert batch.slot_mapping.tolist() == mapping
-        assert batch.last_tokens.tolist() == last
+        assert batch.row_ends.tolist() == ends
+        assert batch.sampled_rows.tolist() == [row for row, sampled in enumerate(plan.sampled) if sampled]
         assert batch.query_lens.tolist() == plan.num_scheduled
         assert batch.seq_lens.tolist() == [world.rows[slot].num_computed for slot in plan.slots]
         for slot, seq_len, pages in zip(plan.slots, batch.seq_lens, batch.block_tables, strict=True):
