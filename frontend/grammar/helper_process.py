@@ -149,12 +149,16 @@ def serve(connection: socket.socket) -> None:
         question = _read(connection, Compile)
         assert isinstance(question, Compile)
         compiler.prepare(question)
+        connection.sendall(framed(_answer_within_limits(compiler, question, setup)))
+
+
+def _answer_within_limits(compiler: Compiler, question: Compile, setup: Setup) -> Answer:
+    """The answer; a refusal, made once there is memory again, when there was no room for it."""
+    try:
         with limited(setup.limit_bytes, setup.limit_cpu_seconds):
-            try:
-                answer = compiler.answer(question)
-            except (MemoryError, RecursionError):
-                answer = Refused("It is too complex.", is_large=True)
-        connection.sendall(framed(answer))
+            return compiler.answer(question)
+    except (MemoryError, OSError, RuntimeError):  # of Python, the system, a library; too deep a recursion is the last
+        return Refused("It is too complex.", is_large=True)
 
 
 def main() -> None:

@@ -168,9 +168,12 @@ def test_a_bomb_costs_itself_a_refusal_and_others_nothing(compilers: Compilers) 
     assert not any(psutil.pid_exists(pid) for pid in before)
 
 
-def test_a_hunger_for_memory_ends_the_helper_alone(compilers: Compilers) -> None:
+@pytest.mark.parametrize("limit_bytes", [40 * 2**20, 96 * 2**20])  # the next larger piece is refused elsewhere
+def test_a_hunger_for_memory_ends_the_helper_alone(
+    compilers: Compilers, limit_bytes: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def run() -> str:
-        compiler = compilers(limit_bytes=96 * 2**20, limit_seconds=60)
+        compiler = compilers(limit_bytes=limit_bytes, limit_seconds=60)
         with pytest.raises(ParameterError) as caught:
             await compiler.compile(params(regex="(((a|b){1,999}c){1,999}d){1,999}|" * 20 + "e"))
         await compiler.compile(params(**SMALL))
@@ -178,6 +181,7 @@ def test_a_hunger_for_memory_ends_the_helper_alone(compilers: Compilers) -> None
 
     message = asyncio.run(run())
     assert "memory" in message or "too complex" in message
+    assert "Traceback" not in capfd.readouterr().err  # of the helper: it was no surprise
 
 
 def test_equal_constraints_are_compiled_once_and_kept(compilers: Compilers) -> None:
