@@ -1,6 +1,7 @@
 """The routes of OpenAI's API, and of the tokenizer beside it."""
 
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from litestar import Router, get, post
 from litestar.types import ASGIApp, Guard
@@ -32,6 +33,16 @@ from quire.frontend.openapi_document import BODY
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
 
+R = TypeVar("R", ChatRequest, CompletionRequest, contravariant=True)
+
+
+class _Service(Protocol[R]):
+    """What answers bodies of one kind."""
+
+    def complete(self, request: R, header_id: str | None) -> Coroutine[Any, Any, Any]: ...
+
+    def stream(self, request: R, header_id: str | None) -> AsyncGenerator[bytes, None]: ...
+
 
 class _Invocation(Struct):
     """What tells requests apart."""
@@ -52,19 +63,29 @@ def openai_routes(
     """Handlers for /v1 (behind `guards`) and for the tokenizer."""
     chat = ChatCompletions(engine, server, models, conversations)
     text = TextCompletions(engine, server, models, conversations)
-    batch = BatchChat(chat)
     rendering = Rendering(engine, models, conversations)
+    handlers = [
+        *_chat_routes(chat, rendering, answers),
+        *_completion_routes(text, rendering, answers),
+        *_model_routes(models, answers),
+        *response_routes(Responses(engine, server, models, conversations, state), answers),
+    ]
     tokenization = Tokenization(engine, models, conversations)
-    responses = Responses(engine, server, models, conversations, state)
+    return [
+        Router("/v1", route_handlers=handlers, guards=guards),
+        _invocation_route(chat, text, answers, guards),
+        *_tokenizer_routes(tokenization, answers),
+    ]
+
+
+def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswers) -> list[Any]:
+    batch = BatchChat(chat)
 
     @post("/chat/completions", status_code=200, responses=documented(ChatCompletion), summary="Chat")
     async def create_chat_completion(request: JsonRequest, data: ChatRequest) -> ASGIApp:
         """Continues a conversation; a stream of events with `stream`."""
         answers.check_ready()
-        header_id = request.headers.get("x-request-id")
-        if data.stream:
-            return answers.stream(chat.stream(data, header_id))
-        return await answers.whole(chat.complete(data, header_id), request)
+        return await _continue(chat, data, request, answers)
 
     @post("/chat/completions/batch", status_code=200, responses=documented(ChatCompletion), summary="Chats")
     async def create_chat_completions(request: JsonRequest, data: BatchChatRequest) -> ASGIApp:
@@ -78,21 +99,26 @@ def openai_routes(
         answers.check_ready()
         return await answers.whole(rendering.chat(data), request)
 
+    return [create_chat_completion, create_chat_completions, render_chat_completion]
+
+
+def _completion_routes(text: TextCompletions, rendering: Rendering, answers: HttpAnswers) -> list[Any]:
+    @post("/completions", status_code=200, responses=documented(Completion), summary="Complete")
+    async def create_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
+        """Continues texts; a stream of events with `stream`."""
+        answers.check_ready()
+        return await _continue(text, data, request, answers)
+
     @post("/completions/render", status_code=200, responses=documented(list[RenderedRequest]), summary="Render texts")
     async def render_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
         """Token ids and sampling parameters of each prompt; nothing is generated."""
         answers.check_ready()
         return await answers.whole(rendering.completion(data), request)
 
-    @post("/completions", status_code=200, responses=documented(Completion), summary="Complete")
-    async def create_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
-        """Continues texts; a stream of events with `stream`."""
-        answers.check_ready()
-        header_id = request.headers.get("x-request-id")
-        if data.stream:
-            return answers.stream(text.stream(data, header_id))
-        return await answers.whole(text.complete(data, header_id), request)
+    return [create_completion, render_completion]
 
+
+def _model_routes(models: ServedModels, answers: HttpAnswers) -> list[Any]:
     @get("/models", responses=documented(ModelList), summary="Models")
     async def list_models() -> ASGIApp:
         """The names that the model goes by."""
@@ -105,6 +131,10 @@ def openai_routes(
         answers.check_ready()
         return json_answer(models.card(name.removeprefix("/")))
 
+    return [list_models, get_model]
+
+
+def _tokenizer_routes(tokenization: Tokenization, answers: HttpAnswers) -> list[Any]:
     @post("/tokenize", status_code=200, responses=documented(TokenizeResponse), summary="Tokenize")
     async def tokenize(request: JsonRequest, data: TokenizeRequest) -> ASGIApp:
         """Token ids of a text or a conversation."""
@@ -112,11 +142,15 @@ def openai_routes(
         return await answers.whole(tokenization.tokenize(data), request)
 
     @post("/detokenize", status_code=200, responses=documented(DetokenizeResponse), summary="Detokenize")
-    async def detokenize(data: DetokenizeRequest) -> ASGIApp:
+    async def detokenize(request: JsonRequest, data: DetokenizeRequest) -> ASGIApp:
         """Text of token ids."""
         answers.check_ready()
-        return json_answer(tokenization.detokenize(data))
+        return await answers.whole(tokenization.detokenize(data), request)
 
+    return [tokenize, detokenize]
+
+
+def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers, guards: list[Guard]) -> Any:
     @post(
         "/invocations",
         status_code=200,
@@ -133,12 +167,15 @@ def openai_routes(
         if present.messages is UNSET and present.prompt is UNSET:
             raise ParameterError("The body must have messages or a prompt.", param="messages")
         if present.messages is not UNSET:
-            return await create_chat_completion.fn(request, decode_body(body, ChatRequest))
-        return await create_completion.fn(request, decode_body(body, CompletionRequest))
+            return await _continue(chat, decode_body(body, ChatRequest), request, answers)
+        return await _continue(text, decode_body(body, CompletionRequest), request, answers)
 
-    handlers = [
-        *(create_chat_completion, create_chat_completions, render_chat_completion, create_completion),
-        *(render_completion, list_models, get_model),
-    ]
-    guarded = Router("/v1", route_handlers=[*handlers, *response_routes(responses, answers)], guards=guards)
-    return [guarded, invoke, tokenize, detokenize]
+    return invoke
+
+
+async def _continue(service: _Service[R], data: R, request: JsonRequest, answers: HttpAnswers) -> ASGIApp:
+    """What the model makes of a body, whole or as a stream, as that asks."""
+    header_id = request.headers.get("x-request-id")
+    if data.stream:
+        return answers.stream(service.stream(data, header_id))
+    return await answers.whole(service.complete(data, header_id), request)

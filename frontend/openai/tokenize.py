@@ -1,11 +1,18 @@
 """POST /tokenize and /detokenize: the model's tokenizer and chat template by themselves."""
 
+import functools
+
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.openai.answers import DetokenizeResponse, TokenizeResponse
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import DetokenizeRequest, TokenizeRequest
+from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.turns import apart
+
+INLINE_TOKENS = 4096
+"""More are looked up in a thread."""
 
 
 class Tokenization:
@@ -25,14 +32,22 @@ class Tokenization:
             ids = (await self._conversations.render(request)).token_ids
         else:
             ids = await processor.tokenize(request.prompt, add_special_tokens=request.add_special_tokens is not False)
-        strings = [processor.tokenizer.token(i) or "" for i in ids] if request.return_token_strs else None
+        strings = None
+        if request.return_token_strs:
+            tokenizer = processor.tokenizer
+            strings = await apart(lambda: [tokenizer.token(i) or "" for i in ids], is_long=len(ids) > INLINE_TOKENS)
         return TokenizeResponse(len(ids), self._engine.max_model_len, ids, strings)
 
-    def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids, special tokens included. Raises RequestError."""
         self._models.check(request.model)
         tokenizer = self._engine.input_processor.tokenizer
-        for token_id in request.tokens:
-            if tokenizer.token(token_id) is None:
-                raise ParameterError(f"tokens holds {token_id}, which the tokenizer does not know.", param="tokens")
-        return DetokenizeResponse(tokenizer.decode(request.tokens, skip_special_tokens=False))
+        decode = functools.partial(_decode, tokenizer, request.tokens)
+        return DetokenizeResponse(await apart(decode, is_long=len(request.tokens) > INLINE_TOKENS))
+
+
+def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    for token_id in token_ids:
+        if tokenizer.token(token_id) is None:
+            raise ParameterError(f"tokens holds {token_id}, which the tokenizer does not know.", param="tokens")
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
