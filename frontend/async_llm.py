@@ -13,6 +13,7 @@ from quire.core.protocol import EngineReady
 from quire.core.sampling_params import SamplingParams
 from quire.frontend import launch
 from quire.frontend.cli.refusals import Refusals
+from quire.frontend.completion import Completion
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.input_processor import InputProcessor
 from quire.frontend.metrics import EngineMetrics
@@ -22,6 +23,7 @@ from quire.frontend.prompt import PromptLike, ReadEmbeds
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.truncation import Truncation
+from quire.frontend.turns import in_turns
 
 logger = get_logger(__name__)
 
@@ -182,7 +184,9 @@ class AsyncLLM:
             EngineError: the engine cannot take requests.
         """
         await self.start()
-        read = await self.input_processor.read_prompt(prompt, add_special_tokens=add_special_tokens)
+        read = await self.input_processor.read_prompt(
+            prompt, add_special_tokens=add_special_tokens, must_fit=truncation is None
+        )
         sampling = sampling_params or self.input_processor.default_sampling_params()
         constraint = sampling.structured_outputs
         grammar = await self._grammars.compile(constraint) if constraint is not None else None
@@ -194,8 +198,6 @@ class AsyncLLM:
             )
         if truncation is not None:
             read = self.input_processor.truncate(read, truncation, sampling.max_tokens)
-        if request_id in self._streams:
-            raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
         requests = self.input_processor.build(
             request_id,
             read,
@@ -206,20 +208,27 @@ class AsyncLLM:
             limit_logprobs=limit_logprobs,
             grammar=grammar,
         )
+        interval = max(self.model.stream_interval, sampling.stream_interval or 1)
+        completions = [
+            Completion(index, request, sampling, self._tokenizer, interval)
+            async for index, request in in_turns(enumerate(requests))
+        ]
         stream = RequestStream(
             request_id,
             read,
             sampling,
-            requests,
-            tokenizer=self._tokenizer,
+            completions,
             metrics=self.metrics,
             abort=self.client.abort,
             on_close=self._on_stream_closed,
-            stream_interval=max(self.model.stream_interval, sampling.stream_interval or 1),
         )
+        if request_id in self._streams:
+            raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
         self._streams[request_id] = stream
         try:
-            for request, on_delta in stream.requests:
+            async for request, on_delta in in_turns(stream.requests):
+                if stream.finished:  # refused or aborted since
+                    break
                 self.client.submit(request, on_delta)
         except BaseException:
             stream.close()

@@ -11,8 +11,10 @@ from quire.frontend.server_state import ServerState
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+ACCEPTED = b""
+"""The frame that says only that a request is in the engine's hands; nothing is sent."""
 UNDECIDED_SECONDS = 1.0
-"""How long the headers wait for the first frame, so that a request refused by the engine gets its own status."""
+"""How long the headers wait for a frame after that, so that a request refused by the engine gets its own status."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -31,7 +33,7 @@ class EventStream:
 
     Args:
         frames: closed when the client goes; an exception becomes an HTTP error if nothing was sent yet, and an error
-            event afterwards.
+            event afterwards. Nothing is sent before the first one, however long a grammar is compiled.
         keep_alive_seconds: silence after which a comment line is sent; 0 sends none.
         error_frame: makes the event of an error, as the protocol spells it.
     """
@@ -69,11 +71,13 @@ class EventStream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, scope: Scope, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        undecided = loop.call_later(UNDECIDED_SECONDS, self._start_early, send)
+        undecided: asyncio.TimerHandle | None = None
         try:
             async with aclosing(self._frames) as frames:
                 async for frame in frames:
+                    if frame == ACCEPTED:
+                        undecided = asyncio.get_running_loop().call_later(UNDECIDED_SECONDS, self._start_early, send)
+                        continue
                     if not self._started:
                         await self._start(send)
                     await self._send(frame, send)
@@ -84,7 +88,8 @@ class EventStream:
                 raise
             await self._send_error(error, scope, send)
         finally:
-            undecided.cancel()
+            if undecided is not None:
+                undecided.cancel()
             for helper in self._helpers:
                 helper.cancel()
 

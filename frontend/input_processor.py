@@ -7,6 +7,7 @@ import asyncio
 import functools
 import hashlib
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.truncation import Truncation
 
-_INLINE_CHARACTERS = 4096
+INLINE_CHARACTERS = 4096
 """Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
 
 
@@ -85,10 +86,16 @@ class InputProcessor:
 
     # --------------------------------------------------------------------------------------------------------- text
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, without stopping the event loop for a long one."""
-        if len(text) <= _INLINE_CHARACTERS:
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]:
+        """Token ids of a text, without stopping the event loop for a long one.
+
+        Args:
+            must_fit: as `check_length`; a text that just does not fit is tokenized all the same.
+        """
+        if len(text) <= INLINE_CHARACTERS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if must_fit:
+            await self.check_length(text)
         [token_ids] = await self.tokenize_batch([text], add_special_tokens=add_special_tokens)
         return token_ids
 
@@ -96,6 +103,22 @@ class InputProcessor:
         """Token ids of many texts, on all cores."""
         encode = functools.partial(self.tokenizer.encode_batch, add_special_tokens=add_special_tokens)
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode, texts)
+
+    async def check_length(self, text: str, param: str = "prompt") -> None:
+        """Refuses a text that is longer than the context whatever its tokens are, before anybody looks for them.
+
+        Raises:
+            ParameterError: it is; `param` names the field.
+        """
+        if len(text) < self.max_model_len:
+            return
+        least = await asyncio.to_thread(self.tokenizer.least_tokens, text)
+        if least >= self.max_model_len:
+            raise ParameterError(
+                f"{param} has {len(text)} characters, which are at least {least} tokens; prompt and output together "
+                f"are limited to {self.max_model_len} (max_model_len); shorten it.",
+                param=param,
+            )
 
     def render_chat(
         self,
@@ -149,18 +172,25 @@ class InputProcessor:
 
     # ------------------------------------------------------------------------------------------------------ requests
 
-    async def read_prompt(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> Prompt:
+    async def read_prompt(
+        self, prompt: PromptLike, *, add_special_tokens: bool = True, must_fit: bool = True
+    ) -> Prompt:
         """A prompt in any of its forms: text, token ids, or a dictionary.
 
+        Args:
+            must_fit: refuse a text without tokenizing it when it is far too long; not for one that is to be cut.
+
         Raises:
-            ParameterError: it is none of these, is empty, or holds ids outside the vocabulary.
+            ParameterError: it is none of these, is empty, is far too long, or holds ids outside the vocabulary.
         """
+        if must_fit and isinstance(prompt, list) and len(prompt) >= self.max_model_len:
+            raise self._too_long(len(prompt))
         text, token_ids, cache_salt = split_prompt(prompt)
         if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
             return await self._embedded(prompt["prompt_embeds"], Prompt(text, [], cache_salt))
         if token_ids is None:
             assert text is not None
-            token_ids = await self.tokenize(text, add_special_tokens=add_special_tokens)
+            token_ids = await self.tokenize(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
         return self._check_prompt(Prompt(text, token_ids, cache_salt))
 
     async def _embedded(self, value: Any, prompt: Prompt) -> Prompt:
@@ -214,8 +244,8 @@ class InputProcessor:
         fit_context: bool = False,
         limit_logprobs: bool = True,
         grammar: Grammar | None = None,
-    ) -> list[EngineRequest]:
-        """The `n` engine requests for one prompt, with every default filled in.
+    ) -> Iterator[EngineRequest]:
+        """The `n` engine requests for one prompt, with every default filled in: checked now, made one by one.
 
         The first keeps the request's seed, the others derive theirs from it; one without a seed draws it here.
 
@@ -238,7 +268,7 @@ class InputProcessor:
             )
         if prompt.embeds is not None:
             check_embeds(prompt.embeds, sampling)
-        return [
+        return (
             EngineRequest(
                 request_id=request_id if sampling.n == 1 else f"{request_id}_{index}",
                 prompt_token_ids=prompt.token_ids,
@@ -256,17 +286,13 @@ class InputProcessor:
                 prompt_embeds=prompt.embeds,
             )
             for index in range(sampling.n)
-        ]
+        )
 
     def _max_tokens(self, num_prompt_tokens: int, sampling: SamplingParams, fit_context: bool) -> int:
         room = self.max_model_len - num_prompt_tokens
         asked = sampling.max_tokens
         if room < 1:
-            raise ParameterError(
-                f"The prompt has {num_prompt_tokens} tokens, but prompt and output together are limited to "
-                f"{self.max_model_len} (max_model_len); shorten the prompt to at most {self.max_model_len - 1} tokens.",
-                param="prompt",
-            )
+            raise self._too_long(num_prompt_tokens)
         if asked is None or (asked > room and fit_context):
             return room
         if asked > room:
@@ -276,6 +302,13 @@ class InputProcessor:
                 param="max_tokens",
             )
         return asked
+
+    def _too_long(self, num_prompt_tokens: int) -> ParameterError:
+        return ParameterError(
+            f"The prompt has {num_prompt_tokens} tokens, but prompt and output together are limited to "
+            f"{self.max_model_len} (max_model_len); shorten the prompt to at most {self.max_model_len - 1} tokens.",
+            param="prompt",
+        )
 
     # ------------------------------------------------------------------------------------------------------ defaults
 

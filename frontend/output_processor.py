@@ -17,17 +17,15 @@ from quire.frontend.metrics import EngineMetrics, FinishedRequest
 from quire.frontend.outputs import RequestOutput, RequestTimes
 from quire.frontend.prompt import Prompt
 from quire.frontend.token_logprobs import PromptRows
-from quire.frontend.tokenizer import Tokenizer
 
 
 class RequestStream:
     """The outputs of one request, as an asynchronous iterator. Use on one event loop; `close` aborts the request.
 
     Args:
-        requests: one for each of the n completions, in order.
+        completions: the n of them, in order.
         abort: tells the engine to forget requests, by id.
         on_close: called once, when nothing more will come.
-        stream_interval: tokens per output, but for the first and the last.
     """
 
     def __init__(
@@ -35,13 +33,11 @@ class RequestStream:
         request_id: str,
         prompt: Prompt,
         sampling: SamplingParams,
-        requests: Sequence[EngineRequest],
+        completions: Sequence[Completion],
         *,
-        tokenizer: Tokenizer | None,
         metrics: EngineMetrics | None,
         abort: Callable[[list[str]], None],
         on_close: Callable[["RequestStream"], None],
-        stream_interval: int = 1,
     ) -> None:
         self.request_id = request_id
         self._prompt = prompt
@@ -59,9 +55,7 @@ class RequestStream:
         self._only_news = sampling.output_kind is RequestOutputKind.DELTA
         self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
         self._done = False  # the last output has been handed out
-        self._completions = [
-            Completion(index, request, sampling, tokenizer, stream_interval) for index, request in enumerate(requests)
-        ]
+        self._completions = list(completions)
         self._prompt_rows: PromptRows | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)

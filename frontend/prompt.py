@@ -72,7 +72,7 @@ def _split_dict(prompt: PromptDict) -> tuple[str | None, list[int] | None, str |
 
 
 def _checked_ids(token_ids: Any) -> list[int]:
-    if not isinstance(token_ids, (list, tuple)) or any(type(token_id) is not int for token_id in token_ids):
+    if not isinstance(token_ids, (list, tuple)) or not {int}.issuperset(map(type, token_ids)):
         raise ParameterError("Token ids must be a list of whole numbers.", param="prompt")
     return list(token_ids)
 

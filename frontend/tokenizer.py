@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.logging import get_logger
 from quire.frontend.model_spec import read_json, read_json_if_present
+from quire.frontend.text_length import LengthBound, find_bound
 from quire.frontend.truncation import Side
 
 logger = get_logger(__name__)
@@ -121,6 +122,14 @@ class Tokenizer:
         except TypeError:
             raise next(_surrogate_error(text) for text in texts if not _is_unicode(text)) from None
         return [encoding.ids for encoding in encodings]
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that `text` has at least, without tokenizing it; 0 where that cannot be told."""
+        return self._length_bound.least_tokens(text) if self._length_bound is not None else 0
+
+    @functools.cached_property
+    def _length_bound(self) -> LengthBound | None:
+        return find_bound(self._backend)
 
     # --------------------------------------------------------------------------------------------------- ids to text
 

@@ -144,10 +144,13 @@ GOOD: dict[str, dict[str, Any]] = {
 
 STREAMING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, "/invocations")
 
+LONG = "word " * 100_000
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 FIELDS: list[tuple[str, str, Any, str]] = [
     # path, field, value, a part of the message
     (COMPLETIONS, "prompt", "word " * 3000, "limited to 2048"),
+    (COMPLETIONS, "prompt", LONG, "characters, which are at least"),
+    (COMPLETIONS, "prompt", [5] * 1_000_000, "1000000 tokens"),
     (COMPLETIONS, "prompt", [5] * 2048, "at most 2047 tokens"),
     (COMPLETIONS, "prompt", "", "at least one token"),
     (COMPLETIONS, "prompt", [], "must not be an empty list"),
@@ -201,7 +204,12 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (CHAT, "messages", [{"role": "user", "content": [{"type": {}}]}], "text only"),
     (CHAT, "messages", [{"role": "assistant", "content": "", "tool_calls": 5}], "must be a list"),
     (CHAT, "messages", [{"role": "user", "content": "word " * 3000}], "limited to 2048"),
+    (CHAT, "messages", [{"role": "user", "content": LONG}], "characters, which are at least"),
     (CHAT, "max_completion_tokens", -3, "max_completion_tokens must be between 1 and"),
+    (CHAT, "max_completion_tokens", 0, "max_completion_tokens must be between 1 and"),
+    (CHAT, "max_completion_tokens", 10**9, "lower max_completion_tokens to"),
+    (CHAT, "max_completion_tokens", 1.5, "got float"),
+    (CHAT, "max_tokens", 10**9, "lower max_tokens to"),
     (CHAT, "top_logprobs", 3, "needs logprobs=true"),
     (CHAT, "tools", [{}], "function with a name"),
     (CHAT, "tool_choice", "required", "there are no tools"),
@@ -215,11 +223,19 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (CHAT, "n", 0, "between 1 and 16384"),
     (CHAT, "stop", ["a" * 60_000] * 5, "more than 262144"),
     (RESPONSES, "input", [], "must not be empty"),
+    (RESPONSES, "input", LONG, "characters, which are at least"),
     (RESPONSES, "input", 5, "got int"),
     (RESPONSES, "input", [{"role": "robot", "content": "a"}], "a role out of"),
     (RESPONSES, "input", [{"type": "function_call_output", "call_id": "1", "output": "a"}], "no earlier"),
     (RESPONSES, "input", [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}], "no valid JSON"),
     (RESPONSES, "max_output_tokens", 0, "max_output_tokens must be between 1 and"),
+    (RESPONSES, "max_output_tokens", -1, "max_output_tokens must be between 1 and"),
+    (RESPONSES, "max_output_tokens", 10**9, "lower max_output_tokens to"),
+    (RESPONSES, "max_output_tokens", 10**30, "max_output_tokens must be between 1 and"),
+    (RESPONSES, "max_output_tokens", 1.5, "got float"),
+    (RESPONSES, "max_output_tokens", "5", "got str"),
+    (RESPONSES, "max_tool_calls", -1, "at least 1"),
+    (RESPONSES, "max_tool_calls", 1.5, "got float"),
     (RESPONSES, "max_tool_calls", 0, "at least 1"),
     (RESPONSES, "include", ["everything"], "include can name"),
     (RESPONSES, "top_logprobs", 3, "needs message.output_text.logprobs"),
@@ -267,10 +283,16 @@ BODIES: list[tuple[bytes, int, str]] = [
 ANTHROPIC_FIELDS: list[tuple[str, Any, str]] = [
     # field, value, a part of the message
     ("messages", [], "messages must not be empty"),
+    ("messages", [{"role": "user", "content": LONG}], "characters, which are at least"),
     ("messages", [{"role": "robot", "content": "a"}], "invalid enum value 'robot'"),
     ("messages", [{"role": "user", "content": [{"type": "image"}]}], "messages[0].content[0] is of type 'image'"),
     ("messages", [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}], "no earlier"),
     ("max_tokens", 0, "max_tokens must be between 1 and"),
+    ("max_tokens", -1, "max_tokens must be between 1 and"),
+    ("max_tokens", 10**9, "lower max_tokens to"),
+    ("max_tokens", 10**30, "max_tokens must be between 1 and"),
+    ("max_tokens", 1.5, "max_tokens: expected int, got float"),
+    ("max_tokens", "5", "max_tokens: expected int, got str"),
     ("max_tokens", None, "max_tokens"),
     ("stop_sequences", [""], "stop_sequences must not hold an empty string"),
     ("stop_sequences", ["a"] * 2000, "stop_sequences holds 2000 strings"),
@@ -302,8 +324,7 @@ def client(base_url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_is_left_behind(server: ServerProcess, client: httpx.Client) -> Iterator[None]:
-    """After all of it the server serves, holds no page, and has written no traceback."""
-    others = len(server.logs())  # of the tests that shared the server before
+    """After all of it the server serves, holds no page, and has written no traceback, as for the tests before."""
     yield
     for path, body in GOOD.items():
         assert client.post(path, json=body).status_code == 200
@@ -312,7 +333,7 @@ def _nothing_is_left_behind(server: ServerProcess, client: httpx.Client) -> Iter
     while any(gauge(client, name) for name in gauges):
         assert time.monotonic() < deadline, "a request still runs, or its pages are still held"
         time.sleep(0.02)
-    assert "Traceback" not in server.logs()[others:]
+    assert "Traceback" not in server.logs()
 
 
 def gauge(client: httpx.Client, name: str) -> float:
@@ -419,13 +440,15 @@ def test_bad_requests_disturb_no_stream(client: httpx.Client) -> None:
 
 
 def test_bad_body_in_chunks_is_explained(client: httpx.Client) -> None:
-    error_of(client.post(COMPLETIONS, content=iter([b'{"prompt":', b' "a"'])), 400)
-    error_of(client.post(COMPLETIONS, content=(b"a" * 2**16 for _ in range(160))), 413)
+    cut = error_of(client.post(COMPLETIONS, content=iter([b'{"prompt":', b' "a"'])), 400)
+    assert "truncated" in cut["message"]
+    endless = error_of(client.post(COMPLETIONS, content=(b"a" * 2**16 for _ in range(160))), 413)
+    assert "--max-request-body-bytes" in endless["message"]
 
 
 @pytest.mark.parametrize(("method", "path", "status"), ROUTES)
 def test_wrong_route_or_method_is_told(client: httpx.Client, method: str, path: str, status: int) -> None:
-    error_of(client.request(method, path), status)
+    assert error_of(client.request(method, path), status)["message"]
 
 
 def test_odd_but_good_requests_are_served(client: httpx.Client) -> None:

@@ -1,6 +1,8 @@
 """POST /v1/chat/completions/batch: many conversations in, one choice for each."""
 
 import asyncio
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,8 +11,13 @@ from quire.core.errors import ParameterError
 from quire.core.sampling_params import MAX_COMPLETIONS
 from quire.frontend.openai.answers import ChatCompletion, Usage
 from quire.frontend.openai.chat import ChatCompletions
+from quire.frontend.openai.generation import cancel
 from quire.frontend.openai.list_price import check_lists
 from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.turns import apart
+
+INLINE_CHOICES = 64
+"""Answers of more choices are put together in a thread."""
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):
@@ -18,8 +25,8 @@ class BatchChatRequest(ChatRequest, kw_only=True):
 
     messages: list[list[dict[str, Any]]]  # type: ignore[assignment]
 
-    def conversations(self) -> list[ChatRequest]:
-        """One request for each conversation.
+    def conversations(self) -> Iterator[ChatRequest]:
+        """One request for each conversation: what goes for all is checked now.
 
         Raises:
             ParameterError: a field that goes with one conversation only, or too many of them.
@@ -35,7 +42,7 @@ class BatchChatRequest(ChatRequest, kw_only=True):
             )
         check_lists(self, len(self.messages))
         fields = {name: getattr(self, name) for name in ChatRequest.__struct_fields__ if name != "messages"}
-        return [ChatRequest(messages=messages, **fields) for messages in self.messages]
+        return (ChatRequest(messages=messages, **fields) for messages in self.messages)
 
 
 class BatchChat:
@@ -51,19 +58,28 @@ class BatchChat:
             RequestError: a conversation cannot be served as asked.
             EngineError: the engine failed.
         """
-        tasks = [asyncio.create_task(self._chat.complete(each, header_id)) for each in request.conversations()]
+        conversations = request.conversations()
+        tasks: list[asyncio.Task[ChatCompletion]] = []
         try:
+            for each in conversations:
+                tasks.append(asyncio.create_task(self._chat.complete(each, header_id)))
+                await asyncio.sleep(0)  # it is rendered and handed to the engine in this turn
+                if tasks[-1].done() and tasks[-1].exception() is not None:  # refused, and with it all of them
+                    break
             answers = await asyncio.gather(*tasks)
+            return await apart(functools.partial(_joined, answers), is_long=len(answers) > INLINE_CHOICES)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        choices = [
-            msgspec.structs.replace(choice, index=index)
-            for index, answer in enumerate(answers)
-            for choice in answer.choices
-        ]
-        return msgspec.structs.replace(answers[0], choices=choices, usage=_sum([answer.usage for answer in answers]))
+            await cancel(tasks)
+
+
+def _joined(answers: list[ChatCompletion]) -> ChatCompletion:
+    """The first, with the choices of all."""
+    choices = [
+        msgspec.structs.replace(choice, index=index)
+        for index, answer in enumerate(answers)
+        for choice in answer.choices
+    ]
+    return msgspec.structs.replace(answers[0], choices=choices, usage=_sum([answer.usage for answer in answers]))
 
 
 def _sum(usages: list[Usage]) -> Usage:

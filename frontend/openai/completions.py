@@ -1,5 +1,6 @@
 """POST /v1/completions: prompts in, their continuations out, whole or as a stream of events."""
 
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -8,8 +9,9 @@ from msgspec import UNSET
 
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.event_stream import DONE
+from quire.frontend.event_stream import ACCEPTED, DONE
 from quire.frontend.fill_in_middle import fill_in_middle
+from quire.frontend.input_processor import INLINE_CHARACTERS
 from quire.frontend.openai.answers import (
     Completion,
     CompletionChoice,
@@ -25,6 +27,7 @@ from quire.frontend.openai.generation import (
     Reply,
     TextEvent,
     choose_id,
+    close,
     engine_id,
     event,
     log_prompt,
@@ -38,8 +41,11 @@ from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.prompt import PromptLike
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.turns import apart, in_turns
 
 DEFAULT_MAX_TOKENS = 16
+INLINE_CHOICES = 64
+"""Answers of more choices are put together in a thread."""
 
 
 class TextCompletions:
@@ -69,14 +75,16 @@ class TextCompletions:
                 async for index, output in outputs:
                     last[index] = without_generated(output) if request.is_echo_alone else output
         finally:
-            _close(streams)
-        return self._answer(request, reply, [last[index] for index in range(len(streams))])
+            await close(streams)
+        answer = functools.partial(self._answer, request, reply, [last[index] for index in range(len(streams))])
+        return await apart(answer, is_long=len(streams) * (request.n or 1) > INLINE_CHOICES)
 
     async def stream(self, request: CompletionRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
         reply = self._reply(request, header_id)
         streams = await self._open(request, reply.id)
         try:
+            yield ACCEPTED
             chunks = _Chunks(request, reply, self._formatter(request), self._encoder, self._engine.tokenizer)
             num_unfinished = len(streams)
             async with aclosing(merge(streams)) as outputs:
@@ -88,7 +96,7 @@ class TextCompletions:
                     if frame:
                         yield frame
         finally:
-            _close(streams)
+            await close(streams)
 
     # ----------------------------------------------------------------------------------------------------- requests
 
@@ -110,14 +118,14 @@ class TextCompletions:
             sampling = sampling.replace(detokenize=False)
         streams: list[OutputStream] = []
         try:
-            for index, prompt in enumerate(request.prompts()):
+            async for index, prompt in in_turns(enumerate(request.prompts())):
                 request_id = engine_id(reply_id, index)
                 if self._engine.model.log_requests and not isinstance(prompt, dict):  # embeddings tell nobody anything
                     log_prompt(request_id, prompt, self._server.max_log_len)
                 stream = await self._open_one(prompt, request, sampling, request_id)
                 streams.append(stream)
         except BaseException:
-            _close(streams)
+            await close(streams)
             raise
         return streams
 
@@ -131,7 +139,7 @@ class TextCompletions:
             sampling = self._conversations.with_thinking_marks(sampling, self._as_text(prompt))
         with renamed(**request.format_names()):
             return await self._engine.open(
-                self._with_suffix(prompt, request),
+                await self._with_suffix(prompt, request),
                 sampling,
                 request_id,
                 priority=request.priority or 0,
@@ -147,13 +155,20 @@ class TextCompletions:
             return ""
         return prompt if isinstance(prompt, str) else _text_of(prompt, self._engine.tokenizer)
 
-    def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike:
+    async def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike:
         """The prompt itself, or one that asks for the text between it and `suffix`."""
         if not request.suffix or isinstance(prompt, dict):
             return prompt
         special = request.add_special_tokens is not False
-        tokenizer = self._engine.input_processor.tokenizer
-        ids = fill_in_middle(tokenizer, prompt, request.suffix, add_special_tokens=special)
+        processor = self._engine.input_processor
+        if request.truncation is None:
+            await processor.check_length(request.suffix, "suffix")
+            if isinstance(prompt, str):
+                await processor.check_length(prompt)
+        make = functools.partial(
+            fill_in_middle, processor.tokenizer, prompt, request.suffix, add_special_tokens=special
+        )
+        ids = await apart(make, is_long=len(prompt) + len(request.suffix) > INLINE_CHARACTERS)
         return {"prompt": prompt, "prompt_token_ids": ids} if isinstance(prompt, str) else ids
 
     def _formatter(self, request: CompletionRequest) -> LogprobFormatter:
@@ -308,8 +323,3 @@ def prompt_text(output: RequestOutput, tokenizer: Tokenizer | None) -> str:
 
 def _text_of(token_ids: list[int], tokenizer: Tokenizer | None) -> str:
     return tokenizer.decode(token_ids, skip_special_tokens=False) if tokenizer is not None else ""
-
-
-def _close(streams: Sequence[OutputStream]) -> None:
-    for stream in streams:
-        stream.close()

@@ -40,8 +40,11 @@ class Conversations:
         self._parsers = with_serving_defaults(server, Path(engine.model.folder)).make_output_parsers()
         self._marks_are_special = _any_special(self._parsers.markers, engine.tokenizer)
 
-    async def render(self, request: ChatRequest | TokenizeRequest) -> Rendered:
+    async def render(self, request: ChatRequest | TokenizeRequest, *, must_fit: bool = False) -> Rendered:
         """The prompt.
+
+        Args:
+            must_fit: refuse one that is far too long without tokenizing it.
 
         Raises:
             ParameterError: the conversation cannot be rendered, by field.
@@ -51,7 +54,9 @@ class Conversations:
         else:
             text = self._render(request)
         special = bool(request.add_special_tokens)
-        return Rendered(text, await self._engine.input_processor.tokenize(text, add_special_tokens=special))
+        tokenize = self._engine.input_processor.tokenize
+        with renamed(prompt="messages"):
+            return Rendered(text, await tokenize(text, add_special_tokens=special, must_fit=must_fit))
 
     def _render(self, request: ChatRequest | TokenizeRequest) -> str:
         if request.chat_template is not None and not self._server.trust_request_chat_template:
@@ -101,7 +106,7 @@ class Conversations:
             ParameterError: the request cannot be served as asked, by field.
             EngineError: the engine cannot take requests.
         """
-        prompt = prompt or await self.render(request)
+        prompt = prompt or await self.render(request, must_fit=request.truncation is None)
         tools = read_tools(request.tools)
         choice = read_tool_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls)
         if choice.mode == "auto" and not self._parsers.finds_calls:

@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,6 +13,7 @@ from quire.frontend.openai.answers import PromptTokensDetails, Usage
 from quire.frontend.openai.schema import GenerationRequest
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.server_config import ServerConfig
+from quire.frontend.turns import in_turns
 
 logger = get_logger(__name__)
 
@@ -120,8 +121,10 @@ async def merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, Re
             await queue.put(error)
         await queue.put(None)
 
-    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    pumps: list[asyncio.Task[None]] = []
     try:
+        async for index, stream in in_turns(enumerate(streams)):
+            pumps.append(asyncio.create_task(pump(index, stream)))
         unfinished = len(streams)
         while unfinished:
             item = await queue.get()
@@ -132,6 +135,19 @@ async def merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, Re
             else:
                 yield item
     finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await cancel(pumps)
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Ends tasks whose results nobody waits for, and waits until they have ended."""
+    running = [task for task in tasks if not task.done()]
+    async for task in in_turns(running):
+        task.cancel()
+    async for task in in_turns(running):
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def close(streams: Sequence[OutputStream]) -> None:
+    """Ends what still runs of a request."""
+    async for stream in in_turns(streams):
+        stream.close()

@@ -1,16 +1,20 @@
 """POST /v1/completions/render and /v1/chat/completions/render: what a request becomes before the model sees it."""
 
+import functools
+
 import msgspec
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.input_processor import INLINE_CHARACTERS
 from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
+from quire.frontend.turns import apart, in_turns
 
 
 class RenderedRequest(Struct, kw_only=True):
@@ -41,13 +45,13 @@ class Rendering:
     async def chat(self, request: ChatRequest) -> RenderedRequest:
         """A conversation. Raises RequestError."""
         self._check(request)
-        prompt = await self._conversations.render(request)
+        prompt = await self._conversations.render(request, must_fit=True)
         sampling = self._conversations.sampling(request)
         if sampling.max_tokens is None:
             room = self._engine.max_model_len - len(prompt.token_ids)
             sampling = sampling.replace(max_tokens=max(room, 1))
         special = bool(request.add_special_tokens)
-        return self._rendered("chatcmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
+        return await self._rendered("chatcmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
 
     async def completion(self, request: CompletionRequest) -> list[RenderedRequest]:
         """Each of the prompts. Raises RequestError."""
@@ -60,18 +64,20 @@ class Rendering:
         limit = processor.limit_output(limit)
         sampling = request.make_sampling(defaults, max_tokens=limit, logprobs=request.logprobs)
         special = request.add_special_tokens is not False
-        prompts = [await processor.read_prompt(each, add_special_tokens=special) for each in request.prompts()]
-        return [
-            self._rendered("cmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
-            for prompt in prompts
-        ]
+        rendered = []
+        async for each in in_turns(request.prompts()):
+            prompt = await processor.read_prompt(each, add_special_tokens=special)
+            rendered.append(
+                await self._rendered("cmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
+            )
+        return rendered
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         """As for an answer, but that offsets may be asked for here."""
         msgspec.structs.replace(request, return_token_offsets=None).check()
         self._models.check(request.model)
 
-    def _rendered(
+    async def _rendered(
         self,
         prefix: str,
         request: ChatRequest | CompletionRequest,
@@ -89,7 +95,9 @@ class Rendering:
             )
         offsets = None
         if text is not None and request.return_token_offsets:
-            offsets = self._engine.input_processor.tokenizer.offsets(text, add_special_tokens=special)
+            tokenizer = self._engine.input_processor.tokenizer
+            find = functools.partial(tokenizer.offsets, text, add_special_tokens=special)
+            offsets = await apart(find, is_long=len(text) > INLINE_CHARACTERS)
         return RenderedRequest(
             request_id=choose_id(prefix, request, None),
             token_ids=token_ids,

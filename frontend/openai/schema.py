@@ -317,7 +317,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             return [prompt]
         if not prompt:
             raise ParameterError("prompt must not be an empty list.", param="prompt")
-        kinds = {type(item) for item in prompt}
+        kinds = set(map(type, prompt))
         if kinds == {int}:
             return [prompt]  # type: ignore[list-item]
         if kinds in ({str}, {list}):

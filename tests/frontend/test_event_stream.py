@@ -10,7 +10,7 @@ import pytest
 from quire.core.errors import OverloadedError, QuireError
 from quire.frontend import event_stream
 from quire.frontend.errors import ClientGoneError, ErrorReporter, UnavailableError
-from quire.frontend.event_stream import DONE, EventStream
+from quire.frontend.event_stream import ACCEPTED, DONE, EventStream
 from quire.frontend.server_state import ServerState
 
 
@@ -106,9 +106,17 @@ def test_error_after_the_first_frame_is_an_event() -> None:
 def test_slow_first_frame_starts_the_stream_and_its_error_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
     client = Client()
-    play(Source(0.05, QuireError("late")), client)
+    play(Source(ACCEPTED, 0.05, QuireError("late")), client)
     assert client.messages[0]["status"] == 200
     assert error_in(client.bodies[0])["message"] == "late"
+
+
+def test_headers_wait_until_the_request_is_accepted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
+    client = Client()
+    with pytest.raises(OverloadedError):
+        play(Source(0.05, OverloadedError("full", retry_after_seconds=1)), client)
+    assert client.messages == []
 
 
 def test_client_that_goes_closes_the_source() -> None:

@@ -27,13 +27,13 @@ def make(tokenizer: Tokenizer | None = TOKENIZER, seed: int = 0, **model) -> Inp
     return InputProcessor(served, tokenizer, vocab_size=VOCAB_SIZE, max_model_len=64, seed=seed)
 
 
-def read(prompt, processor: InputProcessor | None = None) -> Prompt:
-    return asyncio.run((processor or make()).read_prompt(prompt))
+def read(prompt, processor: InputProcessor | None = None, **options: bool) -> Prompt:
+    return asyncio.run((processor or make()).read_prompt(prompt, **options))
 
 
 def build(prompt_length: int = 4, processor: InputProcessor | None = None, fit_context: bool = False, **sampling):
     prompt = Prompt(None, [5] * prompt_length)
-    return (processor or make()).build("id", prompt, SamplingParams(**sampling), fit_context=fit_context)
+    return list((processor or make()).build("id", prompt, SamplingParams(**sampling), fit_context=fit_context))
 
 
 class TestPrompts:
@@ -52,7 +52,7 @@ class TestPrompts:
 
     def test_long_texts_are_tokenized_all_the_same(self) -> None:
         text = "the quick brown fox " * 1000
-        assert read(text).token_ids == TOKENIZER.encode(text)
+        assert read(text, must_fit=False).token_ids == TOKENIZER.encode(text)
 
     @pytest.mark.parametrize(
         ("prompt", "said"),
@@ -67,13 +67,30 @@ class TestPrompts:
             ({}, "needs a string 'prompt'"),
             ({"prompt": "x", "image": "y"}, "cannot hold 'image'"),
             ("bad \udc00", "lone surrogate"),
-            ("long " * 2000 + "\udc00", "lone surrogate"),
+            ("long " * 2000, "10000 characters"),
         ],
     )
     def test_bad_ones_are_refused(self, prompt, said: str) -> None:
         with pytest.raises(ParameterError, match=said) as caught:
             read(prompt)
         assert caught.value.param == "prompt"
+
+    def test_long_texts_are_refused_as_short_ones_are(self) -> None:
+        with pytest.raises(ParameterError, match="lone surrogate"):
+            read("long " * 2000 + "\udc00", must_fit=False)
+
+    def test_what_cannot_fit_is_not_tokenized(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def encode_batch(*args: object, **options: object) -> None:
+            pytest.fail("it was tokenized")
+
+        text = "word " * 1_000_000
+        assert len(read(text, must_fit=False).token_ids) > 64
+        monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
+        with pytest.raises(ParameterError, match=r"5000000 characters.*at least \d+ tokens.*limited to 64") as caught:
+            read(text)
+        assert caught.value.param == "prompt"
+        with pytest.raises(ParameterError, match=r"1000000 tokens.*at most 63"):
+            read(["no id"] * 1_000_000)
 
     def test_without_a_tokenizer_only_ids_work(self) -> None:
         processor = make(tokenizer=None)

@@ -10,6 +10,7 @@ import pytest
 from quire.core.errors import EngineError, OverloadedError, ParameterError
 from quire.core.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure, TokenLogprobs
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.completion import Completion
 from quire.frontend.metrics import EngineMetrics
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import RequestOutput
@@ -31,19 +32,20 @@ class Engine:
 
     def __init__(self, metrics: EngineMetrics | None = None, interval: int = 1, **sampling: Any) -> None:
         params = SamplingParams(**sampling)
-        requests = [EngineRequest(f"r_{i}", [5, 6], params) for i in range(params.n)]
+        completions = [
+            Completion(index, EngineRequest(f"r_{index}", [5, 6], params), params, TOKENIZER, interval)
+            for index in range(params.n)
+        ]
         self.aborted: list[str] = []
         self.closed = 0
         self.stream = RequestStream(
             "r",
             Prompt("hi", [5, 6]),
             params,
-            requests,
-            tokenizer=TOKENIZER,
+            completions,
             metrics=metrics,
             abort=self.aborted.extend,
             on_close=self._on_close,
-            stream_interval=interval,
         )
         self._on_delta = [on_delta for _, on_delta in self.stream.requests]
 
