@@ -6,7 +6,9 @@ common beginning in the prefix cache, so a step computes little more than one to
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from heapq import nlargest
+from operator import itemgetter
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -15,8 +17,11 @@ from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.prompt import Prompt, PromptLike
+from quire.frontend.turns import in_turns
 
 MAX_BEAM_WIDTH = 256
+BEAMS_PER_TURN = 16
+"""Of the event loop, which others use, too."""
 
 EarlyStopping = bool | Literal["never"]
 
@@ -76,6 +81,18 @@ class Beam(Struct, kw_only=True):
     logprobs: list[dict[int, Logprob]] = []
     finish_reason: str | None = None
     stop_reason: int | None = None
+
+
+class _Step(NamedTuple):
+    """A token by which a beam might grow, out of those that `row` tells the log-probabilities of."""
+
+    cum_logprob: float
+    beam: Beam
+    token_id: int
+    row: dict[int, Logprob]
+
+
+_cum_logprob = itemgetter(0)
 
 
 class BeamSearchSequence(Struct, kw_only=True):
@@ -232,13 +249,13 @@ class BeamSearch:
         running, complete = [Beam(token_ids=[])], list[Beam]()
         for num_tokens in range(1, self._params.max_tokens + 1):
             rows = await self._expand(running, num_tokens)
-            candidates: list[Beam] = []
-            for beam, row in zip(running, rows, strict=True):
+            longer, ended = list[_Step](), list[_Step]()
+            async for beam, row in in_turns(zip(running, rows, strict=True)):
                 for token_id, entry in row.items():
-                    (complete if token_id in self._end_ids else candidates).append(
-                        self._extended(beam, token_id, entry, row)
-                    )
-            running = sorted(candidates, key=lambda beam: -beam.cum_logprob)[:width]
+                    step = _Step(beam.cum_logprob + entry.logprob, beam, token_id, row)
+                    (ended if token_id in self._end_ids else longer).append(step)
+            running = [self._taken(step) for step in nlargest(width, longer, key=_cum_logprob)]
+            complete += [self._taken(step) for step in nlargest(width, ended, key=self._score_of_end)]
             complete = sorted(complete, key=self._score, reverse=True)[:width]
             if not running or self._is_decided(running, complete, num_tokens):
                 break
@@ -250,8 +267,12 @@ class BeamSearch:
 
     async def _expand(self, beams: list[Beam], step: int) -> list[dict[int, Logprob]]:
         """Log-probabilities of the likeliest next tokens, best first, for each beam."""
-        tasks = [asyncio.create_task(self._likeliest(beam, f"{step}-{index}")) for index, beam in enumerate(beams)]
+        tasks: list[asyncio.Task[dict[int, Logprob]]] = []
         try:
+            for index, beam in enumerate(beams):
+                tasks.append(asyncio.create_task(self._likeliest(beam, f"{step}-{index}")))
+                if len(tasks) % BEAMS_PER_TURN == 0:  # they are handed to the engine in this turn
+                    await asyncio.sleep(0)
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # one failed, or nobody waits any longer
@@ -277,22 +298,31 @@ class BeamSearch:
             stream.close()
         raise EngineError("A beam was ended before it had its next token.")
 
-    def _extended(self, beam: Beam, token_id: int, entry: Logprob, row: dict[int, Logprob]) -> Beam:
+    def _taken(self, step: "_Step") -> Beam:
+        """The beam, longer by one token. Few steps of many are taken, and only these copy anything."""
+        beam, token_id = step.beam, step.token_id
         ends = token_id in self._end_ids
         kept = not ends or self._params.include_stop_str_in_output
         return Beam(
             token_ids=[*beam.token_ids, token_id] if kept else beam.token_ids,
-            cum_logprob=beam.cum_logprob + entry.logprob,
-            logprobs=[*beam.logprobs, {token_id: entry, **row}],  # the chosen one first, as in every row
+            cum_logprob=step.cum_logprob,
+            logprobs=[*beam.logprobs, {token_id: step.row[token_id], **step.row}],  # the chosen first, as in every row
             finish_reason="stop" if ends else None,
             stop_reason=token_id if ends and token_id not in self._eos_token_ids else None,
         )
 
+    def _score_of_end(self, step: "_Step") -> float:
+        """`_score` of a step that ends its beam."""
+        return self._scored(step.cum_logprob, len(step.beam.token_ids))
+
     def _score(self, beam: Beam) -> float:
         """As vLLM's: by the length of prompt and output, without the token that ended it."""
-        length = len(self._prompt.token_ids) + len(beam.token_ids)
-        length -= beam.finish_reason == "stop" and self._params.include_stop_str_in_output
-        return beam.cum_logprob / max(length, 1) ** self._params.length_penalty
+        has_end = beam.finish_reason == "stop" and self._params.include_stop_str_in_output
+        return self._scored(beam.cum_logprob, len(beam.token_ids) - has_end)
+
+    def _scored(self, cum_logprob: float, num_tokens: int) -> float:
+        length = len(self._prompt.token_ids) + num_tokens
+        return cum_logprob / max(length, 1) ** self._params.length_penalty
 
     def _is_decided(self, running: list[Beam], complete: list[Beam], num_tokens: int) -> bool:
         """Whether `complete` is final. A sum of log-probabilities only falls, so what a beam can reach is bounded."""
