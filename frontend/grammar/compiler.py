@@ -30,8 +30,14 @@ _WORDS: dict[ConstraintKind, str] = {
     "choice": "The choice",
     "grammar": "The grammar",
     "json_object": "A JSON object",
-    "structural_tag": "The structural tag",
+    "structural_tag": "The format",  # perhaps one that we wrote, of a schema that comes after reasoning
 }
+
+
+def _remedy(constraint: Constraint) -> str:
+    if len(constraint.backends) == 1:
+        return f"Only {constraint.backends[0]} was to be tried: with auto as the backend others are, too."
+    return "Leave out what is named, or write it in another way."
 
 
 class GrammarCompiler:
@@ -98,7 +104,8 @@ class GrammarCompiler:
             if answer.is_large:
                 helper.kill()
         if isinstance(answer, Refused):
-            raise ParameterError(f"{_WORDS[constraint.kind]} cannot be followed: {answer.message}", param=field)
+            message = f"{_WORDS[constraint.kind]} cannot be followed: {answer.message} {_remedy(constraint)}"
+            raise ParameterError(message, param=field)
         if len(answer.data) > MAX_GRAMMAR_BYTES:
             raise ParameterError(
                 f"{_WORDS[constraint.kind]} compiles to {len(answer.data)} bytes, over the limit of "

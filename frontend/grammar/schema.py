@@ -14,7 +14,7 @@ _SCHEMAS = (
     *("propertyNames", "not", "if", "then", "else", "contentSchema"),
 )
 _COMBINERS = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
-_ANNOTATIONS = {
+ANNOTATIONS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "example"),
     *("$id", "$schema", "$defs", "definitions", "nullable", "discriminator", "xml", "externalDocs"),
 }
@@ -23,6 +23,7 @@ _NOT_IN_XGRAMMAR = (
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "$anchor"),
 )
+_NOTHING_IF_FALSE = ("uniqueItems", "not", "unevaluatedProperties", "unevaluatedItems")  # the last two XGrammar follows
 _LENGTHS = ("minLength", "maxLength")
 _PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
 """A character that JSON needs not escape. Not the other way round: XGrammar counts surrogates as characters."""
@@ -163,7 +164,7 @@ def _exclude_each_other(branches: Any, root: Any) -> bool:
 
 
 def _follow(node: Any, root: Any) -> Any:
-    while isinstance(node, dict) and "$ref" in node and not set(node) - {"$ref"} - _ANNOTATIONS:
+    while isinstance(node, dict) and "$ref" in node and not set(node) - {"$ref"} - ANNOTATIONS:
         node = resolve(node["$ref"], root)
     return node
 
@@ -229,8 +230,8 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
     for node in walk(schema):
         if not isinstance(node, dict):
             continue
-        if (gap := _gap(node)) is not None:
-            return gap
+        if (word := unfollowed(node)) is not None:
+            return _described(word, node)
         patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
         if strict and any(isinstance(pattern, str) and is_loose(pattern) for pattern in patterns):
             return "pattern" if "pattern" in node else "patternProperties"
@@ -241,9 +242,9 @@ def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
     """A keyword of a normalized `schema` that is among `missing`, or that no backend but llguidance follows."""
     for node in walk(schema):
         if isinstance(node, dict):
-            found = _gap(node) or next((word for word in node if word in missing), None)
+            found = unfollowed(node) or next((word for word in node if word in missing), None)
             if found is not None:
-                return found
+                return _described(found, node)
     return None
 
 
@@ -257,14 +258,21 @@ def is_loose(pattern: str) -> bool:
     )
 
 
-def _gap(node: dict[str, Any]) -> str | None:
+def _described(word: str, node: dict[str, Any]) -> str:
+    """The keyword, with the one beside it that makes it too much."""
+    other = next((other for other in ("pattern", "format") if other in node), None)
+    return f"{word} beside {other}" if word in _LENGTHS and other else word
+
+
+def unfollowed(node: dict[str, Any]) -> str | None:
+    """A keyword of one schema, not of those within it, that XGrammar does not hold outputs to as it is used there."""
     for word in _NOT_IN_XGRAMMAR:
-        if word in node and node[word] not in (False, None):
+        if node.get(word) is not None and not (node[word] is False and word in _NOTHING_IF_FALSE):
             return word
     for word in ("allOf", "anyOf"):
-        if word in node and (set(node) - {word} - _ANNOTATIONS or (word == "allOf" and len(node[word]) > 1)):
+        if word in node and (set(node) - {word} - ANNOTATIONS or (word == "allOf" and len(node[word]) > 1)):
             return word
-    if "$ref" in node and (set(node) - {"$ref"} - _ANNOTATIONS or "~" in node["$ref"]):
+    if "$ref" in node and (set(node) - {"$ref"} - ANNOTATIONS or "~" in node["$ref"]):
         return "$ref"
     if "multipleOf" in node and node.get("type") != "integer":
         return "multipleOf"
@@ -285,7 +293,7 @@ def _gap(node: dict[str, Any]) -> str | None:
 def _values_fit(node: dict[str, Any]) -> bool:
     """Whether nothing beside enum or const takes values out."""
     types = _types(node)
-    rest = set(node) - {"enum", "const", "type", "title", "description", "default", "examples", "$comment"}
+    rest = set(node) - {"enum", "const", "type"} - ANNOTATIONS
     return not rest and ("type" not in node or all(_type_of(value) in types for value in _values(node) or ()))
 
 

@@ -3,7 +3,9 @@
 import re
 from typing import Any
 
-from quire.core.structured_outputs import StructuredOutputsParams
+import msgspec
+
+from quire.core.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
 from quire.frontend.parsing.parsers import CallConstraint, ReasoningMarks
 
 
@@ -28,7 +30,8 @@ def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None
     whole: dict[str, Any] = {"type": "sequence", "elements": [thought, gap, form]}
     if marks.begin is not None:  # the model may think or not
         whole = {"type": "or", "elements": [whole, form]}
-    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": whole}, backend=asked.backend)
+    tag = {"type": "structural_tag", "format": whole}
+    return msgspec.structs.replace(asked, **{**dict.fromkeys(CONSTRAINT_KINDS), "structural_tag": tag})
 
 
 def _format(asked: StructuredOutputsParams) -> dict[str, Any] | None:

@@ -220,6 +220,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
                 param=field,
             )
 
+    def format_names(self) -> dict[str, str]:
+        """As for all requests; without a format, what an answer is held to are the calls of its tools."""
+        if self.format_field is None:
+            return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
+        return super().format_names()
+
     def make_sampling(
         self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:

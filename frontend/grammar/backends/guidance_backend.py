@@ -1,21 +1,22 @@
 """llguidance: a grammar stays text, which each worker's matcher reads in less than a millisecond."""
 
 import json
+import re
 from typing import Any
 
 import llguidance
 
 from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
+from quire.frontend.grammar.backends.guidance_tags import TagWriter
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.schema import normalize, walk
+from quire.frontend.grammar.structural_tag import read_format
 
 _FORMATS = {
     *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 }
 """Those that llguidance holds strings to; others say something to a reader and nothing to a validator."""
-
-_LARK_SPECIAL = '"\\'
 
 
 class GuidanceBackend:
@@ -28,7 +29,7 @@ class GuidanceBackend:
         grammar = self._grammar(constraint)
         error = llguidance.LLMatcher.validate_grammar(grammar)
         if error and not error.startswith("WARNING"):
-            raise GrammarError(" ".join(error.split())[:300])
+            raise GrammarError(_reason(error))
         return grammar.encode()
 
     def _grammar(self, constraint: Constraint) -> str:
@@ -44,19 +45,36 @@ class GuidanceBackend:
             case "choice":
                 return matcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(text))))
             case "grammar":
-                return self._from_notation(text)
+                return matcher.grammar_from_lark(_in_larks_notation(text))
             case "structural_tag":
-                return _structural_tag(json.loads(text))
+                return TagWriter(lambda schema: _inline(schema, constraint), _in_larks_notation).write(
+                    read_format(json.loads(text))
+                )
 
-    def _from_notation(self, text: str) -> str:
-        if "::=" not in text:
-            return llguidance.LLMatcher.grammar_from_lark(text)
-        from llguidance.gbnf_to_lark import gbnf_to_lark  # rarely needed
 
-        try:
-            return llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text))
-        except Exception as error:  # whatever a converter of foreign text raises
-            raise GrammarError(f"the grammar cannot be read: {error}") from None
+def _reason(error: str) -> str:
+    """The library's own words, without the lines of a grammar that we wrote around the client's."""
+    text = re.split(r"\n\s*\d+ \|", error)[0]
+    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(text.split()))[:300].rstrip(".")
+
+
+def _in_larks_notation(text: str) -> str:
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark  # rarely needed
+
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # whatever a converter of foreign text raises
+        raise GrammarError(f"the grammar cannot be read: {error}") from None
+
+
+def _inline(schema: Any, constraint: Constraint) -> dict[str, Any]:
+    """A schema that brings its options along."""
+    schema = _without_remarks(normalize(schema, closed=constraint.closed))
+    if schema is False:
+        raise GrammarError("the schema false allows no output at all")
+    return {**({} if schema is True else schema), "x-guidance": _options(constraint)}
 
 
 def _options(constraint: Constraint) -> Any:
@@ -78,19 +96,3 @@ def _without_remarks(schema: Any) -> Any:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _structural_tag(tag: dict[str, Any]) -> str:
-    """The older form alone: begin, schema and end of each structure, and the triggers that start one."""
-    if "structures" not in tag:
-        raise GrammarError("structural_tag formats are XGrammar's own; only structures and triggers are supported")
-    tags = [
-        llguidance.StructTag(
-            trigger=next(trigger for trigger in tag["triggers"] if item["begin"].startswith(trigger)),
-            begin=item["begin"],
-            grammar=item.get("schema", {}),
-            end=item["end"],
-        )
-        for item in tag["structures"]
-    ]
-    return llguidance.StructTag.to_grammar(tags, assume_special=False)

@@ -11,7 +11,12 @@ from quire.frontend.grammar.schema import NUMBER_WORDS, keyword_gap
 with without("torch"):  # for bit masks, which it is not asked for
     from lmformatenforcer import CharacterLevelParserConfig, JsonSchemaParser, RegexParser
 
-_MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "prefixItems", "format"})
+_MISSING = frozenset(
+    {
+        *NUMBER_WORDS,
+        *("minProperties", "maxProperties", "patternProperties", "prefixItems", "unevaluatedItems", "format"),
+    }
+)
 _KINDS = ("json", "json_object", "regex", "choice")
 
 

@@ -10,7 +10,7 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.schema import NUMBER_WORDS, keyword_gap, normalize
 
-_MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties"})
+_MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "unevaluatedItems"})
 _ONE_LINE = r"[ ]?"
 _ANY_WHITESPACE = r"[\n\t ]*"
 

@@ -12,7 +12,8 @@ from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.schema import is_loose, lengths_as_patterns, normalize, xgrammar_gap
+from quire.frontend.grammar.schema import is_loose, lengths_as_patterns, normalize, walk, xgrammar_gap
+from quire.frontend.grammar.structural_tag import formats, is_portable, read_format
 
 with absent("torch"):
     import tvm_ffi  # noqa: F401
@@ -54,11 +55,10 @@ class XGrammarBackend:
 
     def _compile(self, constraint: Constraint) -> Any:
         text = constraint.text
+        has_others = len(constraint.backends) > 1
         match constraint.kind:
             case "json":
-                schema = normalize(json.loads(text), closed=constraint.closed)
-                if (gap := xgrammar_gap(schema, strict=len(constraint.backends) > 1)) is not None:
-                    raise GrammarError(f"{gap} is not supported as it is used here")
+                schema = _checked(json.loads(text), constraint, strict=has_others)
                 return self._compiler.compile_json_schema(
                     json.dumps(lengths_as_patterns(schema), ensure_ascii=False),
                     any_whitespace=constraint.any_whitespace,
@@ -69,15 +69,14 @@ class XGrammarBackend:
                     '{"type": "object"}', any_whitespace=constraint.any_whitespace, strict_mode=False
                 )
             case "regex":
-                if len(constraint.backends) > 1 and is_loose(text):
-                    raise GrammarError("classes of characters are followed but for surrogates")
+                _check_regex(text, strict=has_others)
                 return self._compiler.compile_regex(text)
             case "choice":
                 return self._compiler.compile_grammar(_choice_grammar(json.loads(text)))
             case "grammar":
                 return self._compiler.compile_grammar(text) if "::=" in text else self._compiler.compile_lark(text)
             case "structural_tag":
-                return self._compiler.compile_structural_tag(_structural_tag(json.loads(text)))
+                return self._compiler.compile_structural_tag(json.dumps(_structural_tag(constraint)))
 
     def _try(self, compiled: Any) -> None:
         """Walks a few random steps: a grammar that allows nothing, or takes forever, shows here and not in a worker."""
@@ -112,22 +111,55 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else character
 
 
-def _structural_tag(tag: dict[str, Any]) -> str:
-    """The format that XGrammar reads today; `structures` and `triggers` are what clients of before 2026 send."""
-    if "structures" not in tag:
-        return json.dumps(tag)
-    tags = [
-        {
-            "type": "tag",
-            "begin": item["begin"],
-            "content": {"type": "json_schema", "json_schema": item.get("schema", {})},
-            "end": item["end"],
-        }
-        for item in tag["structures"]
-    ]
-    return json.dumps(
-        {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}}
-    )
+def _checked(schema: Any, constraint: Constraint, *, strict: bool) -> Any:
+    """The schema, normalized, if outputs are held to every keyword of it; `strict` as for `xgrammar_gap`."""
+    schema = normalize(schema, closed=constraint.closed)
+    if (gap := xgrammar_gap(schema, strict=strict)) is not None:
+        raise GrammarError(f"{gap} is not supported as it is used here")
+    return schema
+
+
+def _check_regex(pattern: str, *, strict: bool) -> None:
+    if strict and is_loose(pattern):
+        raise GrammarError("classes of characters are followed but for surrogates")
+
+
+def _structural_tag(constraint: Constraint) -> dict[str, Any]:
+    """The tag with the schemas in it checked and written as they are when they stand alone."""
+    form = read_format(json.loads(constraint.text))
+    strict = len(constraint.backends) > 1 and is_portable(form)
+    for each in formats(form):
+        if each["type"] == "regex":
+            _check_regex(each["pattern"], strict=strict)
+        elif "json_schema" in each:
+            schema = _checked(each["json_schema"], constraint, strict=strict)
+            is_json = each["type"] == "json_schema" and each.get("style", "json") == "json"
+            if not is_json or each.get("excludes"):
+                each["json_schema"] = schema
+            elif constraint.any_whitespace:
+                each["json_schema"] = _open(lengths_as_patterns(schema))
+            else:
+                _write_in_one_line(each, lengths_as_patterns(schema))
+    return {"type": "structural_tag", "format": form}
+
+
+def _open(schema: Any) -> Any:
+    """The schema with objects that say that they are open, as in a tag they are closed otherwise."""
+    for node in walk(schema):
+        if isinstance(node, dict) and (node.get("type") == "object" or "properties" in node):
+            node.setdefault("additionalProperties", True)
+    return schema
+
+
+def _write_in_one_line(form: dict[str, Any], schema: Any) -> None:
+    """Makes a JSON format a grammar, because only a schema that stands alone can be without whitespace."""
+    others = {name: value for name, value in form.items() if name not in ("type", "json_schema", "style") and value}
+    if others:
+        raise GrammarError(f"{next(iter(others))} does not go with disable_any_whitespace")
+    text = json.dumps(schema, ensure_ascii=False)
+    grammar = xgrammar.Grammar.from_json_schema(text, any_whitespace=False, strict_mode=False)
+    form.clear()
+    form |= {"type": "grammar", "grammar": str(grammar)}
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,206 @@
+"""Structural tags for llguidance: XGrammar's notation written in Lark's.
+
+A lexeme of llguidance's is as long as it can be, so whatever is regular in a row becomes one lexeme: `[a-z]+` before
+`</a>` would otherwise never end. Free text before a trigger is the exception, as short as it can be.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from quire.frontend.grammar.backends.backend import GrammarError
+
+_ANY = "/(?s:.*)/"
+_FIELDS = {
+    "const_string": {"value"},
+    "json_schema": {"json_schema"},
+    "any_text": {"excludes", "max_chars"},
+    "grammar": {"grammar"},
+    "regex": {"pattern"},
+    "sequence": {"elements"},
+    "or": {"elements"},
+    "tag": {"begin", "content", "end"},
+    "triggered_tags": {"triggers", "tags", "at_least_one", "stop_after_first", "excludes"},
+    "tags_with_separator": {"tags", "separator", "at_least_one", "stop_after_first"},
+    "optional": {"content"},
+    "plus": {"content"},
+    "star": {"content"},
+    "repeat": {"content", "min", "max"},
+}
+_NOTHING: dict[str, Any] = {"style": "json", "any_order": False}
+"""Other fields, with what may stand in them; None and an empty list may stand in all."""
+
+
+class _Part(NamedTuple):
+    """A Lark expression; `is_regular` if it may be a piece of a lexeme."""
+
+    text: str
+    is_regular: bool
+
+
+class TagWriter:
+    """Writes one structural tag.
+
+    Args:
+        write_schema: a JSON schema to one for llguidance, with its options.
+        write_grammar: a grammar of a client's to Lark's notation.
+    """
+
+    def __init__(self, write_schema: Callable[[Any], Any], write_grammar: Callable[[str], str]) -> None:
+        self._write_schema = write_schema
+        self._write_grammar = write_grammar
+        self._lines: list[str] = []
+        self._grammars: list[dict[str, str]] = []
+
+    def write(self, form: dict[str, Any]) -> str:
+        """The grammar of a format, as llguidance reads it.
+
+        Raises:
+            GrammarError: the format, or a field of it, is XGrammar's alone.
+        """
+        lines = [f"start: {self._rule(self._parts(form, ()))}"]
+        lark = "\n".join(["%llguidance {}", *lines, *self._lines])
+        return json.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars]})
+
+    def _parts(self, form: dict[str, Any], ends: tuple[str, ...]) -> list[_Part]:
+        """What follows one another in a format; `ends` are texts that end it, and so are not in free text."""
+        kind = form["type"]
+        if kind not in _FIELDS:
+            raise GrammarError(f"the format {kind} is not supported in a structural_tag")
+        for name, value in form.items():
+            known = name == "type" or name in _FIELDS[kind] or value in (None, [])
+            if not known and not (name in _NOTHING and value == _NOTHING[name]):
+                raise GrammarError(f"{name} of {kind} is not supported in a structural_tag")
+        match kind:
+            case "const_string":
+                return _constant(form["value"])
+            case "regex":
+                return [_Part(_regex(form["pattern"]), True)]
+            case "any_text":
+                return [_text([*ends, *(form.get("excludes") or ())], form.get("max_chars"))]
+            case "json_schema":
+                schema = self._write_schema(form["json_schema"])
+                return [_Part(f"%json {json.dumps(schema, ensure_ascii=False)}", False)]
+            case "grammar":
+                return [self._grammar(form["grammar"])]
+            case "sequence":
+                *first, last = form["elements"]
+                return [part for each in first for part in self._parts(each, ())] + self._parts(last, ends)
+            case "or":
+                return [self._either([self._parts(each, ends) for each in form["elements"]])]
+            case "tag":
+                return self._tag(form)
+            case "tags_with_separator":
+                return self._separated(form)
+            case "triggered_tags":
+                return self._triggered(form, ends)
+            case _:
+                return [self._repeated(form, _count(form))]
+
+    def _tag(self, form: dict[str, Any], num_skipped: int = 0) -> list[_Part]:
+        """A tag, but for the first characters of its beginning, which a trigger has matched."""
+        begin, ends = form["begin"], form["end"] if isinstance(form["end"], list) else [form["end"]]
+        if not isinstance(begin, str) or not all(isinstance(end, str) for end in ends):
+            raise GrammarError("begin and end as tokens are not supported in a structural_tag")
+        content = self._parts(form["content"], tuple(filter(None, ends)))
+        return [*_constant(begin[num_skipped:]), *content, self._either([_constant(end) for end in ends])]
+
+    def _separated(self, form: dict[str, Any]) -> list[_Part]:
+        tags = self._either([self._parts(each, ()) for each in form["tags"]])
+        one, more = self._rule([tags]), self._rule([*_constant(form["separator"]), tags])
+        text = f"({one})" if form.get("stop_after_first") else f"({one}) ({more})*"
+        return [_Part(text if form.get("at_least_one") else f"({text})?", False)]
+
+    def _triggered(self, form: dict[str, Any], ends: tuple[str, ...]) -> list[_Part]:
+        excludes = [*ends, *(form.get("excludes") or ())]
+        heads = {trigger: self._head(trigger, excludes) for trigger in form["triggers"]}
+        calls = []
+        for tag in form["tags"]:
+            trigger = next(trigger for trigger in form["triggers"] if tag["begin"].startswith(trigger))
+            calls.append(f"{heads[trigger]} ({self._rule(self._tag(tag, len(trigger)))})")
+        call, rest = f"({' | '.join(calls)})", _text([*excludes, *form["triggers"]])
+        if form.get("at_least_one"):  # and nothing before it
+            first = self._either([self._tag(tag) for tag in form["tags"]])
+            return [first] if form.get("stop_after_first") else [first, _Part(f"{call}*", False), rest]
+        if form.get("stop_after_first"):
+            return [_Part(f"({call} | {self._lexeme(rest.text)})", False)]
+        return [_Part(f"{call}*", False), rest]
+
+    def _head(self, trigger: str, excludes: Iterable[str]) -> str:
+        """The name of a rule for free text up to a trigger."""
+        name = f"head{len(self._lines)}"
+        self._lines.append(f"{name}[lazy]: {self._lexeme(f'{_text(excludes).text} {_literal(trigger)}')}")
+        return name
+
+    def _grammar(self, text: str) -> _Part:
+        name = f"grammar{len(self._grammars)}"
+        self._grammars.append({"name": name, "lark_grammar": self._write_grammar(text)})
+        return _Part(f"@{name}", False)
+
+    def _repeated(self, form: dict[str, Any], count: str) -> _Part:
+        parts = self._parts(form["content"], ())
+        if all(part.is_regular for part in parts):
+            return _Part(f"({_joined(parts)}){count}", True)
+        return _Part(f"({self._rule(parts)}){count}", False)
+
+    def _either(self, alternatives: list[list[_Part]]) -> _Part:
+        if all(part.is_regular for parts in alternatives for part in parts):
+            return _Part(f"({' | '.join(map(_joined, alternatives))})", True)
+        return _Part(f"({' | '.join(map(self._rule, alternatives))})", False)
+
+    def _rule(self, parts: list[_Part]) -> str:
+        """An expression for a rule, with what is regular in a row as one lexeme."""
+        words: list[str] = []
+        regular: list[_Part] = []
+        for part in [*parts, _Part("", False)]:
+            if part.is_regular:
+                regular.append(part)
+                continue
+            if regular:
+                words.append(self._lexeme(_joined(regular)))
+                regular = []
+            words.append(part.text)
+        return " ".join(filter(None, words)) or '""'
+
+    def _lexeme(self, text: str) -> str:
+        name = f"LEXEME{len(self._lines)}"
+        self._lines.append(f"{name}: {text}")
+        return name
+
+
+def _joined(parts: list[_Part]) -> str:
+    return " ".join(part.text for part in parts) or '""'
+
+
+def _constant(text: str) -> list[_Part]:
+    return [_Part(_literal(text), True)] if text else []
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _regex(pattern: str) -> str:
+    """A pattern between slashes, in which a slash of its own and the end of a line must not stand as they are."""
+    out, is_escaped = [], False
+    for character in pattern:
+        if character == "/" and not is_escaped:
+            out.append("\\")
+        out.append("n" if character == "\n" and is_escaped else "\\n" if character == "\n" else character)
+        is_escaped = character == "\\" and not is_escaped
+    if is_escaped:
+        raise GrammarError(f"the pattern {pattern[-20:]!r} ends with a single backslash")
+    return f"/{''.join(out)}/" if pattern else '""'
+
+
+def _text(excludes: Iterable[str], max_chars: int | None = None) -> _Part:
+    """Free text without some texts in it."""
+    text = _ANY if max_chars is None else f"/(?s:.{{0,{max_chars}}})/"
+    texts = " | ".join(map(_literal, excludes))
+    return _Part(f"({text} & ~({_ANY} ({texts}) {_ANY}))" if texts else text, True)
+
+
+def _count(form: dict[str, Any]) -> str:
+    if form["type"] != "repeat":
+        return {"optional": "?", "plus": "+", "star": "*"}[form["type"]]
+    return f"{{{form['min']},{'' if form['max'] < 0 else form['max']}}}"

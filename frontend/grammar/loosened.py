@@ -1,0 +1,50 @@
+"""Schemas that are followed as far as a library can: those of functions that did not ask to be strict."""
+
+from typing import Any
+
+import msgspec
+
+from quire.frontend.grammar.schema import ANNOTATIONS, unfollowed, walk
+
+
+def loosened(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy without what XGrammar cannot hold outputs to. Whatever fits `schema` fits the copy, too.
+
+    One that is malformed or nested too deeply is returned as it is: the compiler says what is wrong with it.
+    """
+    try:
+        copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
+        for node in walk(copy):
+            if isinstance(node, dict):
+                _loosen(node)
+    except (RecursionError, TypeError, KeyError, ValueError, AttributeError):
+        return schema
+    return copy
+
+
+def _loosen(node: dict[str, Any]) -> None:
+    if isinstance(node.get("oneOf"), list) and "anyOf" not in node:
+        node["anyOf"] = node.pop("oneOf")
+    while (word := unfollowed(node)) is not None:
+        match word:
+            case "enum" | "const" | "$ref" if _has_siblings(node, word):
+                _keep(node, word)
+            case "required":
+                node["required"] = [name for name in node["required"] if name in (node.get("properties") or {})]
+            case "minLength" | "maxLength":
+                node.pop("minLength", None)
+                node.pop("maxLength", None)
+            case "patternProperties":  # the properties that it allowed are others now
+                del node["patternProperties"]
+                node.pop("additionalProperties", None)
+            case _:
+                del node[word]
+
+
+def _has_siblings(node: dict[str, Any], word: str) -> bool:
+    return bool(set(node) - {word} - ANNOTATIONS)
+
+
+def _keep(node: dict[str, Any], word: str) -> None:
+    for name in set(node) - {word} - ANNOTATIONS:
+        del node[name]
