@@ -20,17 +20,26 @@ def timed(ops: Backend, spans: Spans) -> Backend:
     functions = {name: _timed(name, getattr(ops, name), spans) for name in OPERATIONS}
     names: dict[int, str] = {}  # by the identity of packed weights, which live as long as the model
 
-    def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        packed = ops.pack_linear(weight, bias)
-        num_outputs, num_inputs = weight.shape
-        names[id(packed)] = f"linear {num_inputs}x{num_outputs}"
-        return packed
+    def packing(pack: Callable[..., PackedLinear]) -> Callable[..., PackedLinear]:
+        def call(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+            packed = pack(weight, bias)
+            num_outputs, num_inputs = weight.shape
+            names[id(packed)] = f"linear {num_inputs}x{num_outputs}"
+            return packed
 
-    def linear(x: Tensor, packed: PackedLinear) -> Tensor:
-        with spans.span(names[id(packed)]):
-            return ops.linear(x, packed)
+        return call
 
-    return cast(Backend, SimpleNamespace(**functions | {"pack_linear": pack_linear, "linear": linear}))
+    def multiplying(multiply: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(x: Tensor, packed: PackedLinear) -> Tensor:
+            with spans.span(names[id(packed)]):
+                return multiply(x, packed)
+
+        return call
+
+    functions["pack_linear"], functions["linear"] = packing(ops.pack_linear), multiplying(ops.linear)
+    functions["pack_gated_linear"] = packing(ops.pack_gated_linear)
+    functions["gated_linear"] = multiplying(ops.gated_linear)
+    return cast(Backend, SimpleNamespace(**functions))
 
 
 def _timed(name: str, function: Callable[..., Any], spans: Spans) -> Callable[..., Any]:

@@ -59,6 +59,14 @@ class Backend(Protocol):
         """`x` [num_tokens, in] → [num_tokens, out]."""
         ...
 
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """`weight` [gate | up, in] as `pack_linear` does, for `gated_linear` alone."""
+        ...
+
+    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """`silu_and_mul` of the linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
+        ...
+
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of one layer's KV cache; the backend alone knows what its dimensions mean."""
         ...

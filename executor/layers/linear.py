@@ -25,15 +25,22 @@ class ColumnLinear:
     """One or more layers with the same input, fused: [num_tokens, in] → [num_tokens, sum of the parts' shards]."""
 
     def __init__(self, context: ModelContext, parts: list[Part], in_features: int, *, bias: bool = False) -> None:
-        weights = [context.read(f"{name}.weight", (out, in_features), shard) for name, out, shard in parts]
-        biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
         self._ops = context.ops
-        self._packed = context.ops.pack_linear(
-            weights[0] if len(parts) == 1 else torch.cat(weights), torch.cat(biases) if bias else None
-        )
+        self._packed = context.ops.pack_linear(*_read(context, parts, in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._ops.linear(x, self._packed)
+
+
+class GatedLinear:
+    """`silu(gate(x)) * up(x)`, both in one product: [num_tokens, in] → [num_tokens, a part's shard]."""
+
+    def __init__(self, context: ModelContext, gate: Part, up: Part, in_features: int, *, bias: bool = False) -> None:
+        self._ops = context.ops
+        self._packed = context.ops.pack_gated_linear(*_read(context, [gate, up], in_features, bias))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ops.gated_linear(x, self._packed)
 
 
 class RowLinear:
@@ -54,3 +61,10 @@ class RowLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self._ops.linear(x, self._packed))
+
+
+def _read(context: ModelContext, parts: list[Part], in_features: int, bias: bool) -> tuple[Tensor, Tensor | None]:
+    """Weight [outputs of all parts, in] and bias of layers with the same input."""
+    weights = [context.read(f"{name}.weight", (out, in_features), shard) for name, out, shard in parts]
+    biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
+    return weights[0] if len(parts) == 1 else torch.cat(weights), torch.cat(biases) if bias else None

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.linear import ColumnLinear, Part, RowLinear
+from quire.executor.layers.linear import GatedLinear, Part, RowLinear
 from quire.executor.weights import Shard
 
 
@@ -14,13 +14,12 @@ class GatedMLP:
         self, context: ModelContext, name: str, hidden_size: int, intermediate_size: int, *, bias: bool = False
     ) -> None:
         shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
-        parts = [Part(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj")]
-        self._ops = context.ops
-        self._gate_up = ColumnLinear(context, parts, hidden_size, bias=bias)
+        gate, up = (Part(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj"))
+        self._gate_up = GatedLinear(context, gate, up, hidden_size, bias=bias)
         self._down = RowLinear(
             context, f"{name}.down_proj", intermediate_size, hidden_size, Shard(1, shard.start, shard.stop), bias=bias
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] → [num_tokens, hidden]."""
-        return self._down(self._ops.silu_and_mul(self._gate_up(x)))
+        return self._down(self._gate_up(x))

@@ -4,7 +4,7 @@ This module is the backend without those kernels, in plain torch; `bind` chooses
 """
 
 from quire.ops.cpu.compiler import load_kernels
-from quire.ops.cpu.linear import linear, pack_linear
+from quire.ops.cpu.linear import gated_linear, linear, pack_gated_linear, pack_linear
 from quire.ops.cpu.memory import keep_freed_memory, return_freed_memory
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager import (
@@ -29,11 +29,13 @@ __all__ = [
     "attention_batch",
     "draw",
     "embedding",
+    "gated_linear",
     "keep_freed_memory",
     "kv_cache_shape",
     "likeliest",
     "linear",
     "load_kernels",
+    "pack_gated_linear",
     "pack_linear",
     "return_freed_memory",
     "rms_norm",

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.eager import silu_and_mul
+
 
 @dataclass(frozen=True)
 class PackedWeight:
@@ -28,6 +30,14 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     if packed.is_blocked:
         return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
     return F.linear(x, packed.weight, packed.bias)
+
+
+pack_gated_linear = pack_linear
+
+
+def gated_linear(x: Tensor, packed: PackedWeight) -> Tensor:
+    """`silu(gate) * up` of [gate | up] = `x @ weight.T + bias`."""
+    return silu_and_mul(linear(x, packed))
 
 
 def linear_seconds(num_tokens: int, weight: Tensor) -> float:

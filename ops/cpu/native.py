@@ -142,6 +142,15 @@ class NativeBackend:
         """See `Backend.pack_linear`."""
         return self._panels.pack(weight, bias) or pack_linear(weight, bias)
 
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | PackedWeight:
+        """See `Backend.pack_gated_linear`."""
+        return self._panels.pack(weight, bias, is_gated=True) or pack_linear(weight, bias)
+
+    def gated_linear(self, x: Tensor, packed: PanelWeight | PackedWeight) -> Tensor:
+        """See `Backend.gated_linear`."""
+        product = self.linear(x, packed)
+        return product if isinstance(packed, PanelWeight) else self.silu_and_mul(product)
+
     def linear(self, x: Tensor, packed: PanelWeight | PackedWeight) -> Tensor:
         """See `Backend.linear`."""
         num_threads = torch.get_num_threads()

@@ -12,18 +12,29 @@ class LinearCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "panels", "bias", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "x_stride", "in_features", "out_features", "num_threads")),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "rows",
+                "x_stride",
+                "in_features",
+                "out_features",
+                "is_gated",
+                "num_threads",
+            )
+        ),
     )
 
 
 @dataclass(frozen=True)
 class PanelWeight:
-    """A weight [out, in] in panels of 32 outputs, and its bias [out]."""
+    """A weight [out, in] in panels of 32 outputs, and its bias [out]; if it is gated, of 16 gates and 16 others."""
 
     weight: Tensor
     bias: Tensor | None
     out_features: int
     in_features: int
+    is_gated: bool
 
 
 class PanelLinear:
@@ -32,28 +43,29 @@ class PanelLinear:
     def __init__(self, kernels: ctypes.CDLL) -> None:
         """`kernels` comes from `quire.ops.cpu.compiler`."""
         self._size = kernels["quire_panels_size"]
-        self._size.argtypes = [ctypes.c_long] * 2
+        self._size.argtypes = [ctypes.c_long] * 3
         self._size.restype = ctypes.c_long
         self._pack = kernels["quire_pack_panels"]
-        self._pack.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 4
+        self._pack.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 5
         self._linear = kernels["quire_linear"]
         self._linear.argtypes = [ctypes.POINTER(LinearCall)]
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | None:
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PanelWeight | None:
         """`weight` [out, in] in panels; None if the kernel does not cover this dtype or this processor."""
         out_features, in_features = weight.shape
-        size = self._size(out_features, in_features) if weight.dtype == torch.bfloat16 else 0
+        size = self._size(out_features, in_features, is_gated) if weight.dtype == torch.bfloat16 else 0
         if not size or not (bias is None or bias.dtype == torch.bfloat16):
             return None
         weight = weight.contiguous()
         panels = torch.empty(size, dtype=torch.bfloat16)
         self._pack(
-            weight.data_ptr(), panels.data_ptr(), out_features, in_features, in_features, torch.get_num_threads()
-        )
-        return PanelWeight(panels, None if bias is None else bias.contiguous(), out_features, in_features)
+            weight.data_ptr(), panels.data_ptr(), out_features, in_features, in_features, is_gated,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return PanelWeight(panels, None if bias is None else bias.contiguous(), out_features, in_features, is_gated)
 
     def multiply(self, x: Tensor, packed: PanelWeight, num_threads: int) -> Tensor:
-        """`x @ weight.T + bias` for `x` [num_tokens, in].
+        """`x @ weight.T + bias` for `x` [num_tokens, in]; if the weight is gated, `silu_and_mul` of that.
 
         Raises:
             ValueError: `x` has another dtype or shape.
@@ -62,10 +74,11 @@ class PanelLinear:
             raise ValueError(f"x is {x.dtype} {list(x.shape)}; this layer takes bfloat16 [*, {packed.in_features}].")
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty(len(x), packed.out_features, dtype=torch.bfloat16)
+        out = torch.empty(len(x), packed.out_features // (2 if packed.is_gated else 1), dtype=torch.bfloat16)
         call = LinearCall(
             x.data_ptr(), packed.weight.data_ptr(), None if packed.bias is None else packed.bias.data_ptr(),
-            out.data_ptr(), len(x), x.stride(0), packed.in_features, packed.out_features, num_threads,
+            out.data_ptr(), len(x), x.stride(0), packed.in_features, packed.out_features, packed.is_gated,
+            num_threads,
         )  # fmt: skip
         if self._linear(ctypes.byref(call)):
             raise MemoryError(f"no memory to multiply {list(x.shape)} by {packed.out_features} outputs")

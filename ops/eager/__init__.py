@@ -3,7 +3,7 @@
 from quire.ops.eager.attention import attention, kv_cache_shape, rotate_and_store, write_kv
 from quire.ops.eager.attention_plan import AttentionPlan, attention_batch
 from quire.ops.eager.elementwise import add_rms_norm, embedding, rms_norm, rotary, silu_and_mul
-from quire.ops.eager.linear import linear, pack_linear
+from quire.ops.eager.linear import gated_linear, linear, pack_gated_linear, pack_linear
 from quire.ops.eager.sampling import draw, likeliest
 
 __all__ = [
@@ -13,9 +13,11 @@ __all__ = [
     "attention_batch",
     "draw",
     "embedding",
+    "gated_linear",
     "kv_cache_shape",
     "likeliest",
     "linear",
+    "pack_gated_linear",
     "pack_linear",
     "rms_norm",
     "rotary",

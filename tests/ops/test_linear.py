@@ -30,6 +30,16 @@ def test_linear(ops: Backend, out_features: int, in_features: int, has_bias: boo
         torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_gated_layer_is_silu_and_product_of_the_plain_one(ops: Backend, has_bias: bool, dtype: torch.dtype) -> None:
+    weight = (torch.randn(2 * 75, 64) / 8).to(dtype)
+    bias = torch.randn(2 * 75).to(dtype) if has_bias else None
+    x = torch.randn(33, 64).to(dtype)
+    got = ops.gated_linear(x, ops.pack_gated_linear(weight, bias))
+    assert torch.equal(got, ops.silu_and_mul(ops.linear(x, ops.pack_linear(weight, bias))))
+
+
 def test_input_may_be_a_view(ops: Backend) -> None:
     weight = torch.randn(5, 8)
     x = torch.randn(4, 16)[:, 8:]

@@ -67,6 +67,20 @@ def test_a_row_has_the_same_bits_in_any_batch(native: NativeBackend, threads: No
             assert torch.equal(native.linear(x[part], packed), together[part])
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (30, 33), (32, 64), (34, 3073), (258, 511)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_gated_layer_has_the_bits_of_separate_steps(
+    native: NativeBackend, threads: None, shape: tuple[int, int], has_bias: bool
+) -> None:
+    weight, bias = layer(*shape)
+    gated = native.pack_gated_linear(weight, bias if has_bias else None)
+    assert isinstance(gated, PanelWeight)
+    plain = native.pack_linear(weight, bias if has_bias else None)
+    for num_tokens in (*NUM_TOKENS, 1100):
+        x = torch.randn(num_tokens, shape[1]).bfloat16() * 4
+        assert torch.equal(native.gated_linear(x, gated), native.silu_and_mul(native.linear(x, plain)))
+
+
 def test_threads_do_not_change_a_bit(native: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = native.pack_linear(*layer(1000, 96))
     x = torch.randn(50, 96).bfloat16()

@@ -130,7 +130,7 @@ extern "C" int quire_silu_and_mul(
             T* to = (T*)out + token * size;
             for (long i = 0; i < size; i += LANES) {
                 Floats g = load(gate + i, size - i);
-                store(to + i, g / (1 + exp(-g)) * load(up + i, size - i), size - i);
+                store(to + i, silu(g) * load(up + i, size - i), size - i);
             }
         });
     });

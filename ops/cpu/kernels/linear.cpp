@@ -8,6 +8,9 @@
 //
 // Each output is one chain of sums over the steps, in order, whatever the tile: a row's result does not depend on how
 // many rows there are, nor on the number of threads.
+//
+// In a gated layer (arXiv:2002.05202) a panel holds gates in its lower half and what they are for in its upper: silu and
+// product happen where the sums are, and only their result is written.
 
 #include "vector.h"
 
@@ -28,8 +31,8 @@ namespace quire {
 // The ctypes structure of the same name in panels.py.
 struct LinearCall {
     const BFloat16 *x, *panels, *bias;  // x's rows are x_stride apart; bias may be null
-    BFloat16* out;                      // [rows, out_features], dense
-    int64_t rows, x_stride, in_features, out_features, num_threads;
+    BFloat16* out;                      // [rows, out_features, or half as many if gated], dense
+    int64_t rows, x_stride, in_features, out_features, is_gated, num_threads;
 };
 
 #if defined(QUIRE_HAS_PANELS)
@@ -45,6 +48,11 @@ constexpr long MOST_PANELS = 8;         // that a thread takes at once
 constexpr int FEW_TILES = 8;            // up to here one panel at a time measures best
 
 inline long ceil_div(long value, long by) { return (value + by - 1) / by; }
+
+// A gated layer's panel has 16 gates and the 16 other outputs that they are for.
+inline long count_panels(long out_features, bool is_gated) {
+    return is_gated ? ceil_div(out_features / 2, PANEL / 2) : ceil_div(out_features, PANEL);
+}
 
 // Rows in tiles of nearly the same size.
 struct Tiling {
@@ -121,8 +129,12 @@ struct Plain {
     }
 };
 
+inline Floats load_all(__m256bh from) {
+    return bits_as<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)from), 16));
+}
+
 inline Floats load_some(const BFloat16* from, __mmask16 mask) {
-    return bits_as<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
+    return load_all((__m256bh)_mm256_maskz_loadu_epi16(mask, from));
 }
 
 // A tile's rows times one panel, or a part of its steps.
@@ -135,11 +147,18 @@ struct Work {
     long fetch_rate;
     float* sums;  // [rows][32]: read unless this is the first part, written unless it is the last
     bool is_first, is_last;
-    BFloat16* out;  // the last part adds the bias, which may be null, and writes `count` outputs of each row
+    BFloat16* out;  // the last part adds the bias, if any, and writes `count` outputs of each row
     long out_stride;
-    const BFloat16* bias;
+    const BFloat16 *low_bias, *high_bias;  // of either half of the panel, or null
     long count;
+    bool is_gated;
 };
+
+// silu(low) * high, both rounded first: what `quire_silu_and_mul` makes of the outputs.
+inline __m256i gate(__m512 low, __m512 high) {
+    const Floats g = load_all(_mm512_cvtneps_pbh(low)), up = load_all(_mm512_cvtneps_pbh(high));
+    return (__m256i)_mm512_cvtneps_pbh((__m512)(silu(g) * up));
+}
 
 template <class Pairs, int ROWS> void multiply(const Work& work) {
     Pairs pairs = Pairs::at(work.x, work.x_stride);
@@ -176,11 +195,17 @@ template <class Pairs, int ROWS> void multiply(const Work& work) {
         return;
     }
     const __mmask32 mask = work.count >= PANEL ? ~0u : (1u << work.count) - 1;
-    if (work.bias) {
-        const __m512 low_bias = (__m512)load_some(work.bias, (__mmask16)mask);
-        const __m512 high_bias = (__m512)load_some(work.bias + LINE, (__mmask16)(mask >> 16));
+    if (work.low_bias) {
+        const __m512 low_bias = (__m512)load_some(work.low_bias, (__mmask16)mask);
+        const __m512 high_bias = (__m512)load_some(work.high_bias, (__mmask16)(work.is_gated ? mask : mask >> 16));
 #pragma GCC unroll 14
         for (int r = 0; r < ROWS; r++) low[r] += low_bias, high[r] += high_bias;
+    }
+    if (work.is_gated) {
+#pragma GCC unroll 14
+        for (int r = 0; r < ROWS; r++)
+            _mm256_mask_storeu_epi16(work.out + r * work.out_stride, (__mmask16)mask, gate(low[r], high[r]));
+        return;
     }
 #pragma GCC unroll 14
     for (int r = 0; r < ROWS; r++)
@@ -230,6 +255,7 @@ struct Block {
 
     // All rows' outputs of panels [first, end); panels from `next` on come afterwards.
     void compute(long first, long end, long next, float* sums) const {
+        const long num_outputs = call.out_features / (call.is_gated ? 2 : 1), width = call.is_gated ? LINE : PANEL;
         for (long step = 0; step < steps; step += MOST_STEPS) {
             const long count = std::min(MOST_STEPS, steps - step), after = step + count;
             const bool is_last = after == steps;
@@ -239,15 +265,17 @@ struct Block {
                 for (long index = first; index < end; index++) {
                     const long later = is_last ? next + index - first : index;
                     const bool is_any_left = later < num_panels && tile * share < lines;
-                    const long row = tiles.start(tile), column = index * PANEL;
+                    const long row = tiles.start(tile), column = index * width;
                     const Work work{
                         packed ? (const void*)(packed + (tile * steps + step) * LINE)
                                : call.x + (first_row + row) * call.x_stride + 2 * step,
                         call.x_stride * (long)sizeof(BFloat16), panel(index, step), count,
                         is_any_left ? panel(later, is_last ? 0 : after) + tile * share * LINE : nullptr,
                         is_any_left ? rate : 0, sums + row * PANEL, step == 0, is_last,
-                        call.out + (first_row + row) * call.out_features + column, call.out_features,
-                        call.bias ? call.bias + column : nullptr, call.out_features - column,
+                        call.out + (first_row + row) * num_outputs + column, num_outputs,
+                        call.bias ? call.bias + column : nullptr,
+                        call.bias ? call.bias + column + (call.is_gated ? num_outputs : LINE) : nullptr,
+                        num_outputs - column, (bool)call.is_gated,
                     };
                     (packed ? MULTIPLY_PACKED : MULTIPLY_PLAIN)[tiles.size(tile) - 1](work);
                 }
@@ -277,7 +305,8 @@ bool is_read_in_place(const LinearCall& call) {
 }
 
 int linear(const LinearCall& call) {
-    const long steps = ceil_div(call.in_features, 2), num_panels = ceil_div(call.out_features, PANEL);
+    const long steps = ceil_div(call.in_features, 2);
+    const long num_panels = count_panels(call.out_features, call.is_gated);
     const long num_blocks = ceil_div(call.rows, MOST_TILES * MOST_ROWS);
     const long num_tiles = std::min(ceil_div(call.rows, MOST_ROWS), MOST_TILES);
     std::unique_ptr<uint32_t, decltype(&std::free)> packed(nullptr, &std::free);
@@ -311,23 +340,27 @@ int linear(const LinearCall& call) {
 using namespace quire;
 
 // Elements of a packed weight; 0 if this machine's build has no code for it.
-extern "C" long quire_panels_size(long out_features, long in_features) {
+extern "C" long quire_panels_size(long out_features, long in_features, long is_gated) {
 #if defined(QUIRE_HAS_PANELS)
-    return round_up(out_features, PANEL) * round_up(in_features, 2);
+    return count_panels(out_features, is_gated) * PANEL * round_up(in_features, 2);
 #else
     return 0;
 #endif
 }
 
-// weight [out, in], rows `stride` apart → panels, 64-byte aligned.
+// weight [out, in], rows `stride` apart, [gates | others] if gated → panels, 64-byte aligned.
 extern "C" int quire_pack_panels(
-    const BFloat16* weight, uint32_t* panels, long out_features, long in_features, long stride, long num_threads) {
+    const BFloat16* weight, uint32_t* panels, long out_features, long in_features, long stride, long is_gated,
+    long num_threads) {
 #if defined(QUIRE_HAS_PANELS)
     const long steps = ceil_div(in_features, 2), half = PANEL / 2;
 #pragma omp parallel for schedule(static) num_threads((int)num_threads)
-    for (long i = 0; i < 2 * ceil_div(out_features, PANEL); i++)
-        interleave(weight + i * half * stride, stride, std::clamp(out_features - i * half, 0L, half), in_features,
+    for (long i = 0; i < 2 * count_panels(out_features, is_gated); i++) {
+        const long first = is_gated ? i % 2 * (out_features / 2) + i / 2 * half : i * half;
+        const long end = is_gated && i % 2 == 0 ? out_features / 2 : out_features;
+        interleave(weight + first * stride, stride, std::clamp(end - first, 0L, half), in_features,
                    panels + i / 2 * steps * PANEL + i % 2 * half, PANEL);
+    }
     return 0;
 #else
     return 1;

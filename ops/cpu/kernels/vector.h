@@ -173,4 +173,19 @@ inline Floats exp2(Floats x) {
     return p * bits_as<Floats>(exponent);
 }
 
+// x / (1 + e^-x). Of numbers below -86 it gives x * 2^-125, which is still normal.
+inline Floats silu(Floats x) {
+    const Floats high = fill(125.0f);
+    Floats exponent = x * -1.44269504f;
+    exponent = exponent > high ? high : exponent;
+    const Floats share = exp2(exponent) + 1;
+#if defined(__AVX512F__)
+    if constexpr (LANES == 16) {  // a division takes longer than all of the above
+        const Floats inverse = (Floats)_mm512_rcp14_ps((__m512)share);
+        return x * (inverse * (2 - share * inverse));
+    }
+#endif
+    return x / share;
+}
+
 }  // namespace quire
