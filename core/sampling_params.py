@@ -114,6 +114,9 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     ] = None
     detokenize: Annotated[bool, Meta(description="Turn output ids into text.")] = True
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    shown_special_token_ids: Annotated[
+        list[int] | None, Meta(description="Special tokens that stay in the text when the others are left out.")
+    ] = None
     spaces_between_special_tokens: Annotated[
         bool, Meta(description="Put spaces between special tokens in the text.")
     ] = True

@@ -22,6 +22,7 @@ class Detokenizer:
             tokenizer,
             prompt_token_ids,
             skip_special_tokens=sampling.skip_special_tokens,
+            shown_special_token_ids=sampling.shown_special_token_ids or (),
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         )
         stops = sampling.stop_strings

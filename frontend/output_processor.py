@@ -203,6 +203,20 @@ class RequestStream:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
+    def stop(self, index: int) -> None:
+        """Ends one completion as a stop string would: the reader has all that it wants of it. Harmless at the end."""
+        completion = self._completions[index]
+        if completion.finish_reason is not None:
+            return
+        now = time.monotonic()
+        completion.finish_reason = FinishReason.STOP
+        completion.has_news = True
+        self._abort_in_engine([completion.request.request_id])
+        self._count_finished(completion, now)
+        if all(each.finish_reason is not None for each in self._completions):
+            self._finish(now)
+        self._wake()
+
     def close(self) -> None:
         """The reader is gone: aborts what still runs. Harmless at the end."""
         self._done = True

@@ -31,10 +31,17 @@ def open_stream(
     prompt_token_ids: Sequence[int] = (),
     *,
     skip_special_tokens: bool = True,
+    shown_special_token_ids: Sequence[int] = (),
     spaces_between_special_tokens: bool = True,
 ) -> TokenStream:
-    """A stream that continues the text of `prompt_token_ids`, without giving that text out."""
+    """A stream that continues the text of `prompt_token_ids`, without giving that text out.
+
+    Args:
+        skip_special_tokens: leave special tokens out, but for `shown_special_token_ids`.
+    """
     skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+    if shown_special_token_ids:
+        skipped = skipped.difference(shown_special_token_ids)
     if tokenizer.kind == "byte_level":
         return ByteLevelStream(tokenizer, prompt_token_ids, skipped)
     if tokenizer.kind == "byte_fallback":

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.events import Event, Finish
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage
 from quire.frontend.openai.chat_events import ChatChunks, read_message
 from quire.frontend.openai.conversation import Conversations
@@ -12,7 +13,6 @@ from quire.frontend.openai.generation import Reply, choose_id
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest
-from quire.frontend.openai.turn import Choice
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.server_config import ServerConfig
 
@@ -39,11 +39,10 @@ class ChatCompletions:
         reply = self._reply(request, header_id)
         turn = await self._conversations.open(request, reply.id)
         try:
-            async for output in turn.stream:
-                last = output
+            output, events = await turn.whole()
         finally:
             turn.close()
-        return self._answer(request, reply, last, turn.choices)
+        return self._answer(request, reply, output, events)
 
     async def stream(self, request: ChatRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
@@ -81,15 +80,16 @@ class ChatCompletions:
     # ------------------------------------------------------------------------------------------------------ answers
 
     def _answer(
-        self, request: ChatRequest, reply: Reply, output: RequestOutput, readers: list[Choice] | None
+        self, request: ChatRequest, reply: Reply, output: RequestOutput, events: list[list[Event]] | None
     ) -> ChatCompletion:
         formatter, role = self._formatter(request), self._role(request)
         echoed = request.echoed(role)
         choices = []
         for each in output.outputs:
-            message, reason = ChatMessage(role=role, content=each.text), each.finish_reason
-            if readers is not None:
-                message, reason = read_message(role, readers[each.index].read(each))
+            finish = Finish(each.finish_reason, each.stop_reason)  # type: ignore[arg-type]
+            message = ChatMessage(role=role, content=each.text)
+            if events is not None:
+                message, finish = read_message(role, events[each.index])
             if echoed:
                 message.content = echoed + (message.content or "")
             choices.append(
@@ -97,8 +97,8 @@ class ChatCompletions:
                     index=each.index,
                     message=message,
                     logprobs=formatter.chat(each.logprobs) if each.logprobs is not None else None,
-                    finish_reason=reason,
-                    stop_reason=each.stop_reason,
+                    finish_reason=finish.reason,
+                    stop_reason=finish.stop_reason,
                     token_ids=each.token_ids if request.return_token_ids else None,
                 )
             )

@@ -25,9 +25,11 @@ from quire.frontend.openai.turn import Choice
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 
 
-def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, str | None]:
-    """The message that all events of one choice make, and why it ended."""
-    texts, reasoning, calls, reason = [], [], [], None
+def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finish]:
+    """The message that all events of one choice make, and why it ended, which the last event tells."""
+    texts, reasoning, calls = [], [], []
+    *events, finish = events
+    assert isinstance(finish, Finish)
     for each in events:
         match each:
             case TextDelta():
@@ -38,8 +40,6 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, str |
                 calls.append(ToolCall(id=each.id, function=FunctionCall(each.name, "")))
             case ToolCallArguments():
                 calls[-1].function.arguments += each.text
-            case Finish():
-                reason = each.reason
     thoughts = "".join(reasoning) or None
     content = "".join(texts)
     message = ChatMessage(
@@ -49,7 +49,7 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, str |
         reasoning_content=thoughts,
         tool_calls=calls,
     )
-    return message, reason
+    return message, finish
 
 
 def delta_of(event: Event) -> ChatDelta | None:

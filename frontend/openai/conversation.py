@@ -5,12 +5,11 @@ A chat request is the one form of a conversation inside the server: the other pr
 
 import asyncio
 import functools
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ParameterError
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.openai import constraints
 from quire.frontend.openai.beams import open_beams
@@ -19,12 +18,13 @@ from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import ChatRequest, TokenizeRequest
 from quire.frontend.openai.tool_fields import read_tool_choice, read_tools
 from quire.frontend.openai.turn import Choice, Rendered, Turn
+from quire.frontend.output_processor import RequestStream
+from quire.frontend.parsing.call_ids import CHAT_PREFIX
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from quire.frontend.prompt import PromptLike
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.serving_defaults import with_serving_defaults
-from quire.frontend.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 32_768
 """Longer conversations are rendered in a thread (a fraction of a millisecond for this many)."""
@@ -38,7 +38,7 @@ class Conversations:
         self._server = server
         self._template = server.read_chat_template()
         self._parsers = with_serving_defaults(server, Path(engine.model.folder)).make_output_parsers()
-        self._marks_are_special = _any_special(self._parsers.markers, engine.tokenizer)
+        self._special_ids = functools.lru_cache(maxsize=16)(self._find_special_ids)
 
     async def render(self, request: ChatRequest | TokenizeRequest, *, must_fit: bool = False) -> Rendered:
         """The prompt.
@@ -72,7 +72,7 @@ class Conversations:
             if request.tool_choice == "none" and self._server.exclude_tools_when_tool_choice_none:
                 tools = None
         return self._engine.input_processor.render_chat(
-            request.messages or [],
+            self._parsers.readable(request.messages or []),
             tools=tools,
             documents=request.documents if isinstance(request, ChatRequest) else None,
             add_generation_prompt=request.add_generation_prompt is not False,
@@ -94,13 +94,20 @@ class Conversations:
         )
 
     async def open(
-        self, request: ChatRequest, reply_id: str, *, prompt: Rendered | None = None, max_calls: int | None = None
+        self,
+        request: ChatRequest,
+        reply_id: str,
+        *,
+        prompt: Rendered | None = None,
+        max_calls: int | None = None,
+        call_prefix: str = CHAT_PREFIX,
     ) -> Turn:
         """Hands the conversation to the engine.
 
         Args:
             prompt: the request rendered before, if it was.
-            max_calls: tool calls beyond this many are left out.
+            max_calls: the answer ends with this many tool calls; with one, if they may not be parallel.
+            call_prefix: how ids of calls begin in the protocol.
 
         Raises:
             ParameterError: the request cannot be served as asked, by field.
@@ -108,7 +115,8 @@ class Conversations:
         """
         prompt = prompt or await self.render(request, must_fit=request.truncation is None)
         tools = read_tools(request.tools)
-        choice = read_tool_choice(request.tool_choice, tools, parallel=request.parallel_tool_calls)
+        max_calls = 1 if request.parallel_tool_calls is False else max_calls
+        choice = read_tool_choice(request.tool_choice, tools, max_calls=max_calls)
         if choice.mode == "auto" and not self._parsers.finds_calls:
             raise ParameterError(
                 "This server cannot tell the model's calls from its text: start it with --enable-auto-tool-choice and "
@@ -128,7 +136,7 @@ class Conversations:
             thinks = self._server.reasoning_parser is not None or _asks_to_think(request)
             sampling = self._constrain(self.sampling(request), tools, choice, prompt, thinks=thinks)
             stream = await self._open_stream(request, prompt, sampling, request_id)
-        return Turn(stream, prompt, self._choices(request, prompt, tools, choice, max_calls), self._engine)
+        return Turn(stream, prompt, self._choices(request, prompt, tools, choice, stream, call_prefix), self._engine)
 
     async def _open_stream(
         self, request: ChatRequest, prompt: Rendered, sampling: SamplingParams, request_id: str
@@ -136,6 +144,12 @@ class Conversations:
         sampling = self.with_thinking_marks(sampling, prompt.text)
         ids: PromptLike = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
         if request.use_beam_search:
+            if sampling.structured_outputs is not None and request.format_field is None:
+                raise ParameterError(
+                    "Calls that are asked for and strict functions are held to a grammar, which does not go with "
+                    "use_beam_search; leave one out.",
+                    param="tools",
+                )
             limit = sampling.max_tokens or self._engine.max_model_len - len(prompt.token_ids)
             return await open_beams(self._engine, request, ids, request_id, max_tokens=limit)
         return await self._engine.open(
@@ -159,7 +173,7 @@ class Conversations:
     def _constrain(
         self, sampling: SamplingParams, tools: list[Tool], choice: ToolChoice, prompt: Rendered, *, thinks: bool
     ) -> SamplingParams:
-        """Holds calls that are asked for to their schemas, and keeps the marks of calls and reasoning in the text.
+        """Holds calls that are asked for to their schemas, and lets the parsers see what they need to see.
 
         Args:
             thinks: the model may open reasoning by itself before it comes to what is asked for.
@@ -172,27 +186,44 @@ class Conversations:
             if marks is not None and marks.begin is not None and not thinks:
                 marks = None
             sampling = sampling.replace(structured_outputs=constraints.after_reasoning(asked, marks))
-        return sampling.replace(skip_special_tokens=False) if self._marks_are_special else sampling
+        if choice.max_calls is not None and choice.mode != "none":  # seen as they are made, to make nothing after them
+            sampling = sampling.replace(output_kind=RequestOutputKind.DELTA)
+        if special_ids := self._special_ids(self._parsers.markers(tools, choice)):
+            sampling = sampling.replace(shown_special_token_ids=special_ids)
+        return sampling
+
+    def _find_special_ids(self, markers: tuple[str, ...]) -> list[int]:
+        """The special tokens that markers are made of; texts leave out all others."""
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            return []
+        texts = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_token_ids}
+        return sorted(token_id for token_id, text in texts.items() if text and any(text in mark for mark in markers))
 
     def _choices(
-        self, request: ChatRequest, prompt: Rendered, tools: list[Tool], choice: ToolChoice, max_calls: int | None
+        self,
+        request: ChatRequest,
+        prompt: Rendered,
+        tools: list[Tool],
+        choice: ToolChoice,
+        stream: OutputStream,
+        call_prefix: str,
     ) -> list[Choice] | None:
         """What reads each sequence; None when all texts are the answers as they stand."""
 
         def parser() -> OutputParser | None:
             told = request.include_reasoning is not False
-            return self._parsers.open(tools, choice, prompt_text=prompt.text, include_reasoning=told)
+            return self._parsers.open(
+                tools, choice, prompt_text=prompt.text, include_reasoning=told, call_prefix=call_prefix
+            )
 
         first = parser()
         if first is None:
             return None
-        others = [parser() for _ in range(1, request.n or 1)]
-        return [Choice(each, max_calls=max_calls) for each in (first, *others)]
-
-
-def _any_special(marks: Iterable[str], tokenizer: Tokenizer | None) -> bool:
-    """Whether the tokenizer has one of these as a special token, which texts leave out."""
-    return tokenizer is not None and any(tokenizer.token_id(mark) in tokenizer.special_token_ids for mark in marks)
+        parsers = [first, *(parser() for _ in range(1, request.n or 1))]
+        if not isinstance(stream, RequestStream):  # a beam search, whose beams are told when they have ended
+            return [Choice(each) for each in parsers]
+        return [Choice(each, functools.partial(stream.stop, index)) for index, each in enumerate(parsers)]
 
 
 def _reasoning_variables(effort: str | None) -> dict[str, Any]:

@@ -36,14 +36,13 @@ def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:
 
 
 def read_tool_choice(
-    choice: str | dict[str, Any] | None, tools: Sequence[Tool], *, parallel: bool | None = None
+    choice: str | dict[str, Any] | None, tools: Sequence[Tool], *, max_calls: int | None = None
 ) -> ToolChoice:
     """What the client wants to be called; `auto` when it says nothing, `none` without tools.
 
     Raises:
         ParameterError: an unknown choice, or one that the tools cannot satisfy.
     """
-    parallel = parallel is not False
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -54,16 +53,16 @@ def read_tool_choice(
             )
         if all(name != tool.name for tool in tools):
             raise ParameterError(f"tool_choice names {name!r}, which is not among the tools.", param="tool_choice")
-        return ToolChoice(mode="named", name=name, parallel=parallel)
+        return ToolChoice(mode="named", name=name, max_calls=max_calls)
     match choice:
         case None | "auto":
-            return ToolChoice(mode="auto" if tools else "none", parallel=parallel)
+            return ToolChoice(mode="auto" if tools else "none", max_calls=max_calls)
         case "none":
-            return ToolChoice(mode="none", parallel=parallel)
+            return ToolChoice(mode="none", max_calls=max_calls)
         case "required":
             if not tools:
                 raise ParameterError("tool_choice is required, but there are no tools.", param="tool_choice")
-            return ToolChoice(mode="required", parallel=parallel)
+            return ToolChoice(mode="required", max_calls=max_calls)
         case _:
             raise ParameterError(
                 f"tool_choice must be none, auto, required or a function, got {choice!r}.", param="tool_choice"

@@ -1,21 +1,12 @@
 """One answer of the model while it is made: outputs of the engine in, events out."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.events import (
-    Event,
-    Finish,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-    Usage,
-)
+from quire.frontend.events import Event, Finish, ReasoningDelta, TextDelta, Usage
 from quire.frontend.openai.generation import OutputStream
-from quire.frontend.outputs import CompletionOutput
+from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.parsing.output_parser import OutputParser
 
 
@@ -31,32 +22,33 @@ class Choice:
 
     Args:
         parser: None when the text is the answer as it stands.
-        max_calls: calls beyond this many are left out.
+        stop: ends the sequence, once it has made all calls that it may make; None for one that ends by itself.
     """
 
-    def __init__(self, parser: OutputParser | None, *, max_calls: int | None = None) -> None:
+    def __init__(self, parser: OutputParser | None, stop: Callable[[], None] | None = None) -> None:
         self._parser = parser
-        self._max_calls = max_calls
+        self._stop = stop
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """Events for what is new, with a `Finish` at the end."""
-        reason, parser = output.finish_reason, self._parser
+        reason, stop_reason, parser = output.finish_reason, output.stop_reason, self._parser
         if parser is None:
             events: list[Event] = [TextDelta(output.text)] if output.text else []
         else:
             events = parser.push(output.text, output.token_ids)
-            if reason is not None:
+            complete = parser.is_complete
+            if reason is None:
+                if complete and self._stop is not None:
+                    self._stop()
+            else:
                 events += parser.finish()
-                reason = "tool_calls" if reason == "stop" and parser.num_tool_calls else reason
-            if self._max_calls is not None:
-                events = [event for event in events if not self._is_too_many(event)]
+                if complete:  # whatever ended what came after the last call
+                    reason, stop_reason = "tool_calls", None
+                elif reason == "stop" and parser.num_tool_calls:
+                    reason = "tool_calls"
         if reason is not None:
-            events.append(Finish(reason, output.stop_reason))  # type: ignore[arg-type]
+            events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
         return events
-
-    def _is_too_many(self, event: Event) -> bool:
-        calls = ToolCallStart | ToolCallArguments | ToolCallEnd
-        return isinstance(event, calls) and self._max_calls is not None and event.index >= self._max_calls
 
 
 class Turn:
@@ -75,6 +67,25 @@ class Turn:
     def close(self) -> None:
         """Aborts what still runs. Harmless at the end."""
         self.stream.close()
+
+    async def whole(self) -> tuple[RequestOutput, list[list[Event]] | None]:
+        """All outputs as one, and the events of each sequence; no events when every text is the answer as it stands.
+
+        Raises:
+            QuireError: the engine refused the request, or failed.
+        """
+        events: list[list[Event]] | None = None if self.choices is None else [[] for _ in self.choices]
+        parts: dict[int, CompletionOutput] = {}
+        async for output in self.stream:
+            for part in output.outputs:
+                if self.choices is not None and events is not None:
+                    events[part.index] += self.choices[part.index].read(part)
+                before = parts.setdefault(part.index, part)
+                if before is not part:
+                    _extend(before, part)
+            last = output
+        last.outputs = [parts[index] for index in sorted(parts)]
+        return last, events
 
     async def events(self) -> AsyncGenerator[tuple[CompletionOutput, list[Event]], None]:
         """What each output of a single sequence brings; the last list ends with `Finish` and `Usage`.
@@ -100,3 +111,13 @@ class Turn:
             return 0
         tokenizer = self._llm.input_processor.tokenizer
         return min(len(tokenizer.encode(reasoning, add_special_tokens=False)), num_tokens)
+
+
+def _extend(part: CompletionOutput, more: CompletionOutput) -> None:
+    """Appends what a sequence made next."""
+    part.text += more.text
+    part.token_ids += more.token_ids
+    if part.logprobs is not None:
+        part.logprobs += more.logprobs or []
+    part.cumulative_logprob = more.cumulative_logprob
+    part.finish_reason, part.stop_reason = more.finish_reason, more.stop_reason

@@ -1,22 +1,9 @@
 """Collects events: joins deltas, numbers calls, and drops the white space that only frames calls and reasoning."""
 
-import secrets
-import string
 from collections.abc import Callable
 
 from quire.frontend.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-
-_ALPHANUMERIC = string.ascii_letters + string.digits
-
-
-def random_call_id() -> str:
-    """An id of the form that OpenAI's clients see from vLLM."""
-    return f"chatcmpl-tool-{secrets.token_hex(16)}"
-
-
-def mistral_call_id() -> str:
-    """Nine letters or digits, which is all that Mistral's templates accept."""
-    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+from quire.frontend.parsing.call_ids import random_call_id
 
 
 class EventLog:

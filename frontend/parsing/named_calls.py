@@ -55,7 +55,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
         every = (*(self.section or ()), self.call_begin, self.prefix, self.name_end, self.call_id, self.call_end)
-        return tuple(marker for marker in every if marker)
+        return tuple(marker for marker in every if marker) + (ESCAPED.quotes if self.escaped else ())
 
     @property
     def stray(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.frontend.events import Event, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.events import Event, ReasoningDelta, ToolCallEnd
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
@@ -16,6 +16,10 @@ class OutputParser(Protocol):
     @property
     def num_tool_calls(self) -> int:
         """Calls told of so far; with one or more, an answer that stopped finishes with "tool_calls"."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are as many calls as may be made: nothing more is told of, whatever follows."""
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """Takes the next piece of text; returns what is certain by now, often nothing."""
@@ -62,20 +66,28 @@ class EventParser:
     Args:
         stages: in the order in which text passes them; the first is pushed to, and feeds the second itself.
         include_reasoning: False drops reasoning.
-        parallel: False drops every call but the first.
+        max_calls: the answer ends with this many calls.
     """
 
-    def __init__(self, log: EventLog, stages: Sequence[Stage], *, include_reasoning: bool, parallel: bool) -> None:
+    def __init__(
+        self, log: EventLog, stages: Sequence[Stage], *, include_reasoning: bool, max_calls: int | None
+    ) -> None:
         self._log = log
         self._stages = stages
-        self._drops = not include_reasoning or not parallel
+        self._drops = not include_reasoning or max_calls is not None
         self._include_reasoning = include_reasoning
-        self._parallel = parallel
+        self._max_calls = max_calls
+        self._is_complete = False
 
     @property
     def num_tool_calls(self) -> int:
         """Calls told of so far."""
-        return self._log.num_calls if self._parallel else min(self._log.num_calls, 1)
+        return self._log.num_calls if self._max_calls is None else min(self._log.num_calls, self._max_calls)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are as many calls as may be made: nothing more is told of, whatever follows."""
+        return self._is_complete
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """Takes the next piece of text."""
@@ -95,11 +107,11 @@ class EventParser:
         return [event for event in events if self._is_wanted(event)] if self._drops else events
 
     def _is_wanted(self, event: Event) -> bool:
-        if isinstance(event, ReasoningDelta):
-            return self._include_reasoning
-        if isinstance(event, ToolCallStart | ToolCallArguments | ToolCallEnd):
-            return self._parallel or event.index == 0
-        return True
+        if self._is_complete:
+            return False
+        if isinstance(event, ToolCallEnd) and self._max_calls is not None:
+            self._is_complete = event.index + 1 >= self._max_calls
+        return self._include_reasoning or not isinstance(event, ReasoningDelta)
 
 
 def read_calls(reader: Reader, log: EventLog, form: CallShape, tools: Sequence[Tool]) -> Steps[None]:

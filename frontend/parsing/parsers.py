@@ -1,5 +1,6 @@
 """The parsers that a server was told to use, and what each request gets of them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -7,8 +8,9 @@ from msgspec import Struct
 
 from quire.core.errors import ConfigError
 from quire.core.sampling_params import ThinkingMarks
+from quire.frontend.parsing.call_ids import CHAT_PREFIX, mistral_call_id, random_call_id, with_mistral_ids
 from quire.frontend.parsing.call_shape import CallShape
-from quire.frontend.parsing.event_log import EventLog, mistral_call_id, random_call_id
+from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.harmony import Harmony, read_harmony
 from quire.frontend.parsing.json_calls import BareArguments, JsonCalls
 from quire.frontend.parsing.output_parser import EventParser, Machine, OutputParser, Stage, read_calls
@@ -89,12 +91,14 @@ class OutputParsers:
             opened=self._reasoning.is_opened(prompt_text),
         )
 
-    @property
-    def markers(self) -> frozenset[str]:
-        """Literals that parsers must see: special tokens among them must not be skipped in the text."""
-        return frozenset(
-            marker for each in (self._tools, self._reasoning) if each is not None for marker in each.markers
-        )
+    def markers(self, tools: Sequence[Tool] = (), choice: ToolChoice | None = None) -> tuple[str, ...]:
+        """Literals that `open`'s parser must see: special tokens among them must not be skipped in the text."""
+        forms = (self._tool_format(tools, choice or ToolChoice()), self._reasoning)
+        return tuple(marker for form in forms if form is not None for marker in form.markers)
+
+    def readable(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A conversation with such ids of calls as the model's template accepts; clients may send any."""
+        return with_mistral_ids(messages) if self._mistral else messages
 
     def open(
         self,
@@ -103,6 +107,7 @@ class OutputParsers:
         *,
         prompt_text: str = "",
         include_reasoning: bool = True,
+        call_prefix: str = CHAT_PREFIX,
     ) -> OutputParser | None:
         """The parser of one sequence; None when its text needs none, as in a plain chat.
 
@@ -111,10 +116,11 @@ class OutputParsers:
             choice: what it wants called; "auto" when None.
             prompt_text: the rendered prompt, whose end may have opened reasoning.
             include_reasoning: False drops reasoning from the events.
+            call_prefix: how ids of calls begin, unless the model's format or template has a form of its own.
         """
         choice = choice or ToolChoice()
         form = self._tool_format(tools, choice)
-        log = EventLog(mistral_call_id if self._mistral else random_call_id)
+        log = EventLog(mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix))
         stages: list[Stage] = []
         if isinstance(self._tools, Harmony) or isinstance(self._reasoning, Harmony):
             reader = Reader()
@@ -128,7 +134,7 @@ class OutputParsers:
                 stages.insert(0, _open_reasoning(self._reasoning, log, content, prompt_text, calls=bool(stages)))
         if not stages:
             return None
-        return EventParser(log, stages, include_reasoning=include_reasoning, parallel=choice.parallel)
+        return EventParser(log, stages, include_reasoning=include_reasoning, max_calls=choice.max_calls)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> CallConstraint | None:
         """What a grammar must enforce of the answer (after its reasoning); `open` parses what comes of it.

@@ -27,7 +27,7 @@ def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice
     tags = form.call_tags(schemas)
     if tags is None or (choice.mode == "auto" and not tags.trigger):
         return None
-    one = choice.mode == "named" or not choice.parallel or tags.single
+    one = choice.mode == "named" or choice.max_calls == 1 or tags.single
     if one and tags.whole:
         content = tags.tags[0].content
         tags.tags[0] = CallTag(tags.tags[0].begin, {**content, "json_schema": _only_one(content)}, tags.tags[0].end)
@@ -45,7 +45,7 @@ def tool_call_schema(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any
     if choice.mode == "named":
         return next(iter(schemas.values()))
     schema = call_list_schema(schemas, "parameters")
-    return schema if choice.parallel else {**schema, "maxItems": 1}
+    return {**schema, "maxItems": 1} if choice.max_calls == 1 else schema
 
 
 def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, dict[str, Any]]:

@@ -19,4 +19,4 @@ class ToolChoice(Struct, frozen=True, kw_only=True):
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str | None = None
-    parallel: bool = True  # False: at most one call in an answer
+    max_calls: int | None = None  # the most in an answer

@@ -83,6 +83,26 @@ def test_streamed_reasoning_adds_up(client: openai.OpenAI) -> None:
     assert content == "47 + 38 = 85"
 
 
+def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "What is 47 + 38? Think step by step."}]
+    options: Any = {"tools": openai.omit, "extra_body": {"include_reasoning": False}}
+    message = ask(client, messages, **options).choices[0].message
+    assert (message.reasoning, message.content) == (None, "47 + 38 = 85")
+    deltas = [chunk.choices[0].delta for chunk in ask(client, messages, stream=True, **options)]
+    assert not any(getattr(delta, "reasoning", None) for delta in deltas)
+    assert "".join(delta.content or "" for delta in deltas) == "47 + 38 = 85"
+
+
+def test_beams_do_not_follow_a_grammar(client: openai.OpenAI) -> None:
+    for options in (
+        {"tool_choice": "required"},
+        {"tools": [{**WEATHER, "function": {**WEATHER_FUNCTION, "strict": True}}]},
+    ):
+        with pytest.raises(openai.BadRequestError, match="use_beam_search") as caught:
+            ask(client, max_tokens=5, extra_body={"use_beam_search": True}, **options)
+        assert caught.value.param == "tools"
+
+
 def test_a_server_without_a_parser_does_not_hand_out_markup(base_url: str) -> None:
     with openai.OpenAI(base_url=base_url + "/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from quire.core.errors import ConfigError
 from quire.frontend.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.parsers import OutputParsers, find_tool_parser, tool_parser_names
 from quire.frontend.parsing.tool_formats import TOOL_FORMATS
@@ -274,25 +276,73 @@ def test_only_requests_with_tools_are_parsed():
     assert parsers.open(TOOLS) is not None
 
 
-def test_one_call_is_told_of_when_calls_may_not_be_parallel():
-    text = render(TOOL_FORMATS["hermes"], CALLS)
-    parsed = parse(OutputParsers("hermes"), [text], choice=ToolChoice(parallel=False))
-    assert decoded(parsed) == CALLS[:1]
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_is_complete_with_the_calls_that_may_be_made(name: str):
+    text = wrap(name, render(find_tool_parser(name), CALLS), "Now. ", "Done.")
+    for max_calls in (1, 2):
+        for chunks in ([text], list(text)):
+            parser = OutputParsers(name, "openai_gptoss" if name == "openai" else None).open(
+                TOOLS, ToolChoice(max_calls=max_calls)
+            )
+            assert parser is not None
+            told, complete_after = [], 0
+            for index, chunk in enumerate(chunks):
+                told += parser.push(chunk)
+                assert parser.is_complete is (ToolCallEnd(max_calls - 1) in told)
+                complete_after = complete_after or parser.is_complete * (index + 1)
+            assert told[-1] == ToolCallEnd(max_calls - 1), "neither calls nor text after them"
+            assert parser.finish() == []
+            assert parser.num_tool_calls == max_calls
+            assert len(chunks) == 1 or complete_after < len(text) - len("Done.")
+
+
+def test_markers_are_those_of_what_is_looked_for():
+    parsers = OutputParsers("hermes", "qwen3")
+    assert set(parsers.markers()) == {"<think>", "</think>"}
+    assert set(parsers.markers(TOOLS)) == {"<think>", "</think>", "<tool_call>", "</tool_call>"}
+    assert set(parsers.markers(TOOLS, ToolChoice(mode="none"))) == {"<think>", "</think>"}
+    assert OutputParsers().markers(TOOLS) == ()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_markers_hold_every_mark_of_a_format(name: str):
+    """Those that are special tokens would otherwise be missing from the text that the parser reads."""
+    form = find_tool_parser(name)
+    assert isinstance(form, CallShape | Harmony)
+    text = render(form, [("ping", {"a": "b", "c": [{"d": "e"}]}), ("pong", {})])
+    for marker in sorted(form.markers, key=len, reverse=True):
+        text = text.replace(marker, " ")
+    assert not re.search(r"<[^<>]*>|\[[A-Z_]+\]", text)
 
 
 def test_call_ids_have_the_format_that_the_model_expects():
-    def first_id(name: str) -> str:
-        parser = OutputParsers(name).open(TOOLS)
+    def first_id(name: str, prefix: str = "call_") -> str:
+        parser = OutputParsers(name).open(TOOLS, call_prefix=prefix)
         assert parser is not None
         events = parser.push(render(TOOL_FORMATS[name], [CALLS[2], CALLS[2]]))
         ids = [event.id for event in events if isinstance(event, ToolCallStart)]
         assert len(set(ids)) == 2
         return ids[0]
 
-    assert first_id("hermes").startswith("chatcmpl-tool-")
+    assert first_id("hermes", "chatcmpl-tool-").startswith("chatcmpl-tool-")
+    assert first_id("hermes", "toolu_").startswith("toolu_")
     assert first_id("kimi_k2") == "functions.ping:0"
     assert len(first_id("mistral")) == 9
     assert first_id("mistral").isalnum()
+
+
+def test_ids_that_others_made_up_become_such_as_mistrals_templates_accept():
+    calls = [{"id": "toolu_01A", "function": {"name": "f"}}, {"id": "abc123DEF"}, {"id": "call_1"}, {}, None]
+    results = [{"role": "tool", "tool_call_id": call_id} for call_id in ("toolu_01A", "abc123DEF", "call_1")]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": calls}, *results]
+    user, turn, *answers = OutputParsers("mistral").readable(messages)
+    ids = [call["id"] for call in turn["tool_calls"][:3]]
+    assert all(len(each) == 9 and each.isalnum() and each.isascii() for each in ids)
+    assert len(set(ids)) == 3
+    assert ids == [answer["tool_call_id"] for answer in answers]
+    assert (ids[1], turn["tool_calls"][3:], user) == ("abc123DEF", [{}, None], messages[0])
+    assert calls[0] == {"id": "toolu_01A", "function": {"name": "f"}}, "the caller's messages are left as they were"
+    assert OutputParsers("hermes").readable(messages) is messages
 
 
 @pytest.mark.parametrize("name", [None, "hermes", "pythonic"])
@@ -339,7 +389,8 @@ def test_a_plugin_adds_a_parser(tmp_path):
     path = tmp_path / "shouting.py"
     path.write_text(PLUGIN)
     parsers = OutputParsers("shouting", tool_plugin=str(path))
-    assert parsers.markers == {"<|shout|>"}
+    assert parsers.markers() == ()
+    assert parsers.markers(TOOLS) == ("<|shout|>",)
     assert parse(parsers, ["so: ", "PING", "PING"]) == Parsed("so:", "", [("ping", "{}"), ("ping", "{}")])
     assert OutputParsers("hermes", tool_plugin=str(path)).open(TOOLS) is not None
 
@@ -370,6 +421,5 @@ def test_the_server_checks_its_parsers_at_start():
     with pytest.raises(ConfigError, match=r"--reasoning-parser-plugin.*no file"):
         ServerConfig(reasoning_parser="qwen3", reasoning_parser_plugin="/nowhere.py")
     parsers = ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3").make_output_parsers()
-    assert parsers.markers == {"<tool_call>", "</tool_call>", "<think>", "</think>"}
     assert not parsers.finds_calls
     assert ServerConfig(tool_call_parser="hermes", enable_auto_tool_choice=True).make_output_parsers().finds_calls

@@ -101,7 +101,7 @@ def test_a_named_call_is_the_only_one(name: str):
 
 @pytest.mark.parametrize("name", WITH)
 def test_one_call_when_calls_may_not_be_parallel(name: str):
-    tag = structure(name, ToolChoice(mode="required", parallel=False))
+    tag = structure(name, ToolChoice(mode="required", max_calls=1))
     assert tag is not None
     assert accepts(tag, written(name, [WEATHER]))
     assert not accepts(tag, written(name, [WEATHER, MOVE]))
