@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from quire.core.errors import EngineError
 from quire.frontend.anthropic.answers import (
     Block,
     MessageAnswer,
@@ -47,7 +48,7 @@ class MessageBuilder:
         return [_frame("message_start", message=self.message), _frame("ping")]
 
     def add(self, events: Sequence[Event]) -> list[bytes]:
-        """Frames for the events of one output."""
+        """Frames for the events of one output. Raises EngineError when the answer was not finished."""
         frames: list[bytes] = []
         for event in events:
             match event:
@@ -112,13 +113,16 @@ class MessageBuilder:
 
     def _finish(self, finish: Finish) -> None:
         reason: StopReason = "end_turn"
-        if finish.reason == "length":
-            reason = "max_tokens"
-        elif finish.reason == "tool_calls":
-            reason = "tool_use"
-        elif isinstance(finish.stop_reason, str):
-            reason = "stop_sequence"
-            self.message.stop_sequence = finish.stop_reason
+        match finish.reason:
+            case "length" | "repetition":  # cut short, for which the protocol has one word that fits
+                reason = "max_tokens"
+            case "tool_calls":
+                reason = "tool_use"
+            case "abort" | "error":  # no message ends so: it is an error
+                raise EngineError("The answer was ended by the server.")
+            case _ if isinstance(finish.stop_reason, str):
+                reason = "stop_sequence"
+                self.message.stop_sequence = finish.stop_reason
         self.message.stop_reason = reason
 
     def _usage(self, usage: Usage) -> MessageUsage:

@@ -5,8 +5,10 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 
-_IGNORED = ("redacted_thinking",)
-"""Blocks that only the server that wrote them can read. Clients send them back with the rest of the turn."""
+_UNREADABLE = "redacted_thinking"
+"""Thoughts that only the server that encrypted them can read, which is never this one: here, thinking is told as it is.
+Clients that change servers in the middle of a conversation send them back with the rest of the turn. They are left out
+of the prompt, as vLLM does: refusing them would end such conversations, and the cipher text says nothing to a model."""
 
 
 def system_message(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -40,7 +42,9 @@ def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> l
             calls.append(_call(block, at))
         elif kind == "tool_result" and role == "user":
             results.append(_result(block, at))
-        elif kind not in _IGNORED:
+        elif kind == _UNREADABLE and role == "assistant":
+            _string(block, "data", at)
+        else:
             raise ParameterError(f"{at} is of type {kind!r}, which a message of {role} cannot hold.", param="messages")
     if not texts and not thoughts and not calls:
         return results or [{"role": role, "content": ""}]
@@ -66,8 +70,13 @@ def _call(block: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def _result(block: dict[str, Any], at: str) -> dict[str, Any]:
+    """A message of the tool; templates that tell failures apart find `is_error` in it."""
     text = _joined_text(block.get("content") or "", f"{at}.content")
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": text}
+    failed = block.get("is_error")
+    if not isinstance(failed, bool | None):
+        raise ParameterError(f"{at}.is_error must be true or false.", param="messages")
+    message = {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": text}
+    return {**message, "is_error": True} if failed else message
 
 
 def _joined_text(content: Any, at: str) -> str:

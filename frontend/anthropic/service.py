@@ -13,6 +13,9 @@ from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.openai.turn import Turn
 from quire.frontend.server_config import ServerConfig
 
+CALL_PREFIX = "toolu_"
+"""How ids of calls begin."""
+
 
 class Messages:
     """Answers the routes of the Messages API; needs no HTTP."""
@@ -69,7 +72,7 @@ class Messages:
         message_id = f"msg_{uuid.uuid4().hex}"
         chat = self._translate(request)
         with renamed(**NAMES):
-            turn = await self._conversations.open(chat, message_id)
+            turn = await self._conversations.open(chat, message_id, call_prefix=CALL_PREFIX)
         usage = MessageUsage(input_tokens=turn.num_prompt_tokens, output_tokens=0)
         message = MessageAnswer(id=message_id, model=self._models.name, usage=usage)
         return turn, MessageBuilder(message, tells_cached=self._tells_cached)

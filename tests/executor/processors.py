@@ -39,6 +39,24 @@ class Broken(LogitsProcessor):
         raise RuntimeError("broken as asked")
 
 
+class BreaksLater(LogitsProcessor):
+    """Raises at a place of the output that the request names."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._places = np.zeros(context.max_num_seqs, np.int64)
+
+    def admit(self, request: NewSlot) -> bool:
+        place = (request.sampling.extra_args or {}).get("breaks_at")
+        self._places[request.slot] = place or 0
+        return place is not None
+
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        return batch.positions - batch.num_prompt_tokens >= self._places[batch.slots]
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        raise RuntimeError("broken as asked")
+
+
 class Unbuildable(Broken):
     def __init__(self, context: ProcessorContext) -> None:
         raise OSError("no table")

@@ -173,5 +173,21 @@ def test_blocks_of_a_turn_become_messages() -> None:
     assert turn["tool_calls"] == [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"ä": [1]}'}}]
     results = [{"type": "tool_result", "tool_use_id": "1", "content": "ok"}, {"type": "text", "text": "And now?"}]
     assert [message["role"] for message in to_messages("user", results, 1)] == ["tool", "user"]
-    with pytest.raises(ParameterError, match=r"messages\[2\].content\[0\]"):
-        to_messages("user", [{"type": "tool_use", "id": "1", "name": "f", "input": {}}], 2)
+    failed = [{"type": "tool_result", "tool_use_id": "1", "content": "no such file", "is_error": True}]
+    assert to_messages("user", failed, 1)[0]["is_error"] is True
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "said"),
+    [
+        ("user", {"type": "tool_use", "id": "1", "name": "f", "input": {}}, "of type 'tool_use'"),
+        ("user", {"type": "thinking", "thinking": "Hm."}, "of type 'thinking'"),
+        ("user", {"type": "redacted_thinking", "data": "x"}, "of type 'redacted_thinking'"),
+        ("assistant", {"type": "redacted_thinking"}, "data must be a string"),
+        ("assistant", {"type": "tool_result", "tool_use_id": "1"}, "of type 'tool_result'"),
+        ("user", {"type": "tool_result", "tool_use_id": "1", "is_error": "no"}, "is_error must be true or false"),
+    ],
+)
+def test_blocks_in_the_wrong_place_or_form_are_named(role: str, block: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParameterError, match=rf"messages\[2\].content\[0\].*{said}"):
+        to_messages(role, [block], 2)

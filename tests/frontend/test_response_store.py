@@ -68,7 +68,7 @@ def test_what_is_still_made_is_never_driven_out() -> None:
 
 def test_a_recording_is_followed_from_anywhere() -> None:
     async def read(recording: Recording, start: int) -> bytes:
-        return b"".join([frame async for frame in recording.follow(start)])
+        return b"".join([frame async for frames in recording.follow(start) for frame in frames])
 
     async def main() -> list[bytes]:
         recording = Recording()

@@ -142,9 +142,8 @@ class ResponseBuilder:
         return self._item_frame(kind, delta=text, **fields)
 
     def _finish(self, finish: Finish) -> list[bytes]:
-        frames = self._close("incomplete" if finish.reason == "length" else "completed")
         match finish.reason:
-            case "length":
+            case "length" | "repetition":  # cut short, for which the protocol has one word that fits
                 self.response.status = "incomplete"
                 self.response.incomplete_details = Incompleteness("max_output_tokens")
             case "abort" | "error":
@@ -152,7 +151,7 @@ class ResponseBuilder:
                 self.response.error = ResponseFailure("server_error", "The answer was ended by the server.")
             case _:
                 self.response.status = "completed"
-        return frames
+        return self._close("completed" if self.response.status == "completed" else "incomplete")
 
     # ------------------------------------------------------------------------------------------------------- frames
 

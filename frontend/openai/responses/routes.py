@@ -1,5 +1,7 @@
 """The routes of the Responses API."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
@@ -17,10 +19,32 @@ from quire.frontend.openai.responses.service import Responses
 _encode = msgspec.json.Encoder().encode
 
 
-def error_frame(problem: Problem) -> bytes:
-    """The last event of a stream that fails for a reason that nobody planned."""
-    body = {"type": "error", "code": str(problem.status), "message": problem.message, "param": problem.param}
-    return b"event: error\ndata: " + _encode(body) + b"\n\n"
+class _Numbered:
+    """A stream whose events are counted, so that the event of an error that ends it has a number, too.
+
+    Such an event is the last of streams that end from outside, as when the server stops; a response that fails says so
+    itself.
+
+    Args:
+        first: number of the first event.
+    """
+
+    def __init__(self, groups: AsyncGenerator[list[bytes], None], first: int = 0) -> None:
+        self._groups = groups
+        self._number = first
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Events that come together, as one frame."""
+        async with aclosing(self._groups) as groups:
+            async for events in groups:
+                self._number += len(events)
+                yield b"".join(events)
+
+    def error_frame(self, problem: Problem) -> bytes:
+        """The event of an error."""
+        body = {"type": "error", "sequence_number": self._number, "code": str(problem.status)}
+        body |= {"message": problem.message, "param": problem.param}
+        return b"event: error\ndata: " + _encode(body) + b"\n\n"
 
 
 def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
@@ -31,7 +55,8 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
         """Continues a conversation that the server may keep; a stream of events with `stream`."""
         answers.check_ready()
         if data.stream:
-            return answers.stream(responses.stream(data), error_frame)
+            numbered = _Numbered(responses.stream(data))
+            return answers.stream(numbered.frames(), numbered.error_frame)
         return await answers.whole(responses.create(data), request)
 
     @get("/responses/{response_id:str}", responses=documented(Response), summary="Response")
@@ -45,7 +70,9 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
         """A stored response as it is now."""
         answers.check_ready()
         if stream:
-            return answers.stream(responses.follow(response_id, starting_after), error_frame)
+            start = 0 if starting_after is None else max(starting_after + 1, 0)
+            numbered = _Numbered(responses.follow(response_id, start), start)
+            return answers.stream(numbered.frames(), numbered.error_frame)
         return json_answer(responses.retrieve(response_id))
 
     @post("/responses/{response_id:str}/cancel", status_code=200, responses=documented(Response), summary="Cancel")

@@ -12,6 +12,7 @@ import msgspec
 from quire.core.errors import OverloadedError, ParameterError, QuireError, RequestError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.errors import describe
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import MAX_ID_CHARACTERS
 from quire.frontend.openai.logprobs import LogprobFormatter
@@ -28,6 +29,10 @@ from quire.frontend.server_config import ServerConfig
 from quire.frontend.server_state import ServerState
 
 logger = get_logger(__name__)
+
+
+CALL_PREFIX = "call_"
+"""How ids of calls begin; the items that hold them have ids of their own."""
 
 
 class _Job:
@@ -78,25 +83,26 @@ class Responses:
             pass
         return job.builder.response
 
-    async def stream(self, request: ResponsesRequest) -> AsyncGenerator[bytes, None]:
-        """The response as events. Closing the generator aborts it, unless it is made in the background."""
+    async def stream(self, request: ResponsesRequest) -> AsyncGenerator[list[bytes], None]:
+        """The response as events, those that come together in one list. Closing the generator aborts the response,
+        unless it is made in the background."""
         job = await self._open(request)
         if request.background:
             self._start(job)
             assert job.stored.recording is not None
-            async for frame in job.stored.recording.follow():
-                yield frame
+            async for frames in job.stored.recording.follow():
+                yield frames
             return
         async with aclosing(self._run(job)) as groups:
             async for frames in groups:
-                yield b"".join(frames)
+                yield frames
 
     def retrieve(self, response_id: str) -> Response:
         """A stored response as it is now. Raises NotFoundError."""
         return self._store.get(response_id).response
 
-    def follow(self, response_id: str, starting_after: int | None) -> AsyncGenerator[bytes, None]:
-        """The events of a response made in the background with `stream`, those that are past included.
+    def follow(self, response_id: str, start: int) -> AsyncGenerator[list[bytes], None]:
+        """The events of a response made in the background with `stream`, from number `start` on, as for `stream`.
 
         Raises:
             NotFoundError: there is no such response.
@@ -108,7 +114,7 @@ class Responses:
                 "Only responses created with background=true and stream=true can be streamed again; leave stream out.",
                 param="stream",
             )
-        return recording.follow(0 if starting_after is None else max(starting_after + 1, 0))
+        return recording.follow(start)
 
     async def cancel(self, response_id: str) -> Response:
         """Ends a response that is made in the background; one that is cancelled already stays so.
@@ -156,7 +162,9 @@ class Responses:
             prompt = None
             if request.truncation == "auto":
                 chat, prompt = await fit(chat, self._conversations, self._engine.max_model_len)
-            turn = await self._conversations.open(chat, response_id, prompt=prompt, max_calls=request.max_tool_calls)
+            turn = await self._conversations.open(
+                chat, response_id, prompt=prompt, max_calls=request.max_tool_calls, call_prefix=CALL_PREFIX
+            )
         response = _new_response(request, response_id, self._models.name, self._engine)
         builder = ResponseBuilder(response, encrypt if request.includes(ENCRYPTED_REASONING) else None)
         recording = Recording() if request.background and request.stream else None
@@ -187,12 +195,14 @@ class Responses:
                 logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
                 if frames := builder.add(events, logprobs):
                     yield frames
-        except QuireError as error:
-            if not started and not request.background:
+        except Exception as error:  # of parsers that users bring, too
+            if not request.background and not (request.stream and started):
                 raise  # nothing is sent yet, so that the error gets its own status
             failed = True
-            logger.warning("response %s failed: %s", builder.response.id, error)
-            yield ([] if started else builder.start()) + builder.fail(_failure_code(error), str(error))
+            logger.warning(
+                "response %s failed: %s", builder.response.id, error, exc_info=not isinstance(error, QuireError)
+            )
+            yield ([] if started else builder.start()) + builder.fail(_failure_code(error), describe(error).message)
         finally:
             job.turn.close()
         if request.is_stored and self._store.keeps_any:
@@ -234,7 +244,7 @@ def _response_id(request: ResponsesRequest) -> str:
     return f"resp_{request.request_id.removeprefix('resp_')[:MAX_ID_CHARACTERS]}"
 
 
-def _failure_code(error: QuireError) -> str:
+def _failure_code(error: Exception) -> str:
     if isinstance(error, OverloadedError):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, RequestError) else "server_error"

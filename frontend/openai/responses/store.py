@@ -33,14 +33,14 @@ class Recording:
         self._ended = True
         self._tell()
 
-    async def follow(self, start: int = 0) -> AsyncGenerator[bytes, None]:
-        """Frames from number `start` on, as they come."""
+    async def follow(self, start: int = 0) -> AsyncGenerator[list[bytes], None]:
+        """Frames from number `start` on, as they come; those that are there together."""
         while True:
             news = self._news
-            while start < len(self._frames):
-                start += 1
-                yield self._frames[start - 1]
-            if self._ended:
+            if frames := self._frames[start:]:
+                start += len(frames)
+                yield frames
+            if self._ended and start >= len(self._frames):
                 return
             if news is self._news:
                 await news.wait()
