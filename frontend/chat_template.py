@@ -79,15 +79,17 @@ class ChatTemplate:
             raise ParameterError(f"chat_template_kwargs must not set {name!r}.", param="chat_template_kwargs")
         if content_format == "auto":
             content_format = self.content_format
-        plain = [self._prepare(message, index, content_format) for index, message in enumerate(messages)]
+        plain = _plain(list(messages))
+        for index, message in enumerate(plain):
+            self._prepare(message, index, content_format)
         if continue_final_message:
             _mark_end(plain)
         context = {
             **self._special_tokens,
-            **_plain(variables or {}),
+            **(_plain(variables) if variables else {}),
             "messages": plain,
-            "tools": _plain(tools) or None,
-            "documents": _plain(documents) or None,
+            "tools": _plain(tools) if tools else None,
+            "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -96,32 +98,30 @@ class ChatTemplate:
             raise ParameterError(f"The chat template refused the messages: {error}", param="messages") from error
         return _cut_at_mark(prompt) if continue_final_message else prompt
 
-    def _prepare(self, message: Message, index: int, content_format: ContentFormat) -> Message:
-        """A copy of `message` in the shape that templates expect."""
+    def _prepare(self, message: Message, index: int, content_format: ContentFormat) -> None:
+        """Gives `message`, which is plain and ours, the shape that templates expect."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ParameterError(f"messages[{index}] must be an object with a role.", param="messages")
-        prepared = _plain(message)
-        content = prepared.get("content")
+        content = message.get("content")
         if content is None:
-            prepared["content"] = ""
+            message["content"] = ""
         elif isinstance(content, list):
             texts = [_part_text(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content)]
             if content_format == "string":
-                prepared["content"] = "\n".join(texts)
+                message["content"] = "\n".join(texts)
             else:
-                prepared["content"] = [{"type": "text", "text": text} for text in texts]
+                message["content"] = [{"type": "text", "text": text} for text in texts]
         elif not isinstance(content, str):
             raise ParameterError(f"messages[{index}].content must be a string or a list of parts.", param="messages")
         elif content_format == "openai" and not self._accepts_strings:
-            prepared["content"] = [{"type": "text", "text": content}]
-        reasoning = prepared.get("reasoning_content", prepared.get("reasoning"))
+            message["content"] = [{"type": "text", "text": content}]
+        reasoning = message.get("reasoning_content", message.get("reasoning"))
         if reasoning is not None:
-            prepared["reasoning_content"] = prepared["reasoning"] = reasoning
-        if prepared.get("tool_calls"):
-            _parse_arguments(prepared["tool_calls"], index)
+            message["reasoning_content"] = message["reasoning"] = reasoning
+        if message.get("tool_calls"):
+            _parse_arguments(message["tool_calls"], index)
         else:
-            prepared.pop("tool_calls", None)
-        return prepared
+            message.pop("tool_calls", None)
 
 
 def _plain(value: Any) -> Any:
