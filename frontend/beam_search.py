@@ -269,10 +269,8 @@ class BeamSearch:
         """Log-probabilities of the likeliest next tokens, best first, for each beam."""
         tasks: list[asyncio.Task[dict[int, Logprob]]] = []
         try:
-            for index, beam in enumerate(beams):
+            async for index, beam in in_turns(enumerate(beams), most=BEAMS_PER_TURN):
                 tasks.append(asyncio.create_task(self._likeliest(beam, f"{step}-{index}")))
-                if len(tasks) % BEAMS_PER_TURN == 0:  # they are handed to the engine in this turn
-                    await asyncio.sleep(0)
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # one failed, or nobody waits any longer

@@ -56,6 +56,7 @@ class RequestStream:
         self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
         self._done = False  # the last output has been handed out
         self._completions = list(completions)
+        self._num_unfinished = len(self._completions)
         self._prompt_rows: PromptRows | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)
@@ -92,7 +93,8 @@ class RequestStream:
             if delta.finish_reason is None:  # a stop string, which the engine knows nothing of
                 self._abort_in_engine([completion.request.request_id])
             self._count_finished(completion, now)
-            if all(each.finish_reason is not None for each in self._completions):
+            self._num_unfinished -= 1
+            if not self._num_unfinished:
                 self._finish(now)
         if self._finished_at is not None or (completion.has_news and self._may_tell):
             self._wake()
@@ -213,7 +215,8 @@ class RequestStream:
         completion.has_news = True
         self._abort_in_engine([completion.request.request_id])
         self._count_finished(completion, now)
-        if all(each.finish_reason is not None for each in self._completions):
+        self._num_unfinished -= 1
+        if not self._num_unfinished:
             self._finish(now)
         self._wake()
 

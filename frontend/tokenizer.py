@@ -137,6 +137,10 @@ class Tokenizer:
         """The text of all ids at once; ids outside the vocabulary are left out."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def decode_batch(self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """As `decode`, on all cores and without holding Python's global lock."""
+        return self._backend.decode_batch([list(row) for row in rows], skip_special_tokens=skip_special_tokens)
+
     def piece(self, token_id: int) -> bytes:
         """The bytes that one token stands for, wherever it occurs; a part of a character, perhaps."""
         piece = self._pieces.get(token_id)

@@ -11,14 +11,19 @@ TURN_SECONDS = 0.005
 """Of work at a stretch; Python's threads take turns of the same length."""
 
 
-async def in_turns(items: Iterable[T], seconds: float = TURN_SECONDS) -> AsyncIterator[T]:
-    """`items` one after another; between two of them all else has a turn, when the last one was `seconds` ago."""
-    began = time.monotonic()
+async def in_turns(items: Iterable[T], *, seconds: float = TURN_SECONDS, most: int | None = None) -> AsyncIterator[T]:
+    """`items` one after another; all else has a turn between two of them when its last one was `seconds` ago.
+
+    Args:
+        most: items in a turn, where what they cost is to come: they make tasks run, which have their turn then, too.
+    """
+    began, count = time.monotonic(), 0
     for item in items:
         yield item
-        if time.monotonic() - began >= seconds:
+        count += 1
+        if count == most or time.monotonic() - began >= seconds:
             await asyncio.sleep(0)
-            began = time.monotonic()
+            began, count = time.monotonic(), 0
 
 
 async def apart(work: Callable[[], T], *, is_long: bool) -> T:

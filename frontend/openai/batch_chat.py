@@ -14,7 +14,7 @@ from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.generation import cancel
 from quire.frontend.openai.list_price import check_lists
 from quire.frontend.openai.schema import ChatRequest
-from quire.frontend.turns import apart
+from quire.frontend.turns import apart, in_turns
 
 INLINE_CHOICES = 64
 """Answers of more choices are put together in a thread."""
@@ -61,12 +61,12 @@ class BatchChat:
         conversations = request.conversations()
         tasks: list[asyncio.Task[ChatCompletion]] = []
         try:
-            for each in conversations:
-                tasks.append(asyncio.create_task(self._chat.complete(each, header_id)))
-                await asyncio.sleep(0)  # it is rendered and handed to the engine in this turn
-                if tasks[-1].done() and tasks[-1].exception() is not None:  # refused, and with it all of them
+            async for each in in_turns(conversations, most=1):
+                if tasks and tasks[-1].done() and tasks[-1].exception() is not None:  # refused, and with it all of them
                     break
-            answers = await asyncio.gather(*tasks)
+                tasks.append(asyncio.create_task(self._chat.complete(each, header_id)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # gather would cancel all in one turn
+            answers = [task.result() for task in tasks if task.done()]
             return await apart(functools.partial(_joined, answers), is_long=len(answers) > INLINE_CHOICES)
         finally:
             await cancel(tasks)

@@ -18,6 +18,8 @@ from quire.frontend.turns import in_turns
 logger = get_logger(__name__)
 
 MAX_ID_CHARACTERS = 200
+TASKS_PER_TURN = 64
+"""Of a request's tasks that begin or end in a turn of the event loop."""
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -123,7 +125,7 @@ async def merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, Re
 
     pumps: list[asyncio.Task[None]] = []
     try:
-        async for index, stream in in_turns(enumerate(streams)):
+        async for index, stream in in_turns(enumerate(streams), most=TASKS_PER_TURN):
             pumps.append(asyncio.create_task(pump(index, stream)))
         unfinished = len(streams)
         while unfinished:
@@ -141,7 +143,7 @@ async def merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, Re
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Ends tasks whose results nobody waits for, and waits until they have ended."""
     running = [task for task in tasks if not task.done()]
-    async for task in in_turns(running):
+    async for task in in_turns(running, most=TASKS_PER_TURN):
         task.cancel()
     async for task in in_turns(running):
         await asyncio.gather(task, return_exceptions=True)

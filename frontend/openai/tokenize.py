@@ -50,4 +50,4 @@ def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
     for token_id in token_ids:
         if tokenizer.token(token_id) is None:
             raise ParameterError(f"tokens holds {token_id}, which the tokenizer does not know.", param="tokens")
-    return tokenizer.decode(token_ids, skip_special_tokens=False)
+    return tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]

@@ -52,6 +52,17 @@ def test_others_have_a_turn_when_some_items_took_long() -> None:
     assert asyncio.run(run()) == [0, 1, 2, 3]
 
 
+def test_others_have_a_turn_after_so_many_items() -> None:
+    async def run() -> list[int]:
+        neighbour, turns = Neighbour(), []
+        async for _ in in_turns(range(6), seconds=60, most=2):
+            turns.append(neighbour.num_turns)
+        neighbour.leave()
+        return turns
+
+    assert asyncio.run(run()) == [0, 0, 1, 1, 2, 2]
+
+
 def test_quick_items_are_not_held_up() -> None:
     async def run() -> tuple[list[int], int]:
         neighbour = Neighbour()
