@@ -9,6 +9,7 @@ import llguidance
 from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.guidance_tags import TagWriter
+from quire.frontend.grammar.backends.lark import as_lark, inline_json, inline_regex, inline_text
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.schema import normalize, walk
 from quire.frontend.grammar.structural_tag import read_format
@@ -33,29 +34,27 @@ class GuidanceBackend:
         return grammar.encode()
 
     def _grammar(self, constraint: Constraint) -> str:
-        matcher, text = llguidance.LLMatcher, constraint.text
+        text = constraint.text
         match constraint.kind:
-            case "json":
-                schema = normalize(json.loads(text), closed=constraint.closed)
-                return matcher.grammar_from_json_schema(_without_remarks(schema), overrides=_options(constraint))
-            case "json_object":
-                return matcher.grammar_from_json_schema({"type": "object"}, overrides=_options(constraint))
+            case "json" | "json_object":
+                schema = _with_options(json.loads(text) if text else {"type": "object"}, constraint)
+                lark = f"start: {inline_json(schema)}"
             case "regex":
-                return matcher.grammar_from_regex(text)
+                lark = f"start: {inline_regex(text)}"
             case "choice":
-                return matcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(text))))
+                lark = "start: " + " | ".join(map(inline_text, json.loads(text)))
             case "grammar":
-                return matcher.grammar_from_lark(_in_larks_notation(text))
+                lark = _in_larks_notation(text)
             case "structural_tag":
-                return TagWriter(lambda schema: _inline(schema, constraint), _in_larks_notation).write(
-                    read_format(json.loads(text))
-                )
+                writer = TagWriter(lambda schema: _with_options(schema, constraint), _in_larks_notation)
+                return writer.write(read_format(json.loads(text)))
+        return llguidance.LLMatcher.grammar_from_lark(as_lark(lark))
 
 
 def _reason(error: str) -> str:
     """The library's own words, without the lines of a grammar that we wrote around the client's."""
     text = re.split(r"\n\s*\d+ \|", error)[0]
-    return re.sub(r"^at \d+\(\d+\): ", "", " ".join(text.split()))[:300].rstrip(".")
+    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(text.split()))[:300].rstrip(".")
 
 
 def _in_larks_notation(text: str) -> str:
@@ -69,8 +68,8 @@ def _in_larks_notation(text: str) -> str:
         raise GrammarError(f"the grammar cannot be read: {error}") from None
 
 
-def _inline(schema: Any, constraint: Constraint) -> dict[str, Any]:
-    """A schema that brings its options along."""
+def _with_options(schema: Any, constraint: Constraint) -> dict[str, Any]:
+    """A schema as llguidance reads it, which brings its options along."""
     schema = _without_remarks(normalize(schema, closed=constraint.closed))
     if schema is False:
         raise GrammarError("the schema false allows no output at all")
@@ -92,7 +91,3 @@ def _without_remarks(schema: Any) -> Any:
         if isinstance(node, dict) and "format" in node and node["format"] not in _FORMATS:
             del node["format"]
     return schema
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from quire.frontend.grammar.backends.backend import GrammarError
+from quire.frontend.grammar.backends.lark import as_lark, inline_json, inline_regex, inline_text
 
 _ANY = "/(?s:.*)/"
 _FIELDS = {
@@ -59,7 +60,7 @@ class TagWriter:
             GrammarError: the format, or a field of it, is XGrammar's alone.
         """
         lines = [f"start: {self._rule(self._parts(form, ()))}"]
-        lark = "\n".join(["%llguidance {}", *lines, *self._lines])
+        lark = as_lark("\n".join([*lines, *self._lines]))
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars]})
 
     def _parts(self, form: dict[str, Any], ends: tuple[str, ...]) -> list[_Part]:
@@ -75,12 +76,12 @@ class TagWriter:
             case "const_string":
                 return _constant(form["value"])
             case "regex":
-                return [_Part(_regex(form["pattern"]), True)]
+                return [_Part(inline_regex(form["pattern"]), True)]
             case "any_text":
                 return [_text([*ends, *(form.get("excludes") or ())], form.get("max_chars"))]
             case "json_schema":
                 schema = self._write_schema(form["json_schema"])
-                return [_Part(f"%json {json.dumps(schema, ensure_ascii=False)}", False)]
+                return [_Part(inline_json(schema), False)]
             case "grammar":
                 return [self._grammar(form["grammar"])]
             case "sequence":
@@ -129,12 +130,12 @@ class TagWriter:
     def _head(self, trigger: str, excludes: Iterable[str]) -> str:
         """The name of a rule for free text up to a trigger."""
         name = f"head{len(self._lines)}"
-        self._lines.append(f"{name}[lazy]: {self._lexeme(f'{_text(excludes).text} {_literal(trigger)}')}")
+        self._lines.append(f"{name}[lazy]: {self._lexeme(f'{_text(excludes).text} {inline_text(trigger)}')}")
         return name
 
     def _grammar(self, text: str) -> _Part:
         name = f"grammar{len(self._grammars)}"
-        self._grammars.append({"name": name, "lark_grammar": self._write_grammar(text)})
+        self._grammars.append({"name": name, "lark_grammar": as_lark(self._write_grammar(text))})
         return _Part(f"@{name}", False)
 
     def _repeated(self, form: dict[str, Any], count: str) -> _Part:
@@ -173,30 +174,13 @@ def _joined(parts: list[_Part]) -> str:
 
 
 def _constant(text: str) -> list[_Part]:
-    return [_Part(_literal(text), True)] if text else []
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _regex(pattern: str) -> str:
-    """A pattern between slashes, in which a slash of its own and the end of a line must not stand as they are."""
-    out, is_escaped = [], False
-    for character in pattern:
-        if character == "/" and not is_escaped:
-            out.append("\\")
-        out.append("n" if character == "\n" and is_escaped else "\\n" if character == "\n" else character)
-        is_escaped = character == "\\" and not is_escaped
-    if is_escaped:
-        raise GrammarError(f"the pattern {pattern[-20:]!r} ends with a single backslash")
-    return f"/{''.join(out)}/" if pattern else '""'
+    return [_Part(inline_text(text), True)] if text else []
 
 
 def _text(excludes: Iterable[str], max_chars: int | None = None) -> _Part:
     """Free text without some texts in it."""
     text = _ANY if max_chars is None else f"/(?s:.{{0,{max_chars}}})/"
-    texts = " | ".join(map(_literal, excludes))
+    texts = " | ".join(map(inline_text, excludes))
     return _Part(f"({text} & ~({_ANY} ({texts}) {_ANY}))" if texts else text, True)
 
 
