@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from quire.frontend.grammar.loosened import loosened
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema
 from quire.frontend.parsing.harmony import Harmony
@@ -14,8 +15,8 @@ _ANY_OBJECT = {"type": "object"}
 def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
     """The calls of `choice` in the model's own format, as one of xgrammar's structural tags.
 
-    A function's schema is enforced when it is strict, or when a call is required. With "auto", only the calls are
-    constrained, and only if some function is strict.
+    A function's schema is enforced when it is strict, and, as far as libraries can, when a call is required. With
+    "auto", only the calls are constrained, and only if some function is strict.
 
     Returns:
         `{"type": "structural_tag", "format": {...}}`, the same that `response_format` takes; None when nothing is to be
@@ -50,12 +51,20 @@ def tool_call_schema(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any
 
 def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, dict[str, Any]]:
     """Schemas of the arguments, by the functions that may be called."""
-    forced = choice.mode in ("required", "named")
     return {
-        tool.name: tool.parameters if tool.parameters and (forced or tool.strict) else _ANY_OBJECT
+        tool.name: _schema(tool, choice)
         for tool in tools
         if choice.mode != "none" and (choice.mode != "named" or tool.name == choice.name)
     }
+
+
+def _schema(tool: Tool, choice: ToolChoice) -> dict[str, Any]:
+    """What arguments are held to: a function that is not strict is not refused for a keyword of its schema."""
+    if not tool.parameters:
+        return _ANY_OBJECT
+    if tool.strict:
+        return tool.parameters
+    return _ANY_OBJECT if choice.mode == "auto" else loosened(tool.parameters)
 
 
 def _only_one(content: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from quire.frontend.grammar.helper_process import Compiler
 from quire.frontend.grammar.loosened import loosened
 from quire.frontend.grammar.messages import Answer, Compile, Compiled, Refused, Setup
 from quire.frontend.openai.constraints import after_reasoning
-from quire.frontend.parsing.parsers import ReasoningMarks
+from quire.frontend.parsing.parsers import CallConstraint, OutputParsers, ReasoningMarks
+from quire.frontend.parsing.tools import Tool, ToolChoice
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.schemas import API_SCHEMAS
 
@@ -253,13 +254,31 @@ PLACES: dict[str, Callable[[Any], tuple[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def compile_in(checkpoint: Callable[..., Path]) -> Callable[..., Answer]:
-    """`compile_in(place, schema, backends)`: what the helper process answers, from this process."""
-    compiler = Compiler(Setup(str(checkpoint("llama")), 320, [EOS_TOKEN_ID], 2**30, 60))
+def compiler(checkpoint: Callable[..., Path]) -> Compiler:
+    """The helper process's, in this process."""
+    return Compiler(Setup(str(checkpoint("llama")), 320, [EOS_TOKEN_ID], 2**30, 60))
+
+
+@pytest.fixture(scope="module")
+def compile_in(compiler: Compiler) -> Callable[..., Answer]:
+    """`compile_in(place, schema, backends)`."""
 
     def answer(place: str, schema: Any, backends: tuple[str, ...] = AUTO) -> Answer:
         kind, value = PLACES[place](schema)
         return compiler.answer(Compile(Constraint(kind, json.dumps(value), backends, closed=True), ["all", "text"]))
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def compile_tag(compiler: Compiler) -> Callable[[CallConstraint], Answer]:
+    """What becomes of the calls that a request asks for."""
+
+    def answer(asked: CallConstraint) -> Answer:
+        constraint = Constraint("json", json.dumps(asked.json_schema), AUTO, closed=True)
+        if asked.structural_tag is not None:
+            constraint = Constraint("structural_tag", json.dumps(asked.structural_tag), AUTO, closed=True)
+        return compiler.answer(Compile(constraint, ["all", "text"]))
 
     return answer
 
@@ -342,6 +361,23 @@ def test_a_loosened_schema_holds_to_what_it_can(compile_in: Callable[..., Answer
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(value, loose)
     assert isinstance(compile_in("in a tag", loose, ("xgrammar",)), Compiled)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", None])
+@pytest.mark.parametrize("mode", ["required", "named"])
+def test_only_strict_functions_are_refused_for_their_schemas(
+    compile_tag: Callable[..., Answer], name: str | None, mode: Any
+) -> None:
+    schema = {**CITY, "properties": {"p": {"type": "array", "uniqueItems": True}}, "required": ["p"]}
+    answers = []
+    for is_strict in (False, True):
+        tool = Tool(name="f", parameters=schema, strict=is_strict)
+        asked = OutputParsers(name).constraint([tool], ToolChoice(mode=mode, name="f" if mode == "named" else None))
+        assert asked is not None
+        answers.append(compile_tag(asked))
+    assert isinstance(answers[0], Compiled)
+    assert isinstance(answers[1], Refused)
+    assert "uniqueItems" in answers[1].message
 
 
 def test_schemas_that_any_library_follows_stay_as_they_are() -> None:
