@@ -112,6 +112,9 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     structured_outputs: Annotated[
         StructuredOutputsParams | None, Meta(description="What the output must match: a schema, a pattern, a grammar.")
     ] = None
+    guided_decoding: Annotated[
+        StructuredOutputsParams | None, Meta(description="The older name of structured_outputs, which it is moved to.")
+    ] = None
     detokenize: Annotated[bool, Meta(description="Turn output ids into text.")] = True
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     shown_special_token_ids: Annotated[
@@ -179,6 +182,8 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             raise ParameterError("repetition_detection must be a RepetitionDetection.", param="repetition_detection")
         if self.extra_args is not None:
             check_extra_args(self.extra_args)
+        if self.guided_decoding is not None:
+            self._rename_guided_decoding()
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise ParameterError(
                 "structured_outputs must be StructuredOutputsParams, for example StructuredOutputsParams(json=schema).",
@@ -190,6 +195,13 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             check_allowed_token_ids(self.allowed_token_ids)
         if self.bad_words is not None:
             check_bad_words(self.bad_words)
+
+    def _rename_guided_decoding(self) -> None:
+        if self.structured_outputs is not None:
+            raise ParameterError(
+                "guided_decoding is the older name of structured_outputs; give one of them.", param="guided_decoding"
+            )
+        self.structured_outputs, self.guided_decoding = self.guided_decoding, None
 
     @property
     def stop_strings(self) -> list[str]:

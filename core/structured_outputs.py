@@ -61,3 +61,7 @@ class StructuredOutputsParams(
     def kind(self) -> ConstraintKind:
         """The field that is set."""
         return next(kind for kind in CONSTRAINT_KINDS if getattr(self, kind) not in (None, False))
+
+
+GuidedDecodingParams = StructuredOutputsParams
+"""vLLM's name of before 0.11, for `SamplingParams(guided_decoding=...)`."""

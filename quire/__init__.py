@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.core.sampling_params import SamplingParams
-    from quire.core.structured_outputs import StructuredOutputsParams
+    from quire.core.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.beam_search import BeamSearchParams
@@ -19,6 +19,7 @@ _LAZY = {
     "AsyncLLM": "quire.frontend.async_llm",
     "SamplingParams": "quire.core.sampling_params",
     "StructuredOutputsParams": "quire.core.structured_outputs",
+    "GuidedDecodingParams": "quire.core.structured_outputs",
     "BeamSearchParams": "quire.frontend.beam_search",
     "LogitsProcessor": "quire.executor.sampling.custom",
     "RequestOutput": "quire.frontend.outputs",
@@ -29,6 +30,7 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "GuidedDecodingParams",
     "LogitsProcessor",
     "RequestOutput",
     "SamplingParams",

@@ -100,6 +100,29 @@ def test_a_batch_from_end_to_end(args: EngineArgs, tmp_path: Path) -> None:
     assert found["b"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
 
 
+def test_constraints_hold_for_each_line(run: Callable[..., int], tmp_path: Path) -> None:
+    """In all the forms that clients have; a schema that nobody can follow costs its own line."""
+    schema = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
+    free = {"max_tokens": 60, "ignore_eos": False, "temperature": 1, "seed": 1}
+    as_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    lines = [
+        line("format", CHAT, messages=MESSAGES, response_format=as_format, **{**free, "max_tokens": 300}),
+        line("regex", prompt="a", structured_outputs={"regex": "[0-9]{4}"}, **free),
+        line("choice", prompt="a", guided_choice=["left", "right"], **free),
+        line("free", prompt="a"),
+        line("wrong", prompt="a", structured_outputs={"json": {"uniqueItems": True}}, **free),
+    ]
+    assert run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl") == 1  # wrong
+    found = answers(tmp_path / "out.jsonl")
+    choices = {name: answer["response"]["body"]["choices"][0] for name, answer in found.items() if name != "wrong"}
+    assert isinstance(json.loads(choices["format"]["message"]["content"])["open"], bool)
+    assert choices["regex"]["text"].isdigit()
+    assert choices["choice"]["text"] in ("left", "right")
+    assert choices["free"]["finish_reason"] == "length"
+    assert found["wrong"]["response"]["status_code"] == 400
+    assert "uniqueItems" in json.dumps(found["wrong"])
+
+
 BAD_LINES = {
     "not json": ("{oops", 400, "not valid JSON"),
     "not utf-8": (b'{"custom_id": "\xff"}', 400, "UTF-8"),

@@ -12,7 +12,7 @@ import openai
 import psutil
 import pytest
 
-from quire import LLM, AsyncLLM, SamplingParams
+from quire import LLM, AsyncLLM, GuidedDecodingParams, SamplingParams
 from quire.core.config import EngineArgs, StructuredOutputsOptions
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.sampling_params import RequestOutputKind
@@ -23,6 +23,7 @@ from quire.frontend.served_model import ServedModel
 from tests.schemas import API_SCHEMAS, SchemaMaker
 
 NUM_MADE = 240
+BOTH: list[Any] = ["xgrammar", "guidance"]
 EXTRAS = {"outlines": "outlines_core", "lm-format-enforcer": "lmformatenforcer"}
 TAG = {
     "type": "structural_tag",
@@ -52,12 +53,14 @@ def generate(llm: LLM, params: list[SamplingParams]) -> list[tuple[str, str | No
     return [(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs]
 
 
-def test_every_finished_output_parses_and_validates(llm: LLM) -> None:
+@pytest.mark.parametrize(("backend", "num_made"), [("auto", NUM_MADE), ("guidance", NUM_MADE // 2)])
+def test_every_finished_output_parses_and_validates(llm: LLM, backend: Any, num_made: int) -> None:
     """A few hundred schemas, 32 different ones in each step. Two in three without free whitespace, which wanders."""
     maker = SchemaMaker(seed=11)
-    schemas = [*API_SCHEMAS.values(), *(maker.make() for _ in range(NUM_MADE))]
+    schemas = [*API_SCHEMAS.values(), *(maker.make() for _ in range(num_made))]
+    options: dict[str, Any] = {"backend": backend, "disable_additional_properties": True}
     params = [
-        sampling(seed, StructuredOutputsParams(json=schema, disable_any_whitespace=seed % 3 > 0))
+        sampling(seed, StructuredOutputsParams(json=schema, disable_any_whitespace=seed % 3 > 0, **options))
         for seed, schema in enumerate(schemas)
     ]
     finished = 0
@@ -67,6 +70,24 @@ def test_every_finished_output_parses_and_validates(llm: LLM) -> None:
         finished += 1
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
     assert finished >= 0.9 * len(schemas)
+
+
+def test_different_schemas_are_followed_in_the_same_steps(llm: LLM) -> None:
+    """Each of 32 requests goes on while all others do, and is held to its own schema alone."""
+    schemas: list[dict[str, Any]] = [
+        {"type": "array", "items": {"enum": [f"value {number}"]}, "minItems": 25, "maxItems": 25}
+        for number in range(32)
+    ]
+    params = [
+        sampling(seed, StructuredOutputsParams(json=schema, disable_any_whitespace=True, backend=BOTH[seed % 2]))
+        for seed, schema in enumerate(schemas)
+    ]
+    outputs = llm.generate(["Answer:"] * 32, [each.replace(max_tokens=1000) for each in params], use_tqdm=False)
+    for number, output in enumerate(outputs):
+        assert json.loads(output.outputs[0].text) == [f"value {number}"] * 25
+    times = [output.metrics for output in outputs if output.metrics is not None]
+    assert len(times) == 32
+    assert max(each.first_token_time or 0 for each in times) < min(each.finished_time or 0 for each in times)
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines", "lm-format-enforcer"])
@@ -97,11 +118,38 @@ def test_every_library_holds_outputs_to_a_schema(llm: LLM, backend: Any) -> None
         ({"structural_tag": TAG}, lambda text: text in ("<f>true</f>", "<f>false</f>")),
     ],
 )  # fmt: skip
-def test_other_constraints_hold_too(llm: LLM, constraint: dict[str, Any], fits: Callable[[str], bool]) -> None:
-    params = [sampling(seed, StructuredOutputsParams(**constraint)) for seed in range(6)]
+@pytest.mark.parametrize("backend", ["auto", "guidance"])
+def test_other_constraints_hold_too(
+    llm: LLM, constraint: dict[str, Any], fits: Callable[[str], bool], backend: Any
+) -> None:
+    params = [sampling(seed, StructuredOutputsParams(backend=backend, **constraint)) for seed in range(6)]
     outputs = generate(llm, params)
     assert [text for text, reason in outputs if reason == "stop" and not fits(text)] == []
     assert any(reason == "stop" for _, reason in outputs)
+
+
+def test_conversations_offline_follow_what_each_asked_for(llm: LLM) -> None:
+    asked = [
+        StructuredOutputsParams(json=API_SCHEMAS["weather tool"], disable_any_whitespace=True),
+        StructuredOutputsParams(choice=["left", "right"]),
+    ]
+    params = [sampling(seed, each) for seed, each in enumerate(asked)]
+    outputs = llm.chat([[{"role": "user", "content": "Weather?"}]] * 2, params, use_tqdm=False)
+    first, second = (output.outputs[0].text for output in outputs)
+    jsonschema.validate(json.loads(first), API_SCHEMAS["weather tool"])
+    assert second in ("left", "right")
+
+
+def test_the_older_name_offline_is_the_same(llm: LLM) -> None:
+    guided = GuidedDecodingParams(choice=["left", "right"], backend="guidance")
+    params = SamplingParams(guided_decoding=guided, seed=1, max_tokens=50)
+    assert params == SamplingParams(structured_outputs=guided, seed=1, max_tokens=50)
+    [(text, reason)] = generate(llm, [params])
+    assert text in ("left", "right")
+    assert reason == "stop"
+    with pytest.raises(ParameterError, match="give one") as caught:
+        SamplingParams(guided_decoding=guided, structured_outputs=guided)
+    assert caught.value.param == "guided_decoding"
 
 
 def test_a_seed_gives_the_same_output_beside_others(llm: LLM) -> None:
