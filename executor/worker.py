@@ -106,7 +106,7 @@ class Worker:
         shape = self._cache_shape(num_blocks)
         kv_caches = [_zeros(shape, self._cache_dtype, self._device) for _ in range(self._model.num_layers)]
         if self._device.type == "cpu":
-            touch(kv_caches, limits.block_size)
+            touch(kv_caches, limits.block_size, self._config.first_touch_seconds)
         mode = self._config.logprobs_mode
         self._runner = ModelRunner(
             self._model,
