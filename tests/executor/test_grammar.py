@@ -1,8 +1,11 @@
 """Matchers of all libraries, and masks beside the sampler: what they allow, replay, take back and refuse."""
 
 import threading
+import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,14 +13,18 @@ import pytest
 import torch
 
 from quire import ops
-from quire.core.protocol import Grammar, NewSlot, Vocabulary
+from quire.core.protocol import Grammar, NewSlot, StepPlan, Vocabulary
 from quire.core.sampling_params import SamplingParams
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.grammar.guidance_matcher import GuidanceMatcher
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.masks import GrammarMasks
 from quire.executor.sampling.grammar.matcher import Matcher
+from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarMatcher, xgrammar
 from quire.executor.sampling.sampler import Sampler
+from tests.checkpoints import VOCAB_SIZE as MODEL_VOCAB_SIZE
+from tests.executor.test_model_runner import engine_config, start_worker
 
 VOCAB_SIZE = 259
 END = 256
@@ -45,8 +52,6 @@ def _compile(regex: str, backend: str, vocabulary: Vocabulary) -> bytes:
 
         return llguidance.LLMatcher.grammar_from_regex(regex).encode()
     if backend == "xgrammar":
-        from quire.executor.sampling.grammar.xgrammar_matcher import xgrammar
-
         info = xgrammar.TokenizerInfo(
             vocabulary.tokens, xgrammar.VocabType.RAW, vocab_size=VOCAB_SIZE, stop_token_ids=[END]
         )
@@ -84,6 +89,38 @@ def test_a_matcher_allows_what_the_grammar_does_and_goes_back(grammar: Callable[
     matcher.rollback(1)
     assert allowed(matcher) == after_a
     assert matcher.accept(END)
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines", "lm-format-enforcer"])
+def test_a_draft_is_taken_back_wherever_it_ended(grammar: Callable[..., Grammar], backend: str) -> None:
+    """As speculative tokens are: some accepted, all or a part of them back again, and another way from there."""
+    matcher = GrammarLibrary().matcher(grammar("(ab|cd){3}", backend))
+    masks = []
+    for token_id in ids("abcd"):
+        masks.append(allowed(matcher))
+        assert matcher.accept(token_id)
+    for num_back in (1, 2, 4):
+        matcher.rollback(num_back)
+        assert allowed(matcher) == masks[-num_back]
+        for token_id in ids("abcd")[-num_back:]:
+            assert matcher.accept(token_id)
+    matcher.rollback(4)
+    assert [matcher.accept(token_id) for token_id in ids("cdcdcd")] == [True] * 6
+    assert allowed(matcher) == [END]
+    assert not matcher.accept(ord("a"))
+    matcher.rollback(5)
+    assert allowed(matcher) == ids("d")
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_an_end_is_taken_back_too(grammar: Callable[..., Grammar], backend: str) -> None:
+    matcher = GrammarLibrary().matcher(grammar("a{1,3}", backend))
+    assert matcher.accept(ord("a"))
+    before = allowed(matcher)
+    assert matcher.accept(END)
+    matcher.rollback(1)
+    assert allowed(matcher) == before
+    assert matcher.accept(ord("a"))
 
 
 class Bench:
@@ -134,6 +171,84 @@ def test_masks_apply_to_their_rows_alone_until_the_end(grammar: Callable[..., Gr
     assert [row[0] for row in rows] == [ord("z")] * 4
     assert [row[1] for row in rows][:1] in ([ord("a")], [257])
     assert [row[2] for row in rows] == [ord("x"), END, ord("z"), ord("z")]  # after the end nothing is held
+
+
+class Watch:
+    """Notes, in their order, masks being made and applied, and whatever makes the host wait for the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.times: list[float] = []
+        for owner in (GuidanceMatcher, XGrammarMatcher):
+            self._note(monkeypatch, owner, "fill", "mask")
+        self._note(monkeypatch, xgrammar, "apply_token_bitmask_inplace", "apply")
+        for name in ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__array__"):
+            self._note(monkeypatch, torch.Tensor, name, "read")
+
+    def _note(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, event: str) -> None:
+        original = getattr(owner, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            self.events.append(event)
+            self.times.append(time.monotonic())
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+
+def test_one_operation_masks_all_rows_with_a_grammar_and_no_other(
+    grammar: Callable[..., Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    bench.admit(0, None)
+    bench.admit(1, grammar("a+"))
+    bench.admit(3, grammar("x+", "xgrammar"))
+    logits = torch.cat([preferring(ord("z"))] * 3)
+    rows, batch = np.array([0, 1, 3]), np.array([2, 2, 2])
+    watch = Watch(monkeypatch)
+    sampled = bench.sampler.sample(logits, SampleBatch(rows, batch, bench.table))
+    assert watch.events == ["mask", "mask", "apply"]  # and nothing was read: an accelerator would still be at work
+    assert sampled.token_ids.tolist() == [ord("z"), ord("a"), ord("x")]
+
+
+def test_a_step_without_grammars_does_nothing_for_them(
+    grammar: Callable[..., Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another request has one: only rows that are in the step count."""
+    bench = Bench()
+    bench.admit(0, None)
+    bench.admit(1, None)
+    bench.admit(2, grammar("a+"))
+    watch = Watch(monkeypatch)
+    asked: list[object] = []
+    monkeypatch.setattr(GrammarMasks, "used", lambda masks, batch: asked.append(batch))
+    monkeypatch.setattr(GrammarMasks, "apply", lambda masks, logits, batch: asked.append(batch))
+    bench.sampler.sample(torch.cat([preferring(5)] * 2), SampleBatch(np.array([0, 1]), np.array([2, 2]), bench.table))
+    assert (watch.events, asked) == ([], [])
+
+
+def test_masks_are_made_when_the_forward_pass_is_under_way(
+    grammar: Callable[..., Grammar],
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After it was started, before its result is read: an accelerator works meanwhile, and they cost nothing."""
+    worker = start_worker(engine_config(checkpoint("llama"), trace_folder=str(tmp_path)))
+    made = grammar("a+")
+    vocabulary = msgspec.msgpack.decode(Path(made.vocabulary_path).read_bytes(), type=Vocabulary)
+    vocabulary.tokens.extend([b""] * (MODEL_VOCAB_SIZE - VOCAB_SIZE))
+    (tmp_path / "vocabulary").write_bytes(msgspec.msgpack.encode(vocabulary))
+    made = msgspec.structs.replace(made, vocabulary_path=str(tmp_path / "vocabulary"))
+    new = NewSlot(0, [5, 6, 7], 3, [[0]], SamplingParams(temperature=0.0, seed=1), made)
+    worker.execute(StepPlan(0, [], [new], [0], [0], [3], [True], []))
+    watch = Watch(monkeypatch)
+    result = worker.execute(StepPlan(1, [], [], [0], [3], [1], [True], []))
+    spans = {name: (begin, end) for name, begin, end in result.spans}
+    done = dict(zip(watch.events, watch.times, strict=True))
+    assert watch.events[:2] == ["mask", "apply"]
+    assert spans["forward"][1] <= done["mask"] <= done["apply"] <= spans["result"][0]
+    assert result.token_ids in ([ord("a")], [END])
 
 
 def test_a_request_without_a_grammar_starts_no_thread_and_no_library() -> None:
