@@ -28,6 +28,9 @@ MAX_SECONDS = 10.0
 """A conversation of eight megabytes takes a well-written template less than a second."""
 
 _CLOCK = "_quire_clock"
+_TICK = "_quire_tick"
+_CONCAT = "_quire_concat"
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 _MAX_FORMAT_WIDTH = re.compile(r"\d{6}|\*")
 
 
@@ -71,10 +74,11 @@ class SandboxedTemplate:
         Raises:
             Exception: whatever goes wrong in foreign code.
         """
-        pieces, length, clock = [], 0, _Clock()
-        for piece in self._template.generate({**variables, _CLOCK: clock}):
+        pieces, length = [], 0
+        for piece in self._template.generate({**variables, _CLOCK: _Clock()}):
             length += len(piece)
-            _check_length(length)
+            if length > MAX_TEXT_CHARACTERS:
+                _check_length(length)
             pieces.append(piece)
         return "".join(pieces)
 
@@ -87,24 +91,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
         self.filters |= {"tojson": _tojson, "center": _center, "indent": _indent, "format": _format}
+        self.filters |= {_TICK: _tick, _CONCAT: _concat}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         del self.globals["lipsum"]  # makes any amount of text out of nothing
 
-    def tick(self, context: Context) -> str:
-        """Called at each turn of a loop and each call of a macro."""
-        context.parent[_CLOCK].check()
-        return ""
-
-    def concat_texts(self, *values: Any) -> str:
-        """The operator `~`."""
-        texts = [str(value) for value in values]
-        _check_length(sum(map(len, texts)))
-        return "".join(texts)
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`; nearly always a key of a message, which is found without asking the class first."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`left` operator `right`, unless the result is known to be too long."""
         if operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
             _check_length(len(left) + len(right))
+            return left + right
         elif operator == "*":
             _check_product(left, right)
             _check_product(right, left)
@@ -127,19 +128,20 @@ class _Watch(NodeTransformer):
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
         return self._watch(node)
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
-        measured = nodes.EnvironmentAttribute("concat_texts", lineno=node.lineno)
-        return nodes.Call(measured, node.nodes, [], None, None, lineno=node.lineno)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
 
     def _watch(self, node: Any) -> Any:
         self.generic_visit(node)
-        line = {"lineno": node.lineno}
-        tick = nodes.Call(
-            nodes.EnvironmentAttribute("tick", **line), [nodes.ContextReference(**line)], [], None, None, **line
-        )
-        node.body.insert(0, nodes.ExprStmt(tick, **line))
+        tick = _filtered(nodes.Const(None, lineno=node.lineno), _TICK)
+        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
         return node
+
+
+def _filtered(value: nodes.Expr, name: str) -> nodes.Filter:
+    """A filter, as Jinja calls these at once, but functions by way of the sandbox, which takes ten times as long."""
+    return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -153,6 +155,19 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 # ---------------------------------------------------------------------------------------------- filters and functions
+
+
+@jinja2.pass_context
+def _tick(context: Context, _: None) -> None:
+    """At each turn of a loop and each call of a macro."""
+    context.parent[_CLOCK].check()
+
+
+def _concat(values: list[Any]) -> str:
+    """The operator `~`."""
+    texts = [str(value) for value in values]
+    _check_length(sum(map(len, texts)))
+    return "".join(texts)
 
 
 def _raise_exception(message: str) -> None:
