@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from quire.frontend.anthropic.answers import MessageAnswer, MessageUsage, TokenCount
 from quire.frontend.anthropic.builder import MessageBuilder
 from quire.frontend.anthropic.schema import NAMES, CountTokensRequest, MessagesRequest
+from quire.frontend.event_stream import ACCEPTED
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.renaming import renamed
@@ -45,6 +46,7 @@ class Messages:
         turn, builder = await self._open(request)
         started = False
         try:
+            yield ACCEPTED
             async for _, events in turn.events():
                 frames = [] if started else builder.start()
                 started = True

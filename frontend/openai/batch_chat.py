@@ -11,13 +11,10 @@ from quire.core.errors import ParameterError
 from quire.core.sampling_params import MAX_COMPLETIONS
 from quire.frontend.openai.answers import ChatCompletion, Usage
 from quire.frontend.openai.chat import ChatCompletions
-from quire.frontend.openai.generation import cancel
+from quire.frontend.openai.generation import INLINE_CHOICES, cancel
 from quire.frontend.openai.list_price import check_lists
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.turns import apart, in_turns
-
-INLINE_CHOICES = 64
-"""Answers of more choices are put together in a thread."""
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):

@@ -1,20 +1,23 @@
 """POST /v1/chat/completions: a conversation in, messages out, whole or as a stream of events."""
 
+import functools
 from collections.abc import AsyncGenerator
 
 import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.event_stream import ACCEPTED
 from quire.frontend.events import Event, Finish
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage
 from quire.frontend.openai.chat_events import ChatChunks, read_message
 from quire.frontend.openai.conversation import Conversations
-from quire.frontend.openai.generation import Reply, choose_id
+from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.server_config import ServerConfig
+from quire.frontend.turns import apart
 
 
 class ChatCompletions:
@@ -42,13 +45,15 @@ class ChatCompletions:
             output, events = await turn.whole()
         finally:
             turn.close()
-        return self._answer(request, reply, output, events)
+        answer = functools.partial(self._answer, request, reply, output, events)
+        return await apart(answer, is_long=len(output.outputs) > INLINE_CHOICES)
 
     async def stream(self, request: ChatRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
         reply = self._reply(request, header_id)
         turn = await self._conversations.open(request, reply.id)
         try:
+            yield ACCEPTED
             formatter, role = self._formatter(request), self._role(request)
             chunks = ChatChunks(request, reply, role, formatter, self._encoder, turn.choices)
             async for output in turn.stream:

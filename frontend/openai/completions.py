@@ -23,6 +23,7 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.beams import open_beams
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import (
+    INLINE_CHOICES,
     OutputStream,
     Reply,
     TextEvent,
@@ -44,8 +45,6 @@ from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.turns import apart, in_turns
 
 DEFAULT_MAX_TOKENS = 16
-INLINE_CHOICES = 64
-"""Answers of more choices are put together in a thread."""
 
 
 class TextCompletions:

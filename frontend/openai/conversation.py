@@ -25,6 +25,7 @@ from quire.frontend.parsing.tools import Tool, ToolChoice
 from quire.frontend.prompt import PromptLike
 from quire.frontend.server_config import ServerConfig
 from quire.frontend.serving_defaults import with_serving_defaults
+from quire.frontend.turns import in_turns
 
 INLINE_CHARACTERS = 32_768
 """Longer conversations are rendered in a thread (a fraction of a millisecond for this many)."""
@@ -136,7 +137,12 @@ class Conversations:
             thinks = self._server.reasoning_parser is not None or _asks_to_think(request)
             sampling = self._constrain(self.sampling(request), tools, choice, prompt, thinks=thinks)
             stream = await self._open_stream(request, prompt, sampling, request_id)
-        return Turn(stream, prompt, self._choices(request, prompt, tools, choice, stream, call_prefix), self._engine)
+        try:
+            choices = await self._choices(request, prompt, tools, choice, stream, call_prefix)
+        except BaseException:
+            stream.close()
+            raise
+        return Turn(stream, prompt, choices, self._engine)
 
     async def _open_stream(
         self, request: ChatRequest, prompt: Rendered, sampling: SamplingParams, request_id: str
@@ -200,7 +206,7 @@ class Conversations:
         texts = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_token_ids}
         return sorted(token_id for token_id, text in texts.items() if text and any(text in mark for mark in markers))
 
-    def _choices(
+    async def _choices(
         self,
         request: ChatRequest,
         prompt: Rendered,
@@ -220,7 +226,7 @@ class Conversations:
         first = parser()
         if first is None:
             return None
-        parsers = [first, *(parser() for _ in range(1, request.n or 1))]
+        parsers = [first, *[parser() async for _ in in_turns(range(1, request.n or 1))]]
         if not isinstance(stream, RequestStream):  # a beam search, whose beams are told when they have ended
             return [Choice(each) for each in parsers]
         return [Choice(each, functools.partial(stream.stop, index)) for index, each in enumerate(parsers)]

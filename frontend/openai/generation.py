@@ -18,6 +18,8 @@ from quire.frontend.turns import in_turns
 logger = get_logger(__name__)
 
 MAX_ID_CHARACTERS = 200
+INLINE_CHOICES = 64
+"""Answers of more choices are put together in a thread."""
 TASKS_PER_TURN = 64
 """Of a request's tasks that begin or end in a turn of the event loop."""
 

@@ -8,6 +8,7 @@ from quire.frontend.events import Event, Finish, ReasoningDelta, TextDelta, Usag
 from quire.frontend.openai.generation import OutputStream
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.parsing.output_parser import OutputParser
+from quire.frontend.turns import in_turns
 
 
 class Rendered(NamedTuple):
@@ -77,7 +78,7 @@ class Turn:
         events: list[list[Event]] | None = None if self.choices is None else [[] for _ in self.choices]
         parts: dict[int, CompletionOutput] = {}
         async for output in self.stream:
-            for part in output.outputs:
+            async for part in in_turns(output.outputs):
                 if self.choices is not None and events is not None:
                     events[part.index] += self.choices[part.index].read(part)
                 before = parts.setdefault(part.index, part)

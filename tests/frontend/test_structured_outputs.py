@@ -246,9 +246,12 @@ def test_a_wrong_constraint_names_the_field(base_url: str, fields: dict[str, Any
 
 
 def test_streams_go_on_while_a_bomb_is_being_compiled(base_url: str) -> None:
-    """A schema that takes for ever and a pattern that explodes, beside 16 streams, which do not wait for it."""
+    """A schema that takes for ever and a pattern that explodes, beside 16 streams, which do not wait for it.
+
+    They are refused with a status of their own, a stream, too, however late that is known.
+    """
     bombs = [
-        {"structured_outputs": {"choice": ["ab" * length for length in range(1, 700)]}},
+        {"structured_outputs": {"choice": ["ab" * length for length in range(1, 700)]}, "stream": True},
         {"structured_outputs": {"regex": "(((a|b){1,999}c){1,999}d){1,999}|" * 20 + "e"}},
     ]
 

@@ -31,6 +31,8 @@ from quire.frontend.server_state import ServerState
 logger = get_logger(__name__)
 
 
+ACCEPTED: list[bytes] = []
+"""What a stream begins with, so that its headers need not wait for an event: none."""
 CALL_PREFIX = "call_"
 """How ids of calls begin; the items that hold them have ids of their own."""
 
@@ -90,12 +92,16 @@ class Responses:
         if request.background:
             self._start(job)
             assert job.stored.recording is not None
-            async for frames in job.stored.recording.follow():
+            async for frames in _follow(job.stored.recording):
                 yield frames
             return
-        async with aclosing(self._run(job)) as groups:
-            async for frames in groups:
-                yield frames
+        try:
+            yield ACCEPTED
+            async with aclosing(self._run(job)) as groups:
+                async for frames in groups:
+                    yield frames
+        finally:
+            job.turn.close()
 
     def retrieve(self, response_id: str) -> Response:
         """A stored response as it is now. Raises NotFoundError."""
@@ -114,7 +120,7 @@ class Responses:
                 "Only responses created with background=true and stream=true can be streamed again; leave stream out.",
                 param="stream",
             )
-        return recording.follow(start)
+        return _follow(recording, start)
 
     async def cancel(self, response_id: str) -> Response:
         """Ends a response that is made in the background; one that is cancelled already stays so.
@@ -235,6 +241,14 @@ class Responses:
                     recording.end()
 
         return record()
+
+
+async def _follow(recording: Recording, start: int = 0) -> AsyncGenerator[list[bytes], None]:
+    """Its events as they come; the first of them may be long in coming."""
+    yield ACCEPTED
+    async with aclosing(recording.follow(start)) as groups:
+        async for frames in groups:
+            yield frames
 
 
 def _response_id(request: ResponsesRequest) -> str:
