@@ -21,6 +21,8 @@ from quire.frontend.cli import serve
 from quire.frontend.cli.arguments import CommandParser
 from quire.frontend.served_model import ServedModel
 from tests.schemas import API_SCHEMAS, SchemaMaker
+from tests.servers import ServerProcess
+from tests.weather import QUESTION, WEATHER_FUNCTION
 
 NUM_MADE = 240
 BOTH: list[Any] = ["xgrammar", "guidance"]
@@ -235,6 +237,11 @@ def test_completions_take_patterns_and_choices(client: openai.OpenAI) -> None:
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "jsn"),
         ({"guided_regex": "(?=x)"}, "guided_regex", "look"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "needs one of"),
+        (
+            {"guided_json": {"pattern": "^a+$", "maxLength": 4}, "guided_decoding_backend": "xgrammar"},
+            "guided_json",
+            "maxLength beside pattern is not supported as it is used here. Only xgrammar was to be tried: with auto",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_constraint_names_the_field(base_url: str, fields: dict[str, Any], param: str, word: str) -> None:
@@ -243,6 +250,62 @@ def test_a_wrong_constraint_names_the_field(base_url: str, fields: dict[str, Any
     error = answer.json()["error"]
     assert error["param"].split("[")[0].startswith(param)
     assert word in error["message"]
+
+
+HARD = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[a-z/]+$", "maxLength": 5},
+        "share": {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 2},
+    },
+    "required": ["code", "share"],
+    "additionalProperties": False,
+}
+"""What llguidance alone can follow, after reasoning, too."""
+
+
+@pytest.mark.parametrize("effort", ["high", "none"])
+def test_a_schema_for_the_second_library_holds_after_reasoning(demo_server: ServerProcess, effort: str) -> None:
+    with openai.OpenAI(base_url=demo_server.base_url + "/v1", api_key="none", max_retries=0) as client:
+        answer: Any = client.chat.completions.create(
+            model="quire-demo", messages=MESSAGES, temperature=0, max_tokens=300,
+            response_format=as_format({"name": "x", "schema": HARD}), extra_body={"reasoning_effort": effort},
+        )  # fmt: skip
+        jsonschema.validate(json.loads(answer.choices[0].message.content), HARD)
+
+
+def test_anthropics_format_takes_the_same_schema(demo_server: ServerProcess) -> None:
+    body = {
+        "model": "quire-demo",
+        "messages": MESSAGES,
+        "max_tokens": 300,
+        "output_config": {"format": {"type": "json_schema", "schema": HARD}},
+    }
+    answer = httpx.post(demo_server.base_url + "/v1/messages", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    [text] = [block["text"] for block in answer.json()["content"] if block["type"] == "text"]
+    jsonschema.validate(json.loads(text), HARD)
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_only_a_strict_function_is_refused_for_its_schema(demo_server: ServerProcess, is_strict: bool) -> None:
+    schema = {**WEATHER_FUNCTION["parameters"], "not": {"required": ["planet"]}}
+    function = {**WEATHER_FUNCTION, "parameters": schema, "strict": is_strict}
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+    }
+    answer = httpx.post(demo_server.base_url + "/v1/chat/completions", json=body, timeout=60)
+    if is_strict:
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "tools"
+        assert "xgrammar: not is not supported" in answer.json()["error"]["message"]
+    else:
+        [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+        jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
 
 
 def test_streams_go_on_while_a_bomb_is_being_compiled(base_url: str) -> None:
