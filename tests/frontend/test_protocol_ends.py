@@ -262,6 +262,16 @@ class TestFailure:
         assert ask("/v1/responses", {"input": "Hello", "max_output_tokens": 5})["status"] == "incomplete"
 
 
+def test_a_repetition_has_its_own_word_in_chats(ask: Asker) -> None:
+    body = {"messages": USER, "max_tokens": 50, "allowed_token_ids": [70], "ignore_eos": True}
+    body["repetition_detection"] = {"max_pattern_size": 1, "min_count": 6}
+    [choice] = ask("/v1/chat/completions", body)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    [text] = ask.stream("/v1/chat/completions", body)
+    last = json.loads(text.decode().strip().split("\n\n")[-2].removeprefix("data: "))["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("repetition", "repetition_detected")
+
+
 class TestCalls:
     """Every piece of the model's text is a call here, so that an answer has no end of them."""
 
@@ -350,3 +360,18 @@ class TestSpecialTokens:
         assert message["content"]
         assert message["reasoning"]
         assert "im_start" not in message["content"] + message["reasoning"]
+
+
+def test_a_stream_that_the_server_ends_says_so_with_the_next_number(server: ServerProcess) -> None:
+    """The last test here, as it ends the server."""
+    body = {"model": "tiny", "input": "Hello", "ignore_eos": True, "stream": True}
+    text = b""
+    with httpx.stream("POST", server.base_url + "/v1/responses", json=body, timeout=60) as answer:
+        for chunk in answer.iter_bytes():
+            if not text:
+                server.process.terminate()
+            text += chunk
+    *events, last = decode([text])
+    assert last["type"] == "error"
+    assert (last["code"], last["sequence_number"]) == ("503", len(events))
+    assert "shutting down" in last["message"]
