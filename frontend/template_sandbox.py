@@ -105,7 +105,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """`left` operator `right`, unless the result is known to be too long."""
         if operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
             _check_length(len(left) + len(right))
-            return left + right
+            return left + right  # type: ignore[operator]  # one of each is the template's mistake
         elif operator == "*":
             _check_product(left, right)
             _check_product(right, left)
