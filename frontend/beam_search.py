@@ -50,6 +50,9 @@ class BeamSearchParams(Struct, kw_only=True):
     stop_token_ids: Annotated[list[int], Meta(description="Token ids that end an output.")] = []
     include_stop_str_in_output: Annotated[bool, Meta(description="Keep the token that ended an output.")] = False
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    shown_special_token_ids: Annotated[
+        list[int], Meta(description="Special tokens that stay in the text when the others are left out.")
+    ] = []
 
     def __post_init__(self) -> None:
         if type(self.beam_width) is not int or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
@@ -240,8 +243,12 @@ class BeamSearch:
 
     def _text(self, token_ids: list[int]) -> str:
         tokenizer = self._llm.tokenizer
-        skip = self._params.skip_special_tokens
-        return tokenizer.decode(token_ids, skip_special_tokens=skip) if tokenizer is not None else ""
+        if tokenizer is None:
+            return ""
+        if self._params.skip_special_tokens:
+            skipped = tokenizer.special_token_ids.difference(self._params.shown_special_token_ids)
+            token_ids = [token_id for token_id in token_ids if token_id not in skipped]
+        return tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def sequences(self) -> list[Beam]:
         """The best outputs, best first; `beam_width` of them, or as many as there are."""

@@ -35,7 +35,13 @@ _NOTHING: dict[str, Sequence[Any]] = {
 
 
 async def open_beams(
-    engine: AsyncLLM, request: GenerationRequest, prompt: PromptLike, request_id: str, *, max_tokens: int
+    engine: AsyncLLM,
+    request: GenerationRequest,
+    prompt: PromptLike,
+    request_id: str,
+    *,
+    max_tokens: int,
+    shown_special_token_ids: Sequence[int] = (),
 ) -> BeamSearch:
     """The search that `request` asks for with `use_beam_search`.
 
@@ -58,6 +64,7 @@ async def open_beams(
             stop_token_ids=request.stop_token_ids or [],
             include_stop_str_in_output=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False,
+            shown_special_token_ids=list(shown_special_token_ids),
         )
     except ParameterError as error:
         raise ParameterError(str(error), param="n" if error.param == "beam_width" else error.param) from None

@@ -157,7 +157,10 @@ class Conversations:
                     param="tools",
                 )
             limit = sampling.max_tokens or self._engine.max_model_len - len(prompt.token_ids)
-            return await open_beams(self._engine, request, ids, request_id, max_tokens=limit)
+            shown = sampling.shown_special_token_ids or ()
+            return await open_beams(
+                self._engine, request, ids, request_id, max_tokens=limit, shown_special_token_ids=shown
+            )
         return await self._engine.open(
             ids,
             sampling,

@@ -105,3 +105,17 @@ def test_wrong_parameters_are_named(llm: LLM, options: dict[str, Any], param: st
     with pytest.raises(ParameterError) as caught:
         llm.beam_search(PROMPTS, BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, **options}))
     assert caught.value.param == param
+
+
+def test_special_tokens_are_text_where_they_are_asked_for(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": [0, 1, *PROMPTS[0]]}  # <|endoftext|>, <|im_start|>
+    for options, shown in (
+        ({}, []),
+        ({"shown_special_token_ids": [1]}, ["<|im_start|>"]),
+        ({"skip_special_tokens": False}, ["<|endoftext|>", "<|im_start|>"]),
+    ):
+        params = BeamSearchParams(beam_width=1, max_tokens=2, **options)  # type: ignore[arg-type]
+        [output] = llm.beam_search([prompt], params)
+        text = output.sequences[0].text
+        assert text is not None
+        assert [token for token in ("<|endoftext|>", "<|im_start|>") if token in text] == shown
