@@ -35,6 +35,8 @@ class Calls(ToolParser):
     name = "calls"
 
     def push(self, text):
+        if self.tools[0].name == "boom":
+            raise ValueError("a secret of the server's")
         return [ToolCallStart(0, "", "f"), ToolCallArguments(0, "{}"), ToolCallEnd(0)]
 
 class Halves(ReasoningParser):
@@ -175,6 +177,15 @@ class Asker:
     def get(self, path: str) -> httpx.Response:
         return self._client.get(path)
 
+    def wait(self, response_id: str) -> Any:
+        """A response that is made in the background, once it is no longer made."""
+        for _ in range(400):
+            response = self.get(f"/v1/responses/{response_id}").json()
+            if response["status"] not in ("queued", "in_progress"):
+                return response
+            time.sleep(0.02)
+        raise AssertionError("the response is still made")
+
     def stream(self, path: str, body: dict[str, Any]) -> list[bytes]:
         """The frames of a stream, which ended as HTTP wants it."""
         body = {"model": "tiny", "temperature": 0, "stream": True, **body}
@@ -227,18 +238,23 @@ class TestFailure:
 
     def test_response_in_the_background(self, ask: Asker) -> None:
         body = {"input": "Hello", "ignore_eos": True, "background": True, **FAILS}
-        response_id = ask("/v1/responses", body)["id"]
-        for _ in range(200):
-            response = ask.get(f"/v1/responses/{response_id}").json()
-            if response["status"] not in ("queued", "in_progress"):
-                break
-            time.sleep(0.02)
+        response = ask.wait(ask("/v1/responses", body)["id"])
         assert response["status"] == "failed"
         assert response["error"]["code"] == "invalid_prompt"
         events = decode(ask.stream("/v1/responses", body))
         again = decode([ask.get(f"/v1/responses/{events[0]['response']['id']}?stream=true&starting_after=2").content])
         assert events[-1]["type"] == "response.failed"
         assert again == events[3:]
+
+    def test_a_parser_that_raises_fails_its_own_response(self, ask: Asker) -> None:
+        body = {"input": "Hello", "tools": [{"type": "function", "name": "boom"}], "ignore_eos": True}
+        response = ask.wait(ask("/v1/responses", {**body, "background": True})["id"])
+        assert response["status"] == "failed"
+        assert response["error"]["code"] == "server_error"
+        assert "secret" not in response["error"]["message"]
+        streamed = ask.refused("/v1/responses", {**body, "stream": True})
+        assert streamed.status_code == 500 or decode([streamed.content])[-1]["type"] == "response.failed"
+        assert "secret" not in streamed.text
 
     def test_whole_response_has_the_errors_own_status(self, ask: Asker) -> None:
         for more in ({}, {"max_tool_calls": 2, "tools": [{"type": "function", **FUNCTION}], "tool_choice": "none"}):
