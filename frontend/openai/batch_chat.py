@@ -64,9 +64,9 @@ class BatchChat:
                 tasks.append(asyncio.create_task(self._chat.complete(each, header_id)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # gather would cancel all in one turn
             answers = [task.result() for task in tasks if task.done()]
-            return await apart(functools.partial(_joined, answers), is_long=len(answers) > INLINE_CHOICES)
         finally:
             await cancel(tasks)
+        return await apart(functools.partial(_joined, answers), is_long=len(answers) > INLINE_CHOICES)
 
 
 def _joined(answers: list[ChatCompletion]) -> ChatCompletion:

@@ -75,8 +75,8 @@ class TextCompletions:
                     last[index] = without_generated(output) if request.is_echo_alone else output
         finally:
             await close(streams)
-        answer = functools.partial(self._answer, request, reply, [last[index] for index in range(len(streams))])
-        return await apart(answer, is_long=len(streams) * (request.n or 1) > INLINE_CHOICES)
+        answer = functools.partial(self._answer, request, reply, [last[index] for index in sorted(last)])
+        return await apart(answer, is_long=len(last) * (request.n or 1) > INLINE_CHOICES)
 
     async def stream(self, request: CompletionRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
