@@ -5,13 +5,15 @@ message to a callback as a list of frames. On TCP, CURVE keys from the launcher 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
 
-MESSAGES_PER_TURN = 64
-"""After so many, the loop's other work has its turn: a peer that sends faster than we read must not stop all else."""
+MESSAGES_PER_TURN, SECONDS_PER_TURN = 64, 0.005
+"""After so many, or so long, the loop's other work has its turn: a peer that sends faster than we read, or a message
+for each of thousands, must not stop all else."""
 
 
 class CurveKeys(msgspec.Struct, array_like=True, frozen=True):
@@ -57,6 +59,7 @@ class Channel:
             self._socket.close(linger=linger_ms)
 
     def _drain(self) -> None:
+        until = time.monotonic() + SECONDS_PER_TURN
         for _ in range(MESSAGES_PER_TURN):
             if self._socket.closed:
                 return
@@ -65,6 +68,8 @@ class Channel:
             except zmq.Again:
                 return
             self._on_message(frames)
+            if time.monotonic() >= until:
+                break
         self._loop.call_soon(self._drain)
 
 
