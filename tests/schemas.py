@@ -103,6 +103,99 @@ class SchemaMaker:
         return {"type": self._random.choice(["boolean", "null", ["boolean", "null"]])}
 
 
+def _closed_by(name: str, value: str) -> Schema:
+    return {"type": "object", "properties": {name: {"const": value}}, "required": [name]}
+
+
+class KeywordMixer:
+    """Schemas of keywords at random, up to four of a type and some that belong nowhere: many make no sense.
+
+    What a library says that it can do, it must do: outputs of these are to be validated, not counted.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def make(self, depth: int = 0) -> Schema:
+        """One schema, sometimes with another one in it."""
+        dice = self._random
+        kind = dice.choice(list(_KEYWORDS))
+        schema: Schema = {"type": kind} if dice.random() < 0.85 else {}
+        if dice.random() < 0.08:
+            schema["type"] = [kind, "null"]
+        schema |= dice.sample(_KEYWORDS[kind], dice.randint(1, 4))
+        for others in (_COMBINERS, _REMARKS):
+            if dice.random() < 0.2:
+                schema |= [dice.choice(others)]
+        if depth < 2 and dice.random() < 0.35:
+            inner = self.make(depth + 1)
+            lists = {"type": "array", "items": inner, "maxItems": 2}
+            objects = {"type": "object", "properties": {"p": inner}, "required": ["p"]}
+            schema = dice.choice([lists, objects, {"anyOf": [inner, {"type": "null"}]}])
+        if depth == 0 and "#/$defs/q" in str(schema):
+            schema["$defs"] = {"q": {"type": "integer", "maximum": 7}}
+        return schema
+
+
+_A = {"type": "integer"}
+_REMARKS = [("title", "t"), ("default", 1), ("deprecated", True), ("x-own", 3), ("nullable", True)]
+_COMBINERS: list[tuple[str, Any]] = [
+    ("anyOf", [{"type": "string", "maxLength": 2}, {"type": "integer", "minimum": 5}]),
+    ("anyOf", [{"minimum": 5}, {"required": ["a"]}]),
+    ("oneOf", [{"type": "string"}, {"type": "integer"}]),
+    ("oneOf", [_closed_by("k", "a"), _closed_by("k", "b")]),
+    ("oneOf", [{"type": "integer"}, {"type": "number"}]),
+    ("allOf", [{"type": "integer"}, {"minimum": 3}]),
+    ("allOf", [{"maxLength": 2}]),
+    ("allOf", [{"properties": {"a": _A}}, {"properties": {"b": {"type": "null"}}, "required": ["b"]}]),
+    *(("$ref", "#/$defs/q"), ("if", {"const": 1}), ("not", {"type": "null"})),
+]
+_KEYWORDS: dict[str, list[tuple[str, Any]]] = {
+    "string": [
+        *(("minLength", 2), ("maxLength", 3), ("pattern", "^[ab]{1,4}$"), ("pattern", "b"), ("pattern", "^a")),
+        *(
+            ("pattern", "a$|^b"),
+            ("pattern", "^[^a]b?$"),
+            ("pattern", "^\\d{2}$"),
+            ("format", "uuid"),
+            ("format", "binary"),
+        ),
+        *(("enum", ["a", "bb", "ccc"]), ("const", "bb"), ("contentEncoding", "base64"), ("not", {"const": "a"})),
+    ],
+    "integer": [
+        *(("minimum", 3), ("minimum", 3.5), ("minimum", -5), ("maximum", 12), ("maximum", -2), ("multipleOf", 3)),
+        *(("exclusiveMinimum", 3), ("exclusiveMinimum", -1.5), ("exclusiveMaximum", 12), ("format", "int32")),
+        *(("enum", [1, 6, 7, "x"]), ("const", 6), ("not", {"const": 4})),
+    ],
+    "number": [
+        *(("minimum", -1.5), ("minimum", 1000), ("maximum", 12), ("exclusiveMinimum", 0), ("exclusiveMaximum", 2.5)),
+        *(("multipleOf", 0.5), ("multipleOf", 2), ("enum", [1, 2.5, None]), ("const", 2.0)),
+    ],
+    "array": [
+        *(
+            ("items", _A),
+            ("items", {"type": "string", "maxLength": 2}),
+            ("items", False),
+        ),
+        *(("prefixItems", [{"type": "boolean"}, {"type": "null"}]), ("additionalItems", False), ("minItems", 1)),
+        *(("minItems", 3), ("maxItems", 2), ("uniqueItems", True), ("uniqueItems", False), ("contains", {"const": 1})),
+        *(("minContains", 2), ("unevaluatedItems", False), ("enum", [[1], [1, 2]])),
+    ],
+    "object": [
+        *(("properties", {"a": _A, "b": {"type": "boolean"}}), ("required", ["a"]), ("required", ["a", "c"])),
+        *(("properties", {"a": {"type": "string", "pattern": "^x+$", "maxLength": 2}}), ("enum", [{"a": 1}])),
+        *(("additionalProperties", False), ("additionalProperties", {"type": "null"}), ("additionalProperties", True)),
+        *(
+            ("patternProperties", {"^x": {"type": "boolean"}}),
+            ("propertyNames", {"maxLength": 2}),
+            ("minProperties", 1),
+        ),
+        *(("maxProperties", 2), ("unevaluatedProperties", False), ("dependentRequired", {"a": ["b"]})),
+        *(("dependentSchemas", {"a": {"required": ["b"]}}), ("dependencies", {"a": ["b"]})),
+    ],
+}
+
+
 def _closed(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
     names = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}

@@ -24,7 +24,12 @@ _NOT_IN_XGRAMMAR = (
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "$anchor"),
 )
 _NOTHING_IF_FALSE = ("uniqueItems", "not", "unevaluatedProperties", "unevaluatedItems")  # the last two XGrammar follows
+_LOOSE_FORMATS = ("ipv4", "date", "date-time")
 _LENGTHS = ("minLength", "maxLength")
+NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_OF_ONE_TYPE = (*NUMBER_WORDS, *_LENGTHS, "pattern", "format")
+"""What XGrammar forgets where no `type` stands beside it."""
+
 _PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
 """A character that JSON needs not escape. Not the other way round: XGrammar counts surrogates as characters."""
 
@@ -40,7 +45,7 @@ def normalize(schema: Any, *, closed: bool) -> Any:
         closed: objects that name their properties hold no others, unless they say so.
 
     Raises:
-        SchemaError: a `$ref` leaves the schema or leads in a circle.
+        SchemaError: a `$ref` leaves the schema or leads in a circle, or a tuple is written in two ways.
     """
     check_refs(schema)
     return _Normalizer(schema).normalize(schema, closed)
@@ -89,11 +94,14 @@ class _Normalizer:
 
 
 def _unify_tuples(schema: dict[str, Any]) -> None:
-    """Drafts before 2020-12 wrote tuples as a list under `items`."""
+    """Drafts before 2020-12 wrote tuples as a list under `items`; without one, `additionalItems` says nothing."""
+    rest = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list):
+        if "prefixItems" in schema:
+            raise SchemaError("items is a list beside prefixItems; it must be one schema there")
         schema["prefixItems"] = schema.pop("items")
-        if "additionalItems" in schema:
-            schema["items"] = schema.pop("additionalItems")
+        if rest is not None:
+            schema["items"] = rest
 
 
 def _may_close(schema: dict[str, Any]) -> bool:
@@ -225,7 +233,8 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
     """A keyword of a normalized `schema` that XGrammar 0.2 does not hold outputs to; None when it holds them to all.
 
     Args:
-        strict: count patterns that it follows but for surrogates, which no text can hold: see `is_loose`.
+        strict: count patterns that it follows but for surrogates, which no text can hold (see `is_loose`), and formats
+            that it follows but for the days of a month or leading zeros.
     """
     for node in walk(schema):
         if not isinstance(node, dict):
@@ -235,6 +244,8 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
         patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
         if strict and any(isinstance(pattern, str) and is_loose(pattern) for pattern in patterns):
             return "pattern" if "pattern" in node else "patternProperties"
+        if strict and node.get("format") in _LOOSE_FORMATS:
+            return "format"
     return None
 
 
@@ -248,9 +259,6 @@ def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
     return None
 
 
-NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-
-
 def is_loose(pattern: str) -> bool:
     """Whether a pattern may match anything but some characters: to XGrammar, half a surrogate pair is one of them."""
     return (
@@ -260,8 +268,9 @@ def is_loose(pattern: str) -> bool:
 
 def _described(word: str, node: dict[str, Any]) -> str:
     """The keyword, with the one beside it that makes it too much."""
-    other = next((other for other in ("pattern", "format") if other in node), None)
-    return f"{word} beside {other}" if word in _LENGTHS and other else word
+    others = {"minLength": ("pattern", "format"), "maxLength": ("pattern", "format"), "pattern": ("format",)}
+    other = next((other for other in others.get(word, ()) if other in node), None)
+    return f"{word} beside {other}" if other else word
 
 
 def unfollowed(node: dict[str, Any]) -> str | None:
@@ -276,7 +285,7 @@ def unfollowed(node: dict[str, Any]) -> str | None:
         return "$ref"
     if "multipleOf" in node and node.get("type") != "integer":
         return "multipleOf"
-    if ("enum" in node or "const" in node) and not _values_fit(node):
+    if ("enum" in node or "const" in node) and (not _values_fit(node) or {"enum", "const"} <= set(node)):
         return "enum" if "enum" in node else "const"
     if isinstance(node.get("properties"), dict) or "required" in node:
         known = set(node.get("properties") or ())
@@ -284,6 +293,12 @@ def unfollowed(node: dict[str, Any]) -> str | None:
             return "required"
     if any(word in node for word in _LENGTHS) and ("pattern" in node or "format" in node):
         return "minLength" if "minLength" in node else "maxLength"
+    if "pattern" in node and "format" in node:
+        return "pattern"
+    if node.get("properties") and node.get("patternProperties"):  # a name may be under both
+        return "patternProperties"
+    if "type" not in node and (word := next((word for word in _OF_ONE_TYPE if word in node), None)) is not None:
+        return word
     patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
     if any(isinstance(pattern, str) and _hard(pattern) for pattern in patterns):
         return "pattern" if "pattern" in node else "patternProperties"

@@ -219,6 +219,15 @@ ONLY_GUIDANCE = {
     "a name that is not described": ({"type": "object", "required": ["a"]}, "required"),
     "words beside a reference": ({"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}, "$ref"),
     "flags in a pattern": ({"type": "string", "pattern": "^(?i)ab$"}, "pattern"),
+    "a limit without a type": ({"minimum": 3}, "minimum"),
+    "pattern without a type": ({"pattern": "^a$"}, "pattern"),
+    "pattern and format": ({"type": "string", "pattern": "^a", "format": "uuid"}, "pattern beside format"),
+    "enum and const": ({"enum": ["a", "b"], "const": "a"}, "enum"),
+    "names and patterns of names": (
+        {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": {"type": "null"}}},
+        "patternProperties",
+    ),
+    "the days of months": ({"type": "string", "format": "date"}, None),
     "any characters but": ({"type": "string", "pattern": "^[^a]{1,3}$"}, None),
 }
 NOBODY = {
