@@ -9,7 +9,7 @@ from quire.core.config import EngineArgs, EngineConfig
 from quire.core.engine_client import EngineClient
 from quire.core.errors import ConfigError, EngineDeadError, ParameterError
 from quire.core.logging import get_logger
-from quire.core.protocol import EngineReady
+from quire.core.protocol import EngineReady, EngineRequest
 from quire.core.sampling_params import SamplingParams
 from quire.frontend import launch
 from quire.frontend.cli.refusals import Refusals
@@ -19,7 +19,7 @@ from quire.frontend.input_processor import InputProcessor
 from quire.frontend.metrics import EngineMetrics
 from quire.frontend.output_processor import RequestStream
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.prompt import PromptLike, ReadEmbeds
+from quire.frontend.prompt import Prompt, PromptLike, ReadEmbeds
 from quire.frontend.served_model import ServedModel
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.truncation import Truncation
@@ -208,6 +208,12 @@ class AsyncLLM:
             limit_logprobs=limit_logprobs,
             grammar=grammar,
         )
+        return await self._submit(request_id, read, sampling, requests)
+
+    async def _submit(
+        self, request_id: str, prompt: Prompt, sampling: SamplingParams, requests: Iterable[EngineRequest]
+    ) -> RequestStream:
+        """Hands the engine all sequences of a request. They may be thousands: others have their turns between."""
         interval = max(self.model.stream_interval, sampling.stream_interval or 1)
         completions = [
             Completion(index, request, sampling, self._tokenizer, interval)
@@ -215,7 +221,7 @@ class AsyncLLM:
         ]
         stream = RequestStream(
             request_id,
-            read,
+            prompt,
             sampling,
             completions,
             metrics=self.metrics,
