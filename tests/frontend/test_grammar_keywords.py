@@ -15,7 +15,8 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.guidance_backend import GuidanceBackend
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.schema import SchemaError
+from quire.frontend.grammar.loosened import loosened
+from quire.frontend.grammar.schema import SchemaError, normalize, xgrammar_gap
 from tests.schemas import KeywordMixer, Schema
 
 END = 256
@@ -72,4 +73,24 @@ def test_no_keyword_is_left_out_in_silence(backend: str, seed: int) -> None:
                 errors = Draft202012Validator(schema, format_checker=FormatChecker(["uuid"])).iter_errors(value)
                 assert [error.message for error in errors] == [], (schema, value)
                 num_outputs += 1
+    assert num_outputs > 60
+
+
+def test_a_loosened_schema_takes_all_that_the_schema_does() -> None:
+    """And XGrammar follows what is left of it."""
+    library, loader = BACKENDS["guidance"]
+    mixer, dice = KeywordMixer(9), random.Random(9)
+    num_outputs = 0
+    for _ in range(400):
+        schema = mixer.make()
+        loose = loosened(schema)
+        assert xgrammar_gap(normalize(loose, closed=False), strict=False) is None, schema
+        try:
+            loaded = loader.load(library.compile(constraint(schema, dice)))
+        except (GrammarError, SchemaError):
+            continue
+        if (out := wander(loader.matcher(loaded), dice)) is not None:
+            value = json.loads(out.decode().rstrip(";"))
+            assert Draft202012Validator(loose).is_valid(value), (schema, loose, value)
+            num_outputs += 1
     assert num_outputs > 60
