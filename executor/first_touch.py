@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-NUM_TOKENS = 16384
+NUM_TOKENS = 32768
 """Room that is made ready: low pages leave the pool first."""
 _SLICE_BYTES = 2 << 20
 """What a thread clears at once. A huge page: two threads in one would both clear it."""

@@ -68,7 +68,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
         logits_processors=args.model.logits_processors or [],
         trace_folder=_trace_folder(args.observability.profiler_config),
         # Offline work begins at once with as many requests as there are; a server should answer its first one soon.
-        first_touch_seconds=2.0 if usage == "llm" else 1.0,
+        first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
 
 
