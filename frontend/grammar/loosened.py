@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.grammar.schema import ANNOTATIONS, unfollowed, walk
+from quire.frontend.grammar.gaps import unfollowed
+from quire.frontend.grammar.schema import ANNOTATIONS, walk
 
 
 def loosened(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,5 @@
-"""JSON schemas on their way to a grammar library: rewritten to what all of them read, and searched for what one cannot.
+"""JSON schemas on their way to a grammar library: checked for circles, and rewritten to what all libraries read."""
 
-Libraries leave keywords out that they do not know, some without a word; what is not sure to be held is not tried.
-"""
-
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,20 +14,6 @@ ANNOTATIONS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "example"),
     *("$id", "$schema", "$defs", "definitions", "nullable", "discriminator", "xml", "externalDocs"),
 }
-_NOT_IN_XGRAMMAR = (
-    *("uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else", "not", "oneOf"),
-    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
-    *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "$anchor"),
-)
-_NOTHING_IF_FALSE = ("uniqueItems", "not", "unevaluatedProperties", "unevaluatedItems")  # the last two XGrammar follows
-_LOOSE_FORMATS = ("ipv4", "date", "date-time")
-_LENGTHS = ("minLength", "maxLength")
-NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_OF_ONE_TYPE = (*NUMBER_WORDS, *_LENGTHS, "pattern", "format")
-"""What XGrammar forgets where no `type` stands beside it."""
-
-_PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
-"""A character that JSON needs not escape. Not the other way round: XGrammar counts surrogates as characters."""
 
 
 class SchemaError(ValueError):
@@ -180,33 +162,35 @@ def _follow(node: Any, root: Any) -> Any:
 def _apart(first: Any, second: Any, root: Any) -> bool:
     if not isinstance(first, dict) or not isinstance(second, dict):
         return False
-    values, others = _values(first), _values(second)
+    values, others = values_of(first), values_of(second)
     if values is not None and others is not None:
         return not any(value in others and type(value) is type(others[others.index(value)]) for value in values)
-    types, other_types = _types(first), _types(second)
+    types, other_types = types_of(first), types_of(second)
     if types and other_types and not types & other_types:
         return True
     return types == other_types == {"object"} and _objects_apart(first, second, root)
 
 
-def _values(schema: dict[str, Any]) -> list[Any] | None:
+def values_of(schema: dict[str, Any]) -> list[Any] | None:
+    """The values that `enum` or `const` leaves; None without them."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
+def types_of(schema: dict[str, Any]) -> set[str]:
     """JSON types that a schema allows, integers counted as numbers; empty when it does not say."""
     named = schema.get("type")
     names = {named} if isinstance(named, str) else set(named or ())
-    if not names and (values := _values(schema)) is not None:
-        names = {_type_of(value) for value in values}
+    if not names and (values := values_of(schema)) is not None:
+        names = {type_of(value) for value in values}
     if not names and isinstance(schema.get("properties"), dict) and schema.get("required"):
         return set()
     return {"number" if name == "integer" else name for name in names}
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """The JSON type of a value; integers are numbers."""
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), ((int, float), "number"), (str, "string"), (list, "array")):
@@ -224,107 +208,3 @@ def _objects_apart(first: dict[str, Any], second: dict[str, Any], root: Any) -> 
     return (second.get("additionalProperties") is False and bool(needs - set(yours))) or (
         first.get("additionalProperties") is False and bool(asks - set(mine))
     )
-
-
-# ---------------------------------------------------------------------------------------------------------- XGrammar
-
-
-def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
-    """A keyword of a normalized `schema` that XGrammar 0.2 does not hold outputs to; None when it holds them to all.
-
-    Args:
-        strict: count patterns that it follows but for surrogates, which no text can hold (see `is_loose`), and formats
-            that it follows but for the days of a month or leading zeros.
-    """
-    for node in walk(schema):
-        if not isinstance(node, dict):
-            continue
-        if (word := unfollowed(node)) is not None:
-            return _described(word, node)
-        patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
-        if strict and any(isinstance(pattern, str) and is_loose(pattern) for pattern in patterns):
-            return "pattern" if "pattern" in node else "patternProperties"
-        if strict and node.get("format") in _LOOSE_FORMATS:
-            return "format"
-    return None
-
-
-def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
-    """A keyword of a normalized `schema` that is among `missing`, or that no backend but llguidance follows."""
-    for node in walk(schema):
-        if isinstance(node, dict):
-            found = unfollowed(node) or next((word for word in node if word in missing), None)
-            if found is not None:
-                return _described(found, node)
-    return None
-
-
-def is_loose(pattern: str) -> bool:
-    """Whether a pattern may match anything but some characters: to XGrammar, half a surrogate pair is one of them."""
-    return (
-        "[^" in pattern or any(mark in pattern for mark in ("\\S", "\\W", "\\D")) or "." in pattern.replace("\\.", "")
-    )
-
-
-def _described(word: str, node: dict[str, Any]) -> str:
-    """The keyword, with the one beside it that makes it too much."""
-    others = {"minLength": ("pattern", "format"), "maxLength": ("pattern", "format"), "pattern": ("format",)}
-    other = next((other for other in others.get(word, ()) if other in node), None)
-    return f"{word} beside {other}" if other else word
-
-
-def unfollowed(node: dict[str, Any]) -> str | None:
-    """A keyword of one schema, not of those within it, that XGrammar does not hold outputs to as it is used there."""
-    for word in _NOT_IN_XGRAMMAR:
-        if node.get(word) is not None and not (node[word] is False and word in _NOTHING_IF_FALSE):
-            return word
-    for word in ("allOf", "anyOf"):
-        if word in node and (set(node) - {word} - ANNOTATIONS or (word == "allOf" and len(node[word]) > 1)):
-            return word
-    if "$ref" in node and (set(node) - {"$ref"} - ANNOTATIONS or "~" in node["$ref"]):
-        return "$ref"
-    if "multipleOf" in node and node.get("type") != "integer":
-        return "multipleOf"
-    if ("enum" in node or "const" in node) and (not _values_fit(node) or {"enum", "const"} <= set(node)):
-        return "enum" if "enum" in node else "const"
-    if isinstance(node.get("properties"), dict) or "required" in node:
-        known = set(node.get("properties") or ())
-        if set(node.get("required") or ()) - known:
-            return "required"
-    if any(word in node for word in _LENGTHS) and ("pattern" in node or "format" in node):
-        return "minLength" if "minLength" in node else "maxLength"
-    if "pattern" in node and "format" in node:
-        return "pattern"
-    if node.get("properties") and node.get("patternProperties"):  # a name may be under both
-        return "patternProperties"
-    if "type" not in node and (word := next((word for word in _OF_ONE_TYPE if word in node), None)) is not None:
-        return word
-    patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
-    if any(isinstance(pattern, str) and _hard(pattern) for pattern in patterns):
-        return "pattern" if "pattern" in node else "patternProperties"
-    return None
-
-
-def _values_fit(node: dict[str, Any]) -> bool:
-    """Whether nothing beside enum or const takes values out."""
-    types = _types(node)
-    rest = set(node) - {"enum", "const", "type"} - ANNOTATIONS
-    return not rest and ("type" not in node or all(_type_of(value) in types for value in _values(node) or ()))
-
-
-def _hard(pattern: str) -> bool:
-    """Look-around is not there, and quotes and backslashes would stand in the JSON as they are."""
-    marks = ("(?", '"', "\\\\", "\\x", "\\u", "\\p", "\\P", "\\b", "\\B")
-    return any(mark in pattern.replace("(?:", "(") for mark in marks)
-
-
-def lengths_as_patterns(schema: Any) -> Any:
-    """`minLength` and `maxLength` written as patterns: XGrammar's own would let control characters through."""
-    schema = copy.deepcopy(schema)
-    for node in walk(schema):
-        if not isinstance(node, dict) or not any(word in node for word in _LENGTHS):
-            continue
-        low, high = node.pop("minLength", None) or 0, node.pop("maxLength", None)
-        if node.get("type", "string") == "string" or "string" in node["type"]:
-            node["pattern"] = f"^{_PLAIN}{{{low},{'' if high is None else high}}}$"
-    return schema

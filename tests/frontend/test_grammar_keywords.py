@@ -15,8 +15,9 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.guidance_backend import GuidanceBackend
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
+from quire.frontend.grammar.gaps import xgrammar_gap
 from quire.frontend.grammar.loosened import loosened
-from quire.frontend.grammar.schema import SchemaError, normalize, xgrammar_gap
+from quire.frontend.grammar.schema import SchemaError, normalize
 from tests.schemas import KeywordMixer, Schema
 
 END = 256

@@ -6,7 +6,7 @@ from quire.core.light_import import without
 from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.schema import NUMBER_WORDS, keyword_gap
+from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
 
 with without("torch"):  # for bit masks, which it is not asked for
     from lmformatenforcer import CharacterLevelParserConfig, JsonSchemaParser, RegexParser

@@ -8,7 +8,8 @@ from outlines_core import Index, Vocabulary, json_schema
 from quire.core import protocol
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.schema import NUMBER_WORDS, keyword_gap, normalize
+from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
+from quire.frontend.grammar.schema import normalize
 
 _MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "unevaluatedItems"})
 _ONE_LINE = r"[ ]?"

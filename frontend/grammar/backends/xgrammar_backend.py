@@ -12,7 +12,8 @@ from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.schema import is_loose, lengths_as_patterns, normalize, walk, xgrammar_gap
+from quire.frontend.grammar.gaps import is_loose, lengths_as_patterns, xgrammar_gap
+from quire.frontend.grammar.schema import normalize, walk
 from quire.frontend.grammar.structural_tag import formats, is_portable, read_format
 
 with absent("torch"):
