@@ -24,6 +24,8 @@ from quire.frontend.truncation import Truncation
 INLINE_CHARACTERS = 4096
 """Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
 
+LARGE_CHARACTERS = 2**20
+"""Longer texts are tokenized in another thread, so that those that may become a prompt need not wait for them."""
 
 MAX_GRAMMAR_BYTES = 2**26
 """Of compiled grammars that one request may bring: each of its n sequences carries its own copy."""
@@ -64,6 +66,7 @@ class InputProcessor:
         self._read_embeds = read_embeds
         self._seeds = random.Random(seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._large_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize-large")
         self._chat_template = functools.lru_cache(maxsize=16)(self._compile_template)
 
     @property
@@ -81,8 +84,9 @@ class InputProcessor:
         return self._tokenizer
 
     def close(self) -> None:
-        """Ends the tokenizing thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the tokenizing threads."""
+        for thread in (self._thread, self._large_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     # --------------------------------------------------------------------------------------------------------- text
 
@@ -96,13 +100,19 @@ class InputProcessor:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if must_fit:
             await self.check_length(text)
-        [token_ids] = await self.tokenize_batch([text], add_special_tokens=add_special_tokens)
+        thread = self._thread if len(text) <= LARGE_CHARACTERS else self._large_thread
+        [token_ids] = await self._tokenize_in(thread, [text], add_special_tokens)
         return token_ids
 
     async def tokenize_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of many texts, on all cores."""
+        return await self._tokenize_in(self._thread, texts, add_special_tokens)
+
+    async def _tokenize_in(
+        self, thread: ThreadPoolExecutor, texts: list[str], add_special_tokens: bool
+    ) -> list[list[int]]:
         encode = functools.partial(self.tokenizer.encode_batch, add_special_tokens=add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode, texts)
+        return await asyncio.get_running_loop().run_in_executor(thread, encode, texts)
 
     async def check_length(self, text: str, param: str = "prompt") -> None:
         """Refuses a text that is longer than the context whatever its tokens are, before anybody looks for them.

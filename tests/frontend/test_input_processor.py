@@ -75,6 +75,19 @@ class TestPrompts:
             read(prompt)
         assert caught.value.param == "prompt"
 
+    def test_prompts_do_not_wait_for_texts_that_are_larger_than_any(self) -> None:
+        async def run() -> list[str]:
+            processor, ended = make(), []
+
+            async def tokenize(name: str, text: str) -> None:
+                await processor.tokenize(text)
+                ended.append(name)
+
+            await asyncio.gather(tokenize("large", "word " * 250_000), tokenize("long", "word " * 1000))
+            return ended
+
+        assert asyncio.run(run()) == ["long", "large"]
+
     def test_long_texts_are_refused_as_short_ones_are(self) -> None:
         with pytest.raises(ParameterError, match="lone surrogate"):
             read("long " * 2000 + "\udc00", must_fit=False)
@@ -83,10 +96,10 @@ class TestPrompts:
         def encode_batch(*args: object, **options: object) -> None:
             pytest.fail("it was tokenized")
 
-        text = "word " * 1_000_000
+        text = "word " * 100_000
         assert len(read(text, must_fit=False).token_ids) > 64
         monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
-        with pytest.raises(ParameterError, match=r"5000000 characters.*at least \d+ tokens.*limited to 64") as caught:
+        with pytest.raises(ParameterError, match=r"500000 characters.*at least \d+ tokens.*limited to 64") as caught:
             read(text)
         assert caught.value.param == "prompt"
         with pytest.raises(ParameterError, match=r"1000000 tokens.*at most 63"):
