@@ -29,6 +29,9 @@ class Spans(Protocol):
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
         """Times the body of a `with`."""
 
+    def add(self, name: str, begin: float, end: float) -> None:
+        """Takes down a piece of work that was timed elsewhere."""
+
     def take(self) -> list[Span]:
         """What was recorded since the last call."""
 
@@ -39,6 +42,8 @@ class _NoSpans:
 
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
         return self._nothing
+
+    def add(self, name: str, begin: float, end: float) -> None: ...
 
     def take(self) -> list[Span]:
         return []
@@ -71,6 +76,9 @@ class SpanList:
 
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
         return _Timer(name, self._spans)
+
+    def add(self, name: str, begin: float, end: float) -> None:
+        self._spans.append((name, begin, end))
 
     def take(self) -> list[Span]:
         spans = list(self._spans)

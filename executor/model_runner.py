@@ -1,4 +1,4 @@
-"""Runs steps: a plan in, sampled tokens out. Owns the request table, the KV cache and the sampler of one rank."""
+"""Runs steps: a plan in, sampled tokens out. Owns the request table and the sampler of one rank."""
 
 import numpy as np
 import torch
@@ -6,13 +6,14 @@ import torch
 from quire.core.protocol import StepPlan, StepResult
 from quire.core.trace import NO_SPANS, Spans
 from quire.executor.embedded_prompts import EmbeddedPrompts
+from quire.executor.forward import Forward
 from quire.executor.input_batch import InputBatch, build_input_batch
-from quire.executor.models.base import GivenRows, Model, Wanted
+from quire.executor.models.base import GivenRows
+from quire.executor.recorded_steps import RecordedSteps
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampled, Sampler
-from quire.ops import AttentionBatch, Backend
 
 
 class ModelRunner:
@@ -20,22 +21,20 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
-        ops: Backend,
+        forward: Forward,
+        recorded_steps: RecordedSteps,
         table: RequestTable,
         sampler: Sampler,
         scorer: PromptScorer,
         embedded: EmbeddedPrompts,
-        kv_caches: list[torch.Tensor],
         spans: Spans = NO_SPANS,
     ) -> None:
-        self._model = model
-        self._ops = ops
+        self._forward = forward
+        self._recorded_steps = recorded_steps
         self._table = table
         self._sampler = sampler
         self._scorer = scorer
         self._embedded = embedded
-        self._kv_caches = kv_caches
         self._spans = spans
 
     @torch.inference_mode()
@@ -54,40 +53,34 @@ class ModelRunner:
                 return StepResult(plan.step_id, [])
             batch = build_input_batch(plan, self._table)
             given = self._embedded.rows(plan) if self._embedded.pending else None
-        with self._spans.span("forward"):
-            hidden = self._forward(batch, given)
         result = StepResult(plan.step_id, [])
+        if self._scorer.pending:
+            with self._spans.span("forward"):
+                hidden = self._forward.hidden(batch, given)
+            if len(batch.sampled_slots):
+                with self._spans.span("sample"):
+                    result = self._sample(plan.step_id, batch, self._forward.sampled_logits(hidden, batch))
+            with self._spans.span("score"):
+                result.prompt_logprobs = self._scorer.score(plan, hidden, self._table, self._forward.compute_logits)
+            return result
+        with self._spans.span("forward"):
+            logits = self._logits(batch, given)
         if len(batch.sampled_slots):
             with self._spans.span("sample"):
-                result = self._sample(plan.step_id, batch, hidden)
-        if self._scorer.pending:
-            with self._spans.span("score"):
-                result.prompt_logprobs = self._scorer.score(plan, hidden, self._table, self._model.compute_logits)
+                result = self._sample(plan.step_id, batch, logits)
         return result
 
-    def _sample(self, step_id: int, batch: InputBatch, hidden: torch.Tensor) -> StepResult:
-        by_row = hidden if len(hidden) == len(batch.query_lens) else hidden[batch.row_ends]
-        logits = self._model.compute_logits(by_row[batch.sampled_rows])
+    def _logits(self, batch: InputBatch, given: GivenRows | None) -> torch.Tensor:
+        if given is None and (logits := self._recorded_steps.logits(batch)) is not None:
+            return logits
+        return self._forward.logits(batch, given)
+
+    def _sample(self, step_id: int, batch: InputBatch, logits: torch.Tensor) -> StepResult:
         sampled = self._sampler.sample(logits, SampleBatch(batch.sampled_slots, batch.sampled_positions, self._table))
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
         self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
         with self._spans.span("result"):
             return self._result(step_id, batch.sampled_slots, sampled)
-
-    def _forward(self, batch: InputBatch, given: GivenRows | None) -> torch.Tensor:
-        """Hidden states of all tokens while prompts are scored, otherwise of each row's last one."""
-        attention = self._attention_batch(batch, batch.query_lens, batch.slot_mapping)
-        wanted = None
-        if len(batch.token_ids) > len(batch.query_lens) and not self._scorer.pending:
-            lasts = self._attention_batch(batch, np.ones_like(batch.query_lens), batch.slot_mapping[batch.row_ends])
-            wanted = Wanted(batch.row_ends, lasts)
-        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given, wanted)
-
-    def _attention_batch(self, batch: InputBatch, query_lens: np.ndarray, slot_mapping: torch.Tensor) -> AttentionBatch:
-        """Of the last `query_lens` tokens of each row."""
-        return self._ops.attention_batch(
-            query_lens, batch.seq_lens, batch.block_tables, slot_mapping, block_size=self._table.block_size
-        )
 
     def _result(self, step_id: int, slots: np.ndarray, sampled: Sampled) -> StepResult:
         """Reads a step's tokens off the device."""

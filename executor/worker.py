@@ -18,10 +18,12 @@ from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.executor import memory
 from quire.executor.embedded_prompts import EmbeddedPrompts
 from quire.executor.first_touch import touch
+from quire.executor.forward import Forward
 from quire.executor.model_runner import ModelRunner
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel import ParallelGroup
+from quire.executor.recorded_steps import RecordedSteps
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
 from quire.executor.sampling.prompt_scorer import PromptScorer
@@ -108,10 +110,19 @@ class Worker:
         if self._device.type == "cpu":
             touch(kv_caches, limits.block_size, self._config.first_touch_seconds)
         mode = self._config.logprobs_mode
+        table = RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device)
+        forward = Forward(self._model, self._ops, kv_caches, limits.block_size)
         self._runner = ModelRunner(
-            self._model,
-            self._ops,
-            RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device),
+            forward,
+            RecordedSteps(
+                forward,
+                self._ops,
+                max_num_seqs=limits.max_num_seqs,
+                num_pages=table.block_tables[0].shape[1],
+                device=self._device,
+                enabled=self._group.size == 1,  # collectives cannot be recorded
+            ),
+            table,
             Sampler(
                 limits.max_num_seqs,
                 spec.vocab_size,
@@ -122,7 +133,6 @@ class Worker:
             ),
             PromptScorer(spec.vocab_size, mode),
             EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device),
-            kv_caches,
             self._spans,
         )
 

@@ -5,9 +5,11 @@ layers; nothing else asks which device it runs on. Tensors belong to the backend
 tokens of a step, of all its requests, one after the other.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 PackedLinear = Any
@@ -19,6 +21,18 @@ class AttentionBatch(Protocol):
 
     slot_mapping: Tensor
     """[num_tokens] int64: the cache slot (page * block_size + offset) that each new token's key and value go to."""
+
+
+class Recording(Protocol):
+    """Operations to be run again on the memory that they were recorded with."""
+
+    def run(self) -> None:
+        """Runs all of them, in order."""
+        ...
+
+    def run_timed(self) -> list[float]:
+        """Like `run`; the CLOCK_MONOTONIC seconds at which each operation was done."""
+        ...
 
 
 class Backend(Protocol):
@@ -35,6 +49,16 @@ class Backend(Protocol):
         """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
         ...
 
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for `rotary`, both [num_tokens, 1, rotary_dim] of `dtype`.
+
+        `positions` is [num_tokens] int64; `frequencies` [rotary_dim / 2] float32, radians a position; `scale`
+        multiplies both.
+        """
+        ...
+
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates pairs (i, i + rotary_dim / 2) of the first `rotary_dim` of each head (arXiv:2104.09864, NeoX order).
 
@@ -47,8 +71,8 @@ class Backend(Protocol):
         """[num_tokens, 2 * size] → [num_tokens, size]: silu of the first half times the second (arXiv:2002.05202)."""
         ...
 
-    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """Rows of `weight` [vocab, hidden] at `token_ids` [num_tokens] int64."""
+    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
+        """Rows of `x` [rows, size] at `index` [n] int64: [n, size]."""
         ...
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -136,6 +160,15 @@ class Backend(Protocol):
 
         `uniform` is [num_rows] float64 in [0, 1). A token whose logit is -inf is never drawn. Returns as `likeliest`;
         false where the logits are no distribution (NaN, infinite).
+        """
+        ...
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        """What `run` returns, and a recording that computes it again from what its inputs' memory holds by then.
+
+        A recording has no memory of its own for what it computes: the result is valid until the next `record` of this
+        backend, or the next run of a recording. None where the backend cannot record, or `run` did anything beside
+        operations of this backend and views of tensors.
         """
         ...
 

@@ -93,7 +93,7 @@ class Attention:
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
         q = self._ops.rotate_and_store(heads, cos, sin, kv_cache, batch.slot_mapping, norm=self._qk_norm)
         if wanted is not None:
-            q, batch = q[wanted.tokens], wanted.batch
+            q, batch = self._ops.take_rows(q.flatten(1), wanted.tokens).unflatten(1, q.shape[1:]), wanted.batch
         out = self._ops.attention(q, kv_cache, batch, scale=self._scale, window=self._window)
         return self._output(out.reshape(len(q), -1))
 

@@ -22,14 +22,12 @@ class RotaryEmbedding:
         """
         frequencies, self._scale = rotary_frequencies(config, head_dim, context.max_model_len)
         self._frequencies = frequencies.to(context.device)
+        self._ops = context.ops
         self._dtype = context.dtype
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, both [num_tokens, 1, rotary_dim]."""
-        angles = positions.to(torch.float32).unsqueeze(-1) * self._frequencies
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return cos.unsqueeze(1).to(self._dtype), sin.unsqueeze(1).to(self._dtype)
+        return self._ops.rotation(positions, self._frequencies, self._scale, self._dtype)
 
 
 class Rotation(NamedTuple):

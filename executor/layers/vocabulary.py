@@ -34,10 +34,10 @@ class VocabEmbedding:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         if self._group.size == 1:
-            return self._ops.embedding(token_ids, self._rows)
+            return self._ops.take_rows(self._rows, token_ids)
         local_ids = token_ids - self._start
         is_elsewhere = (local_ids < 0) | (local_ids >= len(self._rows))
-        embedded = self._ops.embedding(local_ids.masked_fill(is_elsewhere, 0), self._rows)
+        embedded = self._ops.take_rows(self._rows, local_ids.masked_fill(is_elsewhere, 0))
         return self._group.all_reduce(embedded.masked_fill(is_elsewhere.unsqueeze(1), 0))
 
 

@@ -17,13 +17,16 @@ from quire.executor.layers.norm import RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
 from quire.executor.models.base import GivenRows
-from quire.ops import AttentionBatch
+from quire.ops import AttentionBatch, Backend
 
 
 class DecoderLayer:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(
+        self, ops: Backend, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP
+    ) -> None:
+        self._ops = ops
         self.input_norm = input_norm
         self.attention = attention
         self.post_attention_norm = post_attention_norm
@@ -48,7 +51,7 @@ class DecoderLayer:
             x, residual = self.input_norm.add(x, residual)
         x = self.attention(x, *rotation, kv_cache, batch, wanted)
         if wanted is not None:
-            residual = residual[wanted.tokens]
+            residual = self._ops.take_rows(residual, wanted.tokens)
         x, residual = self.post_attention_norm.add(x, residual)
         return self.mlp(x), residual
 
@@ -75,6 +78,7 @@ class Decoder:
         self._rotary = RotaryEmbedding(context, config, spec.head_dim)
         self._layers = [
             DecoderLayer(
+                context.ops,
                 RMSNorm(context, f"model.layers.{index}.input_layernorm", spec.hidden_size, eps),
                 make_attention(f"model.layers.{index}.self_attn", index),
                 RMSNorm(context, f"model.layers.{index}.post_attention_layernorm", spec.hidden_size, eps),

@@ -59,7 +59,9 @@ def read_timeline(path: Path) -> dict[str, list[Span]]:
     tracks: dict[str, list[Span]] = {name: [] for name in names.values()}
     for event in events:
         if event["ph"] == "X":
-            tracks[names[event["tid"]]].append(Span(event["name"], event["ts"], event["ts"] + event["dur"]))
+            begin, end = event["ts"], event["ts"] + event["dur"]
+            # To a nanosecond, so that a span does not reach a rounding error into the next.
+            tracks[names[event["tid"]]].append(Span(event["name"], round(begin, 3), round(end, 3)))
     for spans in tracks.values():
         spans.sort(key=lambda span: (span.begin, -span.end))
     return tracks

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import eager
+from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.linear import PackedWeight, linear, linear_seconds, pack_linear
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.eager.attention import LARGEST
@@ -23,8 +24,6 @@ _MAX_GROUP = 64
 _WORTH_THREADS_SECONDS = 150e-6
 """An operation that one thread does in less stays on one: the others have gone to sleep since the last, and waking them
 and waiting for them costs up to 50 µs, more where another process uses their core."""
-_KEY_SECONDS = 0.25e-9
-"""What one key of one head costs a query, for each of its dimensions, on one thread."""
 
 _POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 
@@ -57,7 +56,6 @@ class NativePlan(AttentionPlan):
         self.query_lens = np.ascontiguousarray(query_lens, np.int64)
         self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)
-        self.num_pairs = int(self.query_lens @ self.seq_lens)  # of queries and keys, hidden ones included
 
 
 class NativeBackend:
@@ -66,14 +64,13 @@ class NativeBackend:
     def __init__(self, kernels: ctypes.CDLL) -> None:
         """`kernels` comes from `quire.ops.cpu.compiler`."""
 
-        def kernel(name: str, *arguments: type) -> Callable[..., int]:
-            function = kernels[name]
-            function.argtypes = arguments
-            return function
-
-        self._set_num_threads = kernel("omp_set_num_threads", ctypes.c_int)  # OpenMP's own; oneDNN asks there
-        self._panels = PanelLinear(kernels)
-        self._attention = kernel("quire_attention", ctypes.POINTER(_AttentionCall))
+        self._launcher = launcher = Launcher(kernels)
+        kernel, self._empty = launcher.bind, launcher.empty
+        self._set_num_threads = kernels["omp_set_num_threads"]  # OpenMP's own; oneDNN asks there
+        self._panels = PanelLinear(kernels, launcher)
+        self._attention = launcher.bind_struct("quire_attention")
+        self._take_rows = kernel("quire_take_rows", *[_POINTER] * 3, *[_LONG] * 3)
+        self._rotation = kernel("quire_rotation", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, *[_LONG] * 2)
         self._rms_norm = kernel("quire_rms_norm", *[_POINTER] * 3, *[_LONG] * 6, _DOUBLE, _LONG, _LONG)
         self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
         self._rotary = kernel("quire_rotary", *[_POINTER] * 4, *[_LONG] * 8)
@@ -88,7 +85,7 @@ class NativeBackend:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Backend.rms_norm`."""
         if x.dim() == 3 and x.stride(2) == 1 and weight.is_contiguous() and _same_dtype(x, weight):
-            out = torch.empty(x.shape, dtype=x.dtype)
+            out = self._empty(*x.shape, dtype=x.dtype)
             tokens, heads, size = x.shape
             weight_stride = size if weight.dim() == 2 else 0
             if not self._rms_norm(
@@ -104,7 +101,7 @@ class NativeBackend:
         """See `Backend.add_rms_norm`."""
         dense = x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
         if dense and x.dim() == 2 and _same_dtype(x, residual, weight):
-            out = torch.empty_like(x)
+            out = self._empty(*x.shape, dtype=x.dtype)
             if not self._add_rms_norm(
                 x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, _dtype(x),
                 torch.get_num_threads(),
@@ -115,7 +112,7 @@ class NativeBackend:
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See `Backend.rotary`."""
         if x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous() and _same_dtype(x, cos, sin):
-            out = torch.empty(x.shape, dtype=x.dtype)
+            out = self._empty(*x.shape, dtype=x.dtype)
             if not self._rotary(
                 x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), *x.shape, cos.shape[-1], x.stride(0),
                 x.stride(1), _dtype(x), torch.get_num_threads(),
@@ -127,16 +124,36 @@ class NativeBackend:
         """See `Backend.silu_and_mul`."""
         if x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES:
             tokens, size = x.shape[0], x.shape[1] // 2
-            out = torch.empty(tokens, size, dtype=x.dtype)
+            out = self._empty(tokens, size, dtype=x.dtype)
             if not self._silu_and_mul(
                 x.data_ptr(), out.data_ptr(), tokens, size, x.stride(0), _dtype(x), torch.get_num_threads()
             ):
                 return out
         return eager.silu_and_mul(x)
 
-    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """See `Backend.embedding`."""
-        return eager.embedding(token_ids, weight)
+    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
+        """See `Backend.take_rows`."""
+        if x.dim() == 2 and x.is_contiguous() and index.is_contiguous():
+            out = self._empty(len(index), x.shape[1], dtype=x.dtype)
+            if not self._take_rows(
+                x.data_ptr(), index.data_ptr(), out.data_ptr(), len(x), len(index), x.shape[1] * x.itemsize
+            ):
+                return out
+        return eager.take_rows(x, index)
+
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """See `Backend.rotation`."""
+        if positions.is_contiguous() and frequencies.is_contiguous() and dtype in _DTYPES:
+            num_tokens, half = len(positions), len(frequencies)
+            cos, sin = (self._empty(num_tokens, 1, 2 * half, dtype=dtype) for _ in range(2))
+            if not self._rotation(
+                positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr(), num_tokens, half, scale,
+                _DTYPES[dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return cos, sin
+        return eager.rotation(positions, frequencies, scale, dtype)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | PackedWeight:
         """See `Backend.pack_linear`."""
@@ -201,7 +218,7 @@ class NativeBackend:
             dense = dense and weight.is_contiguous() and _same_dtype(heads, weight)
         if dense and _is_cache(kv_cache) and _same_dtype(heads, cos, sin):
             num_heads, slots = num_all - 2 * num_kv_heads, slot_mapping.contiguous()
-            out = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
+            out = self._empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
             if not self._rotate_and_store(
                 heads.data_ptr(), None if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
@@ -231,16 +248,15 @@ class NativeBackend:
         _, _, num_kv_heads, block_size, _ = kv_cache.shape
         group = num_heads // num_kv_heads
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in _DTYPES:
-            out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
-            seconds = batch.num_pairs * num_kv_heads * head_dim * _KEY_SECONDS
-            num_threads = torch.get_num_threads() if seconds > _WORTH_THREADS_SECONDS else 1
+            out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
             call = _AttentionCall(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
                 len(batch.query_lens), batch.block_tables.shape[1], block_size, num_kv_heads, group, head_dim,
-                window or 0, _dtype(q), _dtype(kv_cache), num_threads, scale,
+                window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
             )  # fmt: skip
-            if not self._attention(ctypes.byref(call)):
+            self._launcher.keep(batch)
+            if not self._attention(call):
                 return out
         return eager.attention(q, kv_cache, batch, scale=scale, window=window)
 
@@ -265,6 +281,10 @@ class NativeBackend:
             ):  # fmt: skip
                 return token_ids, usable
         return eager.draw(logits, uniform)
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        """See `Backend.record`."""
+        return self._launcher.record(run)
 
 
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.ops.cpu.launches import Launcher
+
 
 class LinearCall(ctypes.Structure):
     """`LinearCall` in linear.cpp."""
@@ -40,15 +42,15 @@ class PanelWeight:
 class PanelLinear:
     """Packs weights and multiplies by them; a row's result is the same to the bit in any batch."""
 
-    def __init__(self, kernels: ctypes.CDLL) -> None:
-        """`kernels` comes from `quire.ops.cpu.compiler`."""
+    def __init__(self, kernels: ctypes.CDLL, launcher: Launcher) -> None:
+        """`kernels` comes from `quire.ops.cpu.compiler`, `launcher` is theirs."""
         self._size = kernels["quire_panels_size"]
         self._size.argtypes = [ctypes.c_long] * 3
         self._size.restype = ctypes.c_long
         self._pack = kernels["quire_pack_panels"]
         self._pack.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 5
-        self._linear = kernels["quire_linear"]
-        self._linear.argtypes = [ctypes.POINTER(LinearCall)]
+        self._linear = launcher.bind_struct("quire_linear")
+        self._empty = launcher.empty
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PanelWeight | None:
         """`weight` [out, in] in panels; None if the kernel does not cover this dtype or this processor."""
@@ -74,12 +76,12 @@ class PanelLinear:
             raise ValueError(f"x is {x.dtype} {list(x.shape)}; this layer takes bfloat16 [*, {packed.in_features}].")
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty(len(x), packed.out_features // (2 if packed.is_gated else 1), dtype=torch.bfloat16)
+        out = self._empty(len(x), packed.out_features // (2 if packed.is_gated else 1), dtype=torch.bfloat16)
         call = LinearCall(
             x.data_ptr(), packed.weight.data_ptr(), None if packed.bias is None else packed.bias.data_ptr(),
             out.data_ptr(), len(x), x.stride(0), packed.in_features, packed.out_features, packed.is_gated,
             num_threads,
         )  # fmt: skip
-        if self._linear(ctypes.byref(call)):
+        if self._linear(call):
             raise MemoryError(f"no memory to multiply {list(x.shape)} by {packed.out_features} outputs")
         return out

@@ -2,8 +2,9 @@
 
 from quire.ops.eager.attention import attention, kv_cache_shape, rotate_and_store, write_kv
 from quire.ops.eager.attention_plan import AttentionPlan, attention_batch
-from quire.ops.eager.elementwise import add_rms_norm, embedding, rms_norm, rotary, silu_and_mul
+from quire.ops.eager.elementwise import add_rms_norm, rms_norm, rotary, rotation, silu_and_mul, take_rows
 from quire.ops.eager.linear import gated_linear, linear, pack_gated_linear, pack_linear
+from quire.ops.eager.recording import record
 from quire.ops.eager.sampling import draw, likeliest
 
 __all__ = [
@@ -12,16 +13,18 @@ __all__ = [
     "attention",
     "attention_batch",
     "draw",
-    "embedding",
     "gated_linear",
     "kv_cache_shape",
     "likeliest",
     "linear",
     "pack_gated_linear",
     "pack_linear",
+    "record",
     "rms_norm",
     "rotary",
     "rotate_and_store",
+    "rotation",
     "silu_and_mul",
+    "take_rows",
     "write_kv",
 ]

@@ -19,6 +19,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(residual, weight, eps), residual
 
 
+def rotation(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Angles in float32; `cos` holds each twice, `sin` negated and as it is."""
+    angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return cos.unsqueeze(1).to(dtype), sin.unsqueeze(1).to(dtype)
+
+
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x * cos + swapped(x) * sin`, where `swapped` exchanges the halves of the first `rotary_dim` dimensions."""
     size = cos.shape[-1]
@@ -34,6 +42,6 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows of `weight`."""
-    return F.embedding(token_ids, weight)
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of `x`."""
+    return F.embedding(index, x)

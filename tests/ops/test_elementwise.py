@@ -1,4 +1,4 @@
-"""Norm, rotation, activation and embedding against their formulas, at odd sizes too."""
+"""Norm, rotation, activation and rows against their formulas, at odd sizes too."""
 
 import pytest
 import torch
@@ -97,9 +97,9 @@ def test_silu_and_mul(ops: Backend, size: int, dtype: torch.dtype) -> None:
     assert_near(ops.silu_and_mul(x), gate / (1 + (-gate).exp()) * up, dtype)
 
 
-def test_embedding(ops: Backend) -> None:
+def test_take_rows(ops: Backend) -> None:
     weight = torch.randn(11, 6)
-    assert torch.equal(ops.embedding(torch.tensor([10, 0, 10]), weight), weight[[10, 0, 10]])
+    assert torch.equal(ops.take_rows(weight, torch.tensor([10, 0, 10])), weight[[10, 0, 10]])
 
 
 def test_unknown_device_is_named() -> None:

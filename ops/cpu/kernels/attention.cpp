@@ -16,6 +16,7 @@
 // Tiles begin at multiples of KEYS and a row's arithmetic does not see its neighbours: a query's result depends neither
 // on the batch nor on how a prompt was cut.
 
+#include "kernels.h"
 #include "tiles.h"
 
 #include <algorithm>
@@ -46,6 +47,7 @@ namespace {
 
 constexpr int MAX_ROWS = 64;  // rows that share a packed tile; of one head, or of several with fewer rows each
 constexpr int PARTS = 8;      // items that each thread should get at least, so that all finish together
+constexpr double WORTH_THREADS = 6e5;  // pairs of query and key times heads and dimensions that one thread does alone
 
 template <class Query> void pack_query(const Query* q, long head_dim, float* packed) {
     for (long d = 0; d < head_dim; d += LANES) store(packed + d, load(q + d, head_dim - d));
@@ -305,10 +307,13 @@ std::vector<Item> items_of(const AttentionCall& call) {
 template <class Unit, class Query, class Cache> void run(const AttentionCall& call) {
     const std::vector<Item> items = items_of(call);
     const long count = (long)items.size();
+    double pairs = 0;
+    for (const Item& item : items) pairs += (double)item.num_queries * item.num_heads * call.seq_lens[item.request];
+    const bool is_small = pairs * call.head_dim < WORTH_THREADS;
     // A thread takes a few neighbours at once, so that it knows what it does next.
     const long run_length = std::clamp<long>(count / (16 * call.num_threads), 1, 8);
     const long rows = std::max<long>(items.empty() ? 0 : MAX_ROWS, call.group);
-#pragma omp parallel num_threads((int)call.num_threads) if (call.num_threads > 1 && count > 1)
+#pragma omp parallel num_threads((int)call.num_threads) if (call.num_threads > 1 && count > 1 && !is_small)
     {
         Workspace<Unit> work(rows, call.head_dim);
 #pragma omp for schedule(dynamic, run_length)

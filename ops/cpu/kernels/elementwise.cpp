@@ -3,8 +3,10 @@
 //
 // Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
 
+#include "kernels.h"
 #include "vector.h"
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -73,6 +75,39 @@ template <class T, class Cache> void store_finite(const T* x, Cache* to, long si
 }  // namespace quire
 
 using namespace quire;
+
+// Rows of x [rows, row_bytes] at index [count] → out, dense. 1 if there is no such row.
+extern "C" int quire_take_rows(
+    const void* x, const int64_t* index, void* out, long rows, long count, long row_bytes) {
+    for (long i = 0; i < count; i++) {
+        if (index[i] < 0 || index[i] >= rows) return 1;
+        std::memcpy((char*)out + i * row_bytes, (const char*)x + index[i] * row_bytes, row_bytes);
+    }
+    return 0;
+}
+
+// positions [num_tokens], frequencies [half] → cos and sin [num_tokens, 2 * half], dense, as `rotate` reads them.
+extern "C" int quire_rotation(
+    const int64_t* positions, const float* frequencies, void* cos, void* sin, long num_tokens, long half, double scale,
+    long dtype, long num_threads) {
+    return with_type(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        parallel(num_tokens, num_tokens * half * 16, num_threads, [&](long token) {
+            T *c = (T*)cos + token * 2 * half, *s = (T*)sin + token * 2 * half;
+            for (long i = 0; i < half; i += LANES) {
+                const long count = std::min<long>(LANES, half - i);
+                Floats cosines{}, sines{};
+                for (long lane = 0; lane < count; lane++) {
+                    const float angle = (float)positions[token] * frequencies[i + lane];
+                    cosines[lane] = std::cos(angle) * (float)scale;
+                    sines[lane] = std::sin(angle) * (float)scale;
+                }
+                store(c + i, cosines, count), store(c + half + i, cosines, count);
+                store(s + i, -sines, count), store(s + half + i, sines, count);
+            }
+        });
+    });
+}
 
 // x [num_tokens, heads, size] with strides, weight [heads, size] with a stride of 0 or size → out, dense.
 extern "C" int quire_rms_norm(

@@ -12,6 +12,7 @@
 // In a gated layer (arXiv:2002.05202) a panel holds gates in its lower half and what they are for in its upper: silu and
 // product happen where the sums are, and only their result is written.
 
+#include "kernels.h"
 #include "vector.h"
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 //
 // Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
 
+#include "kernels.h"
 #include "vector.h"
 
 #include <algorithm>

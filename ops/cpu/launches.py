@@ -1,0 +1,172 @@
+"""Calls of the C++ kernels, and recordings of them: a step of a model as a list that one call runs again.
+
+It is to a CPU what a CUDA graph is to an accelerator. Between two kernels Python takes as long as a small kernel does,
+and has to get back the interpreter's lock, which the engine's loop may be holding.
+"""
+
+import ctypes
+import math
+import struct
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_CACHE_LINE = 64
+_FORMATS = {ctypes.c_void_p: "Q", ctypes.c_long: "q", ctypes.c_double: "d"}
+
+
+class _Launch(ctypes.Structure):
+    """`Launch` in launches.cpp."""
+
+    _fields_ = (("kernel", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
+
+
+class Recording:
+    """Kernels to be launched again, in order, on the memory that they were recorded with."""
+
+    def __init__(self, kernels: ctypes.CDLL, launches: list[tuple[int, Any]], kept: list[Any]) -> None:
+        """`launches`: address of the kernel, ctypes buffer of its arguments; `kept` lives as long as the recording."""
+        self._run = kernels["quire_run"]
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
+        self._run.restype = ctypes.c_long
+        self._kept = (launches, kept)
+        self._launches = (_Launch * len(launches))(
+            *(_Launch(kernel, ctypes.addressof(arguments)) for kernel, arguments in launches)
+        )
+        self._count = len(launches)
+
+    def run(self) -> None:
+        """Launches all of them. Raises RuntimeError if one fails."""
+        self._check(self._run(self._launches, self._count, None))
+
+    def run_timed(self) -> list[float]:
+        """Like `run`; the CLOCK_MONOTONIC seconds at which each launch was done."""
+        ends = (ctypes.c_double * self._count)()
+        self._check(self._run(self._launches, self._count, ends))
+        return list(ends)
+
+    def _check(self, failed: int) -> None:
+        if failed:
+            raise RuntimeError(f"launch {failed} of {self._count} in a recorded step failed")
+
+
+class Launcher:
+    """Binds kernels to their names, hands out memory for what they compute, and records both.
+
+    Outputs of a recording lie in memory that all recordings share: they are valid until the next one is made or run.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        """`kernels` comes from `quire.ops.cpu.compiler`."""
+        self._kernels = kernels
+        self._find = kernels["quire_find_kernel"]
+        self._find.argtypes = [ctypes.c_char_p]
+        self._find.restype = ctypes.c_void_p
+        self._memory = _SharedMemory()
+        self._launches: list[tuple[int, Any]] | None = None  # while a recording is made
+        self._kept: list[Any] = []
+
+    def bind(self, name: str, *types: Any) -> Callable[..., int]:
+        """The kernel of this name, to be called with arguments of these ctypes; what it returns is 0 if it ran."""
+        function = self._kernels[name]
+        function.argtypes = types
+        address = self._find(name.encode())
+        assert address is not None, f"{name} is not listed in launches.cpp"
+        words = struct.Struct("".join(_FORMATS[kind] for kind in types))
+
+        def launch(*arguments: Any) -> int:
+            failed = function(*arguments)
+            if self._launches is not None and not failed:
+                packed = ctypes.create_string_buffer(words.pack(*(argument or 0 for argument in arguments)), words.size)
+                self._launches.append((address, packed))
+            return failed
+
+        return launch
+
+    def bind_struct(self, name: str) -> Callable[[ctypes.Structure], int]:
+        """Like `bind`, of a kernel that takes a pointer to a structure."""
+        launch = self.bind(name, ctypes.c_void_p)
+
+        def launch_with(call: ctypes.Structure) -> int:
+            self.keep(call)
+            return launch(ctypes.addressof(call))
+
+        return launch_with
+
+    def keep(self, memory: Any) -> None:
+        """Has the recording that is being made, if any, hold what a kernel reads besides tensors."""
+        if self._launches is not None:
+            self._kept.append(memory)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Memory for an output, uninitialised."""
+        return torch.empty(shape, dtype=dtype) if self._launches is None else self._memory.empty(shape, dtype)
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        """What `run` returns, and its launches; None if anything but launches and views of tensors was part of it."""
+        self._launches, self._kept = [], []
+        try:
+            with _Watch() as watch:
+                result = run()
+            if watch.strangers or not self._launches:
+                return result, None
+            return result, Recording(self._kernels, self._launches, self._kept)
+        finally:
+            self._launches, self._kept = None, []
+            self._memory.reuse()
+
+
+class _SharedMemory:
+    """Blocks of memory that go round: one whose tensors are all gone is handed out again."""
+
+    def __init__(self) -> None:
+        self._blocks: list[np.ndarray] = []
+        self._free: list[np.ndarray] = []
+        self._round = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        block = self._take(max(num_bytes, _CACHE_LINE))
+        # A new array for each tensor: a tensor made from it, and every view of that, keeps the array alive.
+        array = block[:num_bytes]
+        weakref.finalize(array, self._give_back, block, self._round)
+        return torch.from_numpy(array).view(dtype).view(shape)
+
+    def reuse(self) -> None:
+        """Forgets who holds what: from now on every block is free."""
+        self._free = list(self._blocks)
+        self._round += 1
+
+    def _give_back(self, block: np.ndarray, handed_out: int) -> None:
+        if handed_out == self._round:
+            self._free.append(block)
+
+    def _take(self, num_bytes: int) -> np.ndarray:
+        fitting = [block for block in self._free if num_bytes <= len(block) <= 4 * num_bytes]
+        if fitting:
+            block = min(fitting, key=len)
+            self._free = [other for other in self._free if other is not block]
+            return block
+        raw = np.empty((1 << (num_bytes - 1).bit_length()) + _CACHE_LINE, np.uint8)
+        start = -raw.ctypes.data % _CACHE_LINE
+        block = raw[start : len(raw) - _CACHE_LINE + start]
+        self._blocks.append(block)
+        return block
+
+
+class _Watch(TorchDispatchMode):
+    """Notes every operation of torch's own that does more than look at a tensor in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strangers: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if not func.is_view:
+            self.strangers.append(str(func))
+        return func(*args, **(kwargs or {}))

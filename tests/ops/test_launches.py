@@ -1,0 +1,106 @@
+"""Recordings of the C++ kernels: the same numbers from new inputs, and no recording where it would be wrong."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops.cpu import NativeBackend, load_kernels
+
+
+@pytest.fixture(scope="module")
+def native() -> NativeBackend:
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("this machine has no C++ compiler")
+    return NativeBackend(kernels)
+
+
+def test_new_inputs_in_the_same_place_give_what_the_operations_give(native: NativeBackend) -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(5, 32), torch.randn(5, 32)
+    index = torch.arange(5)
+
+    def run() -> Tensor:
+        taken = native.take_rows(residual, index)
+        normal = native.rms_norm(x, weight, 1e-6)
+        for _ in range(3):  # what is dropped along the way is memory for what comes next
+            normal, taken = native.add_rms_norm(normal, taken, weight, 1e-6)
+        return native.silu_and_mul(normal)
+
+    weight = torch.linspace(0.5, 1.5, 32)
+    first, recording = native.record(run)
+    assert recording is not None
+    assert torch.equal(first, run())
+    for _ in range(3):
+        x.copy_(torch.randn(5, 32))
+        residual.copy_(torch.randn(5, 32))
+        index.copy_(torch.randperm(5))
+        recording.run()
+        assert torch.equal(first, run())
+
+
+def test_two_recordings_share_memory_and_do_not_mix(native: NativeBackend) -> None:
+    torch.manual_seed(1)
+    inputs = [torch.randn(rows, 64) for rows in (3, 4)]
+    made = [native.record(lambda x=x: native.silu_and_mul(native.silu_and_mul(x))) for x in inputs]
+    assert made[0][0].untyped_storage().data_ptr() == made[1][0].untyped_storage().data_ptr()
+    for _ in range(2):
+        for (result, recording), x in zip(made, inputs, strict=True):
+            x.normal_()
+            assert recording is not None
+            recording.run()
+            assert torch.equal(result, native.silu_and_mul(native.silu_and_mul(x)))
+
+
+def test_attention_follows_lengths_and_pages_that_change(native: NativeBackend) -> None:
+    torch.manual_seed(2)
+    block_size, rows = 16, 3
+    kv_cache = torch.randn(native.kv_cache_shape(12, block_size, 2, 32))
+    q, slot_mapping = torch.randn(rows, 4, 32), torch.zeros(rows, dtype=torch.int64)
+    seq_lens, tables = np.array([5, 17, 30]), np.arange(12, dtype=np.int32).reshape(3, 4)
+
+    def run() -> Tensor:  # the batch is made inside: the recording must keep it
+        batch = native.attention_batch(np.ones(rows, np.int64), seq_lens, tables, slot_mapping, block_size=block_size)
+        return native.attention(q, kv_cache, batch, scale=0.2)
+
+    result, recording = native.record(run)
+    assert recording is not None
+    for lengths in ([1, 64, 33], [60, 2, 16]):
+        seq_lens[:] = lengths
+        tables[:] = np.random.default_rng(lengths[0]).permutation(12).reshape(3, 4)
+        recording.run()
+        assert torch.equal(result, run())
+
+
+def test_an_operation_of_torchs_own_prevents_a_recording(native: NativeBackend) -> None:
+    x = torch.randn(4, 32)
+    for stranger in (lambda: native.silu_and_mul(x * 2), lambda: native.silu_and_mul(x)[torch.tensor([1, 0])]):
+        result, recording = native.record(stranger)
+        assert recording is None
+        assert len(result) in (2, 4)
+    result, recording = native.record(lambda: native.silu_and_mul(x.view(2, 64)).unflatten(1, (2, 16)))
+    assert recording is not None, "views are not operations"
+
+
+def test_what_falls_back_to_torch_is_not_recorded(native: NativeBackend) -> None:
+    x = torch.randn(4, 32, dtype=torch.float64)  # a dtype that the kernels lack
+    assert native.record(lambda: native.silu_and_mul(x))[1] is None
+
+
+def test_a_kernel_that_fails_in_a_recording_raises(native: NativeBackend) -> None:
+    x, index = torch.randn(4, 8), torch.tensor([0, 3])
+    _, recording = native.record(lambda: native.take_rows(x, index))
+    assert recording is not None
+    index[1] = 4
+    with pytest.raises(RuntimeError, match="launch 1 of 1"):
+        recording.run()
+
+
+def test_times_of_each_launch_come_in_order(native: NativeBackend) -> None:
+    x = torch.randn(4, 64)
+    _, recording = native.record(lambda: native.silu_and_mul(native.silu_and_mul(x)))
+    assert recording is not None
+    ends = list(recording.run_timed())
+    assert len(ends) == 2
+    assert ends == sorted(ends)
