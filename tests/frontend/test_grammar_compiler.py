@@ -93,6 +93,8 @@ def test_the_first_library_that_can_do_a_constraint_takes_it(compilers: Compiler
         ({"json": {"uniqueItems": True}, "backend": "xgrammar"}, "uniqueItems"),
         ({"json": {"minimum": 3}, "backend": "outlines"}, "minimum"),
         ({"json": {"format": "date"}, "backend": "lm-format-enforcer"}, "format"),
+        ({"json": {"type": "array", "items": {"const": 3}}, "backend": "lm-format-enforcer"}, "const"),
+        ({"json_object": True, "backend": "lm-format-enforcer"}, "json_object is not supported"),
         ({"regex": "(?=a)b"}, "look"),
         ({"regex": "a)"}, "regex"),
         ({"grammar": "root ::= missing"}, "missing"),

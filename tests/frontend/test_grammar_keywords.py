@@ -9,9 +9,9 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 from quire.core.protocol import Vocabulary
 from quire.executor.sampling.grammar.guidance_matcher import GuidanceLoader
-from quire.executor.sampling.grammar.matcher import Matcher
+from quire.executor.sampling.grammar.matcher import Loader, Matcher
 from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarLoader
-from quire.frontend.grammar.backends.backend import GrammarError
+from quire.frontend.grammar.backends.backend import Backend, GrammarError
 from quire.frontend.grammar.backends.guidance_backend import GuidanceBackend
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
@@ -59,10 +59,23 @@ def constraint(schema: Schema, dice: random.Random) -> Constraint:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_keyword_is_left_out_in_silence(backend: str, seed: int) -> None:
-    library, loader = BACKENDS[backend]
+    assert num_valid_outputs(*BACKENDS[backend], seed=seed, num_schemas=250) > 60
+
+
+def test_lm_format_enforcer_takes_little_and_holds_to_that() -> None:
+    pytest.importorskip("lmformatenforcer")
+    from quire.executor.sampling.grammar.lm_format_enforcer_matcher import LMFormatEnforcerLoader
+    from quire.frontend.grammar.backends.lm_format_enforcer_backend import LMFormatEnforcerBackend
+
+    library, loader = LMFormatEnforcerBackend(BYTES), LMFormatEnforcerLoader(BYTES)
+    assert num_valid_outputs(library, loader, seed=1, num_schemas=1000) > 20
+
+
+def num_valid_outputs(library: Backend, loader: Loader, *, seed: int, num_schemas: int) -> int:
+    """Makes schemas, and two outputs of each that the library takes; all are valid."""
     mixer, dice = KeywordMixer(seed), random.Random(seed)
     num_outputs = 0
-    for _ in range(250):
+    for _ in range(num_schemas):
         schema = mixer.make()
         try:
             loaded = loader.load(library.compile(constraint(schema, dice)))
@@ -74,7 +87,7 @@ def test_no_keyword_is_left_out_in_silence(backend: str, seed: int) -> None:
                 errors = Draft202012Validator(schema, format_checker=FormatChecker(["uuid"])).iter_errors(value)
                 assert [error.message for error in errors] == [], (schema, value)
                 num_outputs += 1
-    assert num_outputs > 60
+    return num_outputs
 
 
 def test_a_loosened_schema_takes_all_that_the_schema_does() -> None:

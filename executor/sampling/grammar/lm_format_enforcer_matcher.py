@@ -60,8 +60,6 @@ def make_parser(kind: str, text: str) -> CharacterLevelParser:
     """The parser of a JSON schema, a regular expression, or a JSON list of choices."""
     if kind == "json":
         return JsonSchemaParser(msgspec.json.decode(text))
-    if kind == "json_object":
-        return JsonSchemaParser(None)
     if kind == "regex":
         return RegexParser(text)
     return UnionParser([StringParser(choice) for choice in msgspec.json.decode(text)])

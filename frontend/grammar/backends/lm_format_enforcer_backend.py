@@ -1,5 +1,7 @@
 """lm-format-enforcer: nothing to compile; the constraint is only tried here, and read again by each worker."""
 
+from typing import Any
+
 import msgspec
 
 from quire.core.light_import import without
@@ -7,6 +9,7 @@ from quire.core.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
+from quire.frontend.grammar.schema import SchemaError, normalize, walk
 
 with without("torch"):  # for bit masks, which it is not asked for
     from lmformatenforcer import CharacterLevelParserConfig, JsonSchemaParser, RegexParser
@@ -17,7 +20,7 @@ _MISSING = frozenset(
         *("minProperties", "maxProperties", "patternProperties", "prefixItems", "unevaluatedItems", "format"),
     }
 )
-_KINDS = ("json", "json_object", "regex", "choice")
+_KINDS = ("json", "regex", "choice")
 
 
 class LMFormatEnforcerBackend:
@@ -29,16 +32,48 @@ class LMFormatEnforcerBackend:
     def compile(self, constraint: Constraint) -> bytes:
         if constraint.kind not in _KINDS:
             raise GrammarError(f"{constraint.kind} is not supported")
+        text = constraint.text
         try:
             if constraint.kind == "json":
-                schema = msgspec.json.decode(constraint.text)
-                if (gap := keyword_gap(schema, _MISSING)) is not None:
+                schema = normalize(msgspec.json.decode(text), closed=constraint.closed)
+                text = msgspec.json.encode(schema).decode()
+                if (gap := keyword_gap(schema, _MISSING) or _gap(schema)) is not None:
                     raise GrammarError(f"{gap} is not supported as it is used here")
                 JsonSchemaParser(schema, CharacterLevelParserConfig())
             elif constraint.kind == "regex":
-                RegexParser(constraint.text)
-        except GrammarError:
+                RegexParser(text)
+        except (GrammarError, SchemaError):
             raise
         except Exception as error:  # whatever a parser in Python stumbles over
             raise GrammarError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
-        return msgspec.msgpack.encode([constraint.kind, constraint.text])
+        return msgspec.msgpack.encode([constraint.kind, text])
+
+
+def _gap(schema: Any) -> str | None:
+    """A keyword that it stumbles over, or overlooks, only when outputs are made."""
+    for node in walk(schema):
+        if isinstance(node, dict) and (word := _gap_of(node)) is not None:
+            return word
+    return None
+
+
+def _gap_of(node: dict[str, Any]) -> str | None:
+    for word in ("anyOf", "$ref"):
+        if word in node:
+            return None
+    for word in ("enum", "const"):
+        if word in node:
+            values = node[word] if word == "enum" else [node[word]]
+            return None if all(isinstance(value, str) for value in values) else word
+    kind, pattern = node.get("type"), node.get("pattern", "^$")
+    if not isinstance(kind, str):
+        return "type"
+    if not (pattern.startswith("^") and pattern.endswith("$") and not set("^$") & set(pattern[1:-1])):
+        return "pattern"
+    if kind == "array" and not isinstance(node.get("items"), dict):
+        return "items"
+    if kind == "object":  # what may be left out leaves its comma
+        if not node.get("properties") or set(node.get("required") or ()) != set(node["properties"]):
+            return "required"
+        return None if node.get("additionalProperties") is False else "additionalProperties"
+    return None
