@@ -1,5 +1,6 @@
 """Every native family against Transformers: log-probabilities at each position, greedy tokens, and what is refused."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.core.errors import ModelLoadError
+from quire.ops.cpu import NativeBackend
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 
 torch.set_num_threads(1)
@@ -98,13 +100,16 @@ def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Chec
     spec = read_spec(checkpoint(family, **options))
     model = load_model(spec)
     whole, last = PagedDriver(model, 5, 128), PagedDriver(model, 5, 128)
+    # To the bit; plain torch, where there is no compiler, sums the shapes of other batches in another order.
+    tolerance = 0 if isinstance(whole.ops, NativeBackend) else 1e-5
+    assert_same = partial(torch.testing.assert_close, atol=tolerance, rtol=0)
     some = dict(enumerate(prompts(4, spec.vocab_size)))
     for feed in (some, {4: [3, 4, 5], 1: [6], 0: [7, 8]}, {row: [9] for row in range(5)}):
         expected, got = whole.step(feed), last.step(feed, only_last=True)
         for row in feed:
-            assert torch.equal(got[row], expected[row][-1:])
+            assert_same(got[row], expected[row][-1:])
     for cache, other in zip(last.kv_caches, whole.kv_caches, strict=True):
-        assert torch.equal(cache, other)
+        assert_same(cache, other)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
