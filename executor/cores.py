@@ -20,8 +20,9 @@ def usable_cores() -> int:
 def share_out_cores(environment: dict[str, str] | os._Environ[str], num_workers: int) -> None:
     """Sets OMP_NUM_THREADS, unless the user has, so that all workers together have one thread a core.
 
-    And has threads that wait sleep after some microseconds of spinning: libgomp's default is about a hundred times
-    longer, which takes the core from whoever the thread waits for as soon as anything else wants to run.
+    And has threads of torch's own operations that wait sleep after some microseconds of spinning: libgomp's default is
+    about a hundred times longer, which takes the core from whoever the thread waits for as soon as anything else wants
+    to run.
     """
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_workers)))
     environment.setdefault("GOMP_SPINCOUNT", "1000")

@@ -14,7 +14,6 @@ import hashlib
 import logging
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "kernels"
-_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-w"]
+_FLAGS = ["-std=c++17", "-O3", "-march=native", "-pthread", "-fPIC", "-fno-math-errno", "-w"]
 _TIMEOUT_S = 120
 
 
@@ -61,8 +60,8 @@ def build(folder: Path) -> Path:
         BuildError: there is no compiler, or it refuses the sources.
         OSError: the folder cannot be written.
     """
-    compiler, openmp = _compiler(), _openmp_library()
-    library = folder / f"kernels-{_key([*compiler, *_FLAGS, str(openmp)])}.so"
+    compiler = _compiler()
+    library = folder / f"kernels-{_key([*compiler, *_FLAGS])}.so"
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,8 +70,7 @@ def build(folder: Path) -> Path:
         sources = [str(path) for path in sorted(_SOURCES.glob("*.cpp"))]
         _run([*compiler, *_FLAGS, "-c", *sources], scratch)
         objects = sorted(path.name for path in Path(scratch).glob("*.o"))
-        # Against the OpenMP runtime that torch has loaded: with a second one, each core would have two threads.
-        _run([*compiler, "-shared", "-o", "kernels.so", *objects, str(openmp) if openmp else "-fopenmp"], scratch)
+        _run([*compiler, "-shared", "-pthread", "-o", "kernels.so", *objects], scratch)
         os.replace(Path(scratch) / "kernels.so", library)  # at once: another process sees all of it or nothing
     logger.info("CPU kernels built in %.1f s: %s", time.monotonic() - started, library)
     return library
@@ -98,16 +96,6 @@ def _run(command: list[str], folder: str) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise BuildError(f"{command[0]} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
-
-
-def _openmp_library() -> Path | None:
-    """The GNU OpenMP runtime in this process, which torch has brought; None if torch uses another."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    found = re.search(r"(/\S*/libgomp[^/\s]*)$", maps, re.MULTILINE)
-    return Path(found.group(1)) if found else None
 
 
 def _key(parts: list[str]) -> str:

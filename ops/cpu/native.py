@@ -21,9 +21,11 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_GROUP = 64
 """Most query heads that share a KV head."""
 
-_WORTH_THREADS_SECONDS = 150e-6
-"""An operation that one thread does in less stays on one: the others have gone to sleep since the last, and waking them
-and waiting for them costs up to 50 µs, more where another process uses their core."""
+_WORTH_OPENMP_SECONDS = 150e-6
+"""What oneDNN does in less on one thread stays on one: OpenMP's others have gone to sleep since the last operation, and
+waking them and waiting for them costs up to 50 µs, more where another process uses their core."""
+_WORTH_TEAM_SECONDS = 10e-6
+"""The same for our own kernels, whose threads are not waited for (threads.h)."""
 
 _POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 
@@ -66,7 +68,6 @@ class NativeBackend:
 
         self._launcher = launcher = Launcher(kernels)
         kernel, self._empty = launcher.bind, launcher.empty
-        self._set_num_threads = kernels["omp_set_num_threads"]  # OpenMP's own; oneDNN asks there
         self._panels = PanelLinear(kernels, launcher)
         self._attention = launcher.bind_struct("quire_attention")
         self._take_rows = kernel("quire_take_rows", *[_POINTER] * 3, *[_LONG] * 3)
@@ -170,17 +171,16 @@ class NativeBackend:
 
     def linear(self, x: Tensor, packed: PanelWeight | PackedWeight) -> Tensor:
         """See `Backend.linear`."""
-        num_threads = torch.get_num_threads()
-        is_small = linear_seconds(len(x), packed.weight) <= _WORTH_THREADS_SECONDS
+        num_threads, seconds = torch.get_num_threads(), linear_seconds(len(x), packed.weight)
         if isinstance(packed, PanelWeight):
-            return self._panels.multiply(x, packed, 1 if is_small else num_threads)
-        if num_threads == 1 or not is_small:
+            return self._panels.multiply(x, packed, 1 if seconds <= _WORTH_TEAM_SECONDS else num_threads)
+        if num_threads == 1 or seconds > _WORTH_OPENMP_SECONDS:
             return linear(x, packed)
-        self._set_num_threads(1)
+        torch.set_num_threads(1)
         try:
             return linear(x, packed)
         finally:
-            self._set_num_threads(num_threads)
+            torch.set_num_threads(num_threads)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """See `Backend.kv_cache_shape`."""

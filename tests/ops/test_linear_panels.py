@@ -28,7 +28,7 @@ def native() -> NativeBackend:
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With two, no operation is too small for both."""
-    monkeypatch.setattr("quire.ops.cpu.native._WORTH_THREADS_SECONDS", 0)
+    monkeypatch.setattr("quire.ops.cpu.native._WORTH_TEAM_SECONDS", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -86,7 +86,7 @@ def test_threads_do_not_change_a_bit(native: NativeBackend, monkeypatch: pytest.
     x = torch.randn(50, 96).bfloat16()
     seen = []
     before = torch.get_num_threads()
-    monkeypatch.setattr("quire.ops.cpu.native._WORTH_THREADS_SECONDS", 0)
+    monkeypatch.setattr("quire.ops.cpu.native._WORTH_TEAM_SECONDS", 0)
     for num_threads in (1, 2, 5):
         torch.set_num_threads(num_threads)
         seen.append(native.linear(x, packed))

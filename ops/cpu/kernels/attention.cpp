@@ -17,9 +17,11 @@
 // on the batch nor on how a prompt was cut.
 
 #include "kernels.h"
+#include "threads.h"
 #include "tiles.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -47,7 +49,7 @@ namespace {
 
 constexpr int MAX_ROWS = 64;  // rows that share a packed tile; of one head, or of several with fewer rows each
 constexpr int PARTS = 8;      // items that each thread should get at least, so that all finish together
-constexpr double WORTH_THREADS = 6e5;  // pairs of query and key times heads and dimensions that one thread does alone
+constexpr double WORTH_THREADS = 1e5;  // pairs of query and key times heads and dimensions that one thread does alone
 
 template <class Query> void pack_query(const Query* q, long head_dim, float* packed) {
     for (long d = 0; d < head_dim; d += LANES) store(packed + d, load(q + d, head_dim - d));
@@ -313,13 +315,15 @@ template <class Unit, class Query, class Cache> void run(const AttentionCall& ca
     // A thread takes a few neighbours at once, so that it knows what it does next.
     const long run_length = std::clamp<long>(count / (16 * call.num_threads), 1, 8);
     const long rows = std::max<long>(items.empty() ? 0 : MAX_ROWS, call.group);
-#pragma omp parallel num_threads((int)call.num_threads) if (call.num_threads > 1 && count > 1 && !is_small)
-    {
+    std::atomic<long> taken{0};
+    in_team(is_small || count <= 1 ? 1 : call.num_threads, [&] {
+        long first = taken.fetch_add(run_length);
+        if (first >= count) return;
         Workspace<Unit> work(rows, call.head_dim);
-#pragma omp for schedule(dynamic, run_length)
-        for (long i = 0; i < count; i++)
-            Attention<Unit, Query, Cache>{call, items[i], work}.run(items[std::min(i + 1, count - 1)]);
-    }
+        for (; first < count; first = taken.fetch_add(run_length))
+            for (long i = first; i < std::min(first + run_length, count); i++)
+                Attention<Unit, Query, Cache>{call, items[i], work}.run(items[std::min(i + 1, count - 1)]);
+    });
 }
 
 template <class Query> bool run_for(const AttentionCall& call) {

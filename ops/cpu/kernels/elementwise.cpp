@@ -4,6 +4,7 @@
 // Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
 
 #include "kernels.h"
+#include "threads.h"
 #include "vector.h"
 
 #include <algorithm>
@@ -13,12 +14,11 @@
 namespace quire {
 namespace {
 
-constexpr long WORTH_A_THREAD = 1 << 14;  // elements below which waking the other threads costs more than they save
+constexpr long WORTH_A_THREAD = 1 << 14;  // elements below which calling other threads costs more than they save
 
-// body(i) for i in [0, count), in equal parts on all threads if there are `elements` enough.
+// body(i) for i in [0, count), on all threads if there are `elements` enough.
 template <class Body> void parallel(long count, long elements, long num_threads, Body body) {
-#pragma omp parallel for schedule(static) num_threads((int)num_threads) if (num_threads > 1 && elements > WORTH_A_THREAD)
-    for (long i = 0; i < count; i++) body(i);
+    for_each(count, elements > WORTH_A_THREAD ? num_threads : 1, body);
 }
 
 // Calls body with a null pointer of the dtype's type.

@@ -1,6 +1,7 @@
 // Calls kernels from a list, so that a whole step of a model is one call from Python.
 
 #include "kernels.h"
+#include "threads.h"
 
 #include <cstring>
 #include <ctime>
@@ -67,6 +68,7 @@ extern "C" const void* quire_find_kernel(const char* name) {
 // Runs `count` launches in order. `ends`, unless it is null, takes the CLOCK_MONOTONIC seconds at which each was done.
 // Returns 0, or the number, from 1, of the launch that failed; those after it are not run.
 extern "C" long quire_run(const Launch* launches, long count, double* ends) {
+    const StayAwake helpers;
     for (long i = 0; i < count; i++) {
         if (launches[i].kernel->call(launches[i].arguments)) return i + 1;
         if (!ends) continue;

@@ -13,6 +13,7 @@
 // product happen where the sums are, and only their result is written.
 
 #include "kernels.h"
+#include "threads.h"
 #include "vector.h"
 
 #include <algorithm>
@@ -319,16 +320,12 @@ int linear(const LinearCall& call) {
         const Tiling tiles(call.rows / num_blocks + (i < call.rows % num_blocks));
         const Block block{call, first, packed.get(), tiles, steps, num_panels};
         std::atomic<long> taken{0};
-#pragma omp parallel num_threads((int)call.num_threads)
-        {
-            if (packed) {
-#pragma omp for schedule(static)
-                for (int tile = 0; tile < tiles.count; tile++)
-                    interleave(call.x + (first + tiles.start(tile)) * call.x_stride, call.x_stride, tiles.size(tile),
-                               call.in_features, packed.get() + tile * steps * LINE, LINE);
-            }
-            block.compute_all(taken);
-        }
+        if (packed)
+            for_each(tiles.count, call.num_threads, [&](long tile) {
+                interleave(call.x + (first + tiles.start(tile)) * call.x_stride, call.x_stride, tiles.size(tile),
+                           call.in_features, packed.get() + tile * steps * LINE, LINE);
+            });
+        in_team(call.num_threads, [&] { block.compute_all(taken); });
         first += tiles.rows;
     }
     return 0;
@@ -355,13 +352,12 @@ extern "C" int quire_pack_panels(
     long num_threads) {
 #if defined(QUIRE_HAS_PANELS)
     const long steps = ceil_div(in_features, 2), half = PANEL / 2;
-#pragma omp parallel for schedule(static) num_threads((int)num_threads)
-    for (long i = 0; i < 2 * count_panels(out_features, is_gated); i++) {
+    for_each(2 * count_panels(out_features, is_gated), num_threads, [=](long i) {
         const long first = is_gated ? i % 2 * (out_features / 2) + i / 2 * half : i * half;
         const long end = is_gated && i % 2 == 0 ? out_features / 2 : out_features;
         interleave(weight + first * stride, stride, std::clamp(end - first, 0L, half), in_features,
                    panels + i / 2 * steps * PANEL + i % 2 * half, PANEL);
-    }
+    });
     return 0;
 #else
     return 1;

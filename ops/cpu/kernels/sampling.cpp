@@ -4,6 +4,7 @@
 // Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
 
 #include "kernels.h"
+#include "threads.h"
 #include "vector.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace quire {
 namespace {
 
 constexpr long CHUNK = 512;               // tokens of a chunk: a draw looks for its chunk, then for its token
-constexpr long WORTH_A_THREAD = 1 << 20;  // logits below which waking the other threads costs more than they save
+constexpr long WORTH_A_THREAD = 1 << 16;  // logits below which calling other threads costs more than they save
 
 inline Ints lanes() {
     Ints lane;
@@ -110,9 +111,8 @@ int for_rows(const void* logits, long num_rows, long size, long stride, bool* us
              Body body) {
     auto run = [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-#pragma omp parallel for schedule(static) num_threads((int)num_threads) \
-    if (num_threads > 1 && num_rows > 1 && num_rows * size > WORTH_A_THREAD)
-        for (long row = 0; row < num_rows; row++) usable[row] = body((const T*)logits + row * stride, row);
+        for_each(num_rows, num_rows * size > WORTH_A_THREAD ? num_threads : 1,
+                 [&](long row) { usable[row] = body((const T*)logits + row * stride, row); });
     };
     switch (dtype) {
         case FLOAT32: return run(static_cast<float*>(nullptr)), 0;
