@@ -1,10 +1,17 @@
 """Makes a conversation fit the model's context by leaving out its oldest turns, for `truncation: "auto"`."""
 
+import bisect
+import itertools
+import operator
+
 import msgspec
 
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.openai.turn import Rendered
+
+NUM_ESTIMATES = 6
+"""Attempts that go by the sizes of turns; where these mislead, the next go by halving."""
 
 
 async def fit(chat: ChatRequest, conversations: Conversations, max_model_len: int) -> tuple[ChatRequest, Rendered]:
@@ -13,26 +20,45 @@ async def fit(chat: ChatRequest, conversations: Conversations, max_model_len: in
     A turn begins with a user's message. System messages before the first one stay, and so does the last turn: if that
     alone is too long, the request is refused later as any other.
 
+    Prompts are tokenized whole, which is what takes time, so few are tried: the length of one in tokens and the sizes
+    of turns in bytes tell nearly how many turns are too many.
+
     Raises:
         ParameterError: the conversation cannot be rendered.
     """
-    needed = max(chat.token_limit[1] or 1, 1)
-    prompt = await conversations.render(chat)
+    room = max_model_len - max(chat.token_limit[1] or 1, 1)
     starts = [index for index, message in enumerate(chat.messages) if message.get("role") == "user"]
-    if len(prompt.token_ids) + needed <= max_model_len or len(starts) < 2:
-        return chat, prompt
-    system = chat.messages[: starts[0]]
-    low, high = 1, len(starts) - 1  # the least number of turns to leave out, by halving
-    while low < high:
-        middle = (low + high) // 2
-        shorter = await conversations.render(_without(chat, system, starts[middle]))
-        if len(shorter.token_ids) + needed <= max_model_len:
-            high = middle
+    if len(starts) < 2:
+        return chat, await conversations.render(chat)
+    sizes = _sizes(chat, starts)
+    left_out, too_few, enough = 0, -1, len(starts)  # turns; what has been tried lies outside of the last two
+    for attempt in itertools.count(1):
+        shorter = _without(chat, starts, left_out)
+        prompt = await conversations.render(shorter)
+        num_tokens = len(prompt.token_ids)
+        if num_tokens <= room or left_out == len(starts) - 1:
+            enough, fitting = left_out, (shorter, prompt)
         else:
-            low = middle + 1
-    chat = _without(chat, system, starts[low])
-    return chat, await conversations.render(chat)
+            too_few = left_out
+        if enough - too_few == 1:
+            break
+        if attempt <= NUM_ESTIMATES:
+            size_wanted = sizes[left_out] * room / max(num_tokens, 1)
+            left_out = bisect.bisect_left(sizes, -size_wanted, lo=too_few + 1, hi=enough - 1, key=operator.neg)
+        else:
+            left_out = (too_few + enough) // 2
+    return fitting
 
 
-def _without(chat: ChatRequest, system: list, start: int) -> ChatRequest:
-    return msgspec.structs.replace(chat, messages=[*system, *chat.messages[start:]])
+def _sizes(chat: ChatRequest, starts: list[int]) -> list[int]:
+    """Bytes of what remains when 0, 1, 2 ... turns are left out, tools and system messages included."""
+    sizes = [len(msgspec.json.encode(message)) for message in chat.messages]
+    stays = len(msgspec.json.encode(chat.tools)) + sum(sizes[: starts[0]])
+    onwards = list(itertools.accumulate(reversed(sizes)))[::-1]  # of each message and all after it
+    return [stays + onwards[start] for start in starts]
+
+
+def _without(chat: ChatRequest, starts: list[int], num_turns: int) -> ChatRequest:
+    if num_turns == 0:
+        return chat
+    return msgspec.structs.replace(chat, messages=[*chat.messages[: starts[0]], *chat.messages[starts[num_turns] :]])
