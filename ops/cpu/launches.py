@@ -14,10 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 _CACHE_LINE = 64
 _FORMATS = {ctypes.c_void_p: "Q", ctypes.c_long: "q", ctypes.c_double: "d"}
+
+_QUESTIONS = frozenset(
+    {"__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "size", "stride"}
+)
+_VIEWS = frozenset(
+    {"__getitem__", "contiguous", "expand", "flatten", "narrow", "reshape", "squeeze", "transpose", "unflatten"}
+    | {"unsqueeze", "view"}
+)
+"""Some of them copy when they must; see `_Watch`."""
 
 
 class _Launch(ctypes.Structure):
@@ -159,14 +168,24 @@ class _SharedMemory:
         return block
 
 
-class _Watch(TorchDispatchMode):
-    """Notes every operation of torch's own that does more than look at a tensor in another way."""
+class _Watch(TorchFunctionMode):
+    """Notes every call of torch's own that does more than ask for a tensor's form, or look at it in another one.
+
+    By function, not by operation (`TorchDispatchMode`): that would import the compiler, a second and 100 MB.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.strangers: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if not func.is_view:
-            self.strangers.append(str(func))
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", str(func))
+        if name not in _QUESTIONS and not (name in _VIEWS and _is_same_memory(result, args[0])):
+            self.strangers.append(name)
+        return result
+
+
+def _is_same_memory(view: Any, x: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()

@@ -1,5 +1,9 @@
 """Recordings of the C++ kernels: the same numbers from new inputs, and no recording where it would be wrong."""
 
+import subprocess
+import sys
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -75,11 +79,22 @@ def test_attention_follows_lengths_and_pages_that_change(native: NativeBackend) 
 
 def test_an_operation_of_torchs_own_prevents_a_recording(native: NativeBackend) -> None:
     x = torch.randn(4, 32)
-    for stranger in (lambda: native.silu_and_mul(x * 2), lambda: native.silu_and_mul(x)[torch.tensor([1, 0])]):
-        result, recording = native.record(stranger)
-        assert recording is None
-        assert len(result) in (2, 4)
-    result, recording = native.record(lambda: native.silu_and_mul(x.view(2, 64)).unflatten(1, (2, 16)))
+    index = torch.tensor([1, 0])
+    packed = native.pack_linear(torch.randn(16, 16))  # for oneDNN, in this dtype
+    strangers: list[Callable[[], Tensor]] = [
+        lambda: native.silu_and_mul(x * 2),
+        lambda: native.silu_and_mul(x)[index],
+        lambda: native.silu_and_mul(x.T.contiguous()),
+        lambda: native.silu_and_mul(x).add_(1),
+        lambda: native.silu_and_mul(x.T.reshape(4, 32)),  # a copy
+        lambda: native.silu_and_mul(torch.cat([x, x])),
+        lambda: native.silu_and_mul(torch.empty(4, 32)),
+        lambda: native.linear(native.silu_and_mul(x), packed),
+        lambda: native.silu_and_mul(x if x.sum().item() > 1e9 else x.view(4, 32)),
+    ]
+    for stranger in strangers:
+        assert native.record(stranger)[1] is None
+    _, recording = native.record(lambda: native.silu_and_mul(x.view(2, 64)[:, :64]).unflatten(1, (2, 16)))
     assert recording is not None, "views are not operations"
 
 
@@ -104,3 +119,17 @@ def test_times_of_each_launch_come_in_order(native: NativeBackend) -> None:
     ends = list(recording.run_timed())
     assert len(ends) == 2
     assert ends == sorted(ends)
+
+
+def test_recording_does_not_import_the_compiler(native: NativeBackend) -> None:
+    """Which takes longer than many steps."""
+    code = """if True:
+        import sys, torch
+        from quire.ops.cpu import NativeBackend, load_kernels
+        native = NativeBackend(load_kernels())
+        x = torch.randn(4, 32)
+        with torch.inference_mode():
+            assert native.record(lambda: native.silu_and_mul(x.view(2, 64)))[1] is not None
+        assert "torch._dynamo" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
