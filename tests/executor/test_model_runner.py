@@ -152,10 +152,11 @@ def test_greedy_tokens_are_transformers(worker: Worker, folder: Path) -> None:
     [
         {"depth": 1},
         {"depth": 2},
+        {"depth": 3},
         {"max_num_batched_tokens": 16},
         {"max_num_seqs": 5, "long_prefill_token_threshold": 7},
         {"num_blocks": 24, "depth": 1},
-        {"num_blocks": 24, "depth": 2, "max_num_batched_tokens": 40},
+        {"num_blocks": 24, "depth": 3, "max_num_batched_tokens": 40},
         {"enable_prefix_caching": False},
     ],
     ids=str,
