@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -164,11 +165,15 @@ def test_conversation_keeps_what_was_said(
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(echo: EchoServer) -> None:
+    def take_terminal() -> None:
+        os.close(os.open(os.ttyname(0), os.O_RDWR))  # makes it the controlling one
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, and inherited so, where a shell runs the suite with &
+
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "quire", "chat", "--url", echo.url],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
+        preexec_fn=take_terminal,
     )  # fmt: skip
     os.close(theirs)
     seen = ""
