@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.cpu import NativeBackend, load_kernels
+from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.panels import PanelWeight
 
 # Outputs that are no multiple of a panel (32), inputs that are odd or more than the kernel takes at once (3072).
@@ -15,11 +15,7 @@ NUM_TOKENS = [0, 1, 2, 14, 15, 33, 127]
 
 
 @pytest.fixture(scope="module")
-def native() -> NativeBackend:
-    kernels = load_kernels()
-    if kernels is None:
-        pytest.skip("this machine has no C++ compiler")
-    native = NativeBackend(kernels)
+def native(native: NativeBackend) -> NativeBackend:
     if not isinstance(native.pack_linear(torch.ones(1, 1, dtype=torch.bfloat16)), PanelWeight):
         pytest.skip("this processor has no AVX512-BF16, or AMX")
     return native

@@ -10,21 +10,13 @@ import torch
 from torch import Tensor
 
 from quire.ops import eager
-from quire.ops.cpu import NativeBackend, load_kernels
+from quire.ops.cpu import NativeBackend
 from tests.ops.test_attention import MIXED, Step
 
 # Conversion from and to float16 takes an instruction that x86 processors before AVX2 lack, as do the ARM builds.
 HAS_FLOAT16 = platform.machine() == "x86_64" and " f16c" in Path("/proc/cpuinfo").read_text()
 DTYPES = [torch.float32, torch.bfloat16] + [torch.float16] * HAS_FLOAT16
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
-
-
-@pytest.fixture(scope="module")
-def native() -> NativeBackend:
-    kernels = load_kernels()
-    if kernels is None:
-        pytest.skip("this machine has no C++ compiler")
-    return NativeBackend(kernels)
 
 
 @pytest.fixture

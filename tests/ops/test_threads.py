@@ -8,15 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.cpu import NativeBackend, load_kernels
-
-
-@pytest.fixture(scope="module")
-def native() -> NativeBackend:
-    kernels = load_kernels()
-    if kernels is None:
-        pytest.skip("this machine has no C++ compiler")
-    return NativeBackend(kernels)
+from quire.ops.cpu import NativeBackend
 
 
 @pytest.fixture(params=[2, 7], autouse=True)
