@@ -7,11 +7,9 @@ no thread, no lock and no polling. Must not import torch: only the workers need 
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 
@@ -89,7 +87,7 @@ class MultiProcExecutor:
         self._links: list[_Link] = []
         self._plans_handle: RingHandle | None = None
         self._plans: RingWriter | None = None
-        self._folder: str | None = None
+        self._rendezvous_fd: int | None = None
         self._failure: EngineError | ConfigError | None = None
         self._closed = False
 
@@ -147,23 +145,23 @@ class MultiProcExecutor:
 
     def _spawn_all(self) -> None:
         size = self._config.tensor_parallel_size
-        self._folder = tempfile.mkdtemp(prefix="quire-")  # 0700
+        self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # as the rings: nothing is left behind, whoever dies
         self._plans_handle = create_ring(size)
         interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL", 60.0)
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
         environment = dict(os.environ)
         share_out_cores(environment, size)
         for rank in range(size):
-            self._links.append(self._spawn(rank, self._plans_handle, environment))
+            self._links.append(self._spawn(rank, self._plans_handle, self._rendezvous_fd, environment))
 
-    def _spawn(self, rank: int, plans: RingHandle, environment: dict[str, str]) -> _Link:
+    def _spawn(self, rank: int, plans: RingHandle, rendezvous_fd: int, environment: dict[str, str]) -> _Link:
         results = create_ring(1)
         assignment = WorkerAssignment(
             config=self._config,
             rank=rank,
             parent_pid=os.getpid(),
             factory=self._factory,
-            init_method=f"file://{self._folder}/rendezvous",
+            init_method=f"file:///proc/self/fd/{rendezvous_fd}",
             plans=plans,
             results=results,
         )
@@ -175,7 +173,7 @@ class MultiProcExecutor:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "quire.executor.worker_process", str(file.fileno())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[file.fileno(), *assignment.fds],
+                pass_fds=[file.fileno(), rendezvous_fd, *assignment.fds],
                 env=environment,
             )
         link = _Link(rank, process, results)
@@ -219,8 +217,8 @@ class MultiProcExecutor:
         if self._plans_handle is not None:
             loop.remove_reader(self._plans_handle.space_fd)
             self._plans_handle.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._rendezvous_fd is not None:
+            os.close(self._rendezvous_fd)
 
     # ---------------------------------------------------------------------------------------------------- messages
 

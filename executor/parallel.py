@@ -40,7 +40,7 @@ class ParallelGroup:
 
         Args:
             device: "cpu" or "cuda"; on cuda, rank i takes device i as its current one.
-            init_method: where ranks meet, `file:///path/in/a/private/folder` or `tcp://127.0.0.1:port`.
+            init_method: where ranks meet, `file:///path/of/a/private/file` or `tcp://127.0.0.1:port`.
 
         Raises:
             ConfigError: there are fewer devices than ranks.

@@ -145,14 +145,13 @@ def test_close_leaves_no_process_file_or_descriptor(tmp_path: Path, monkeypatch:
         before = child_pids(), set(os.listdir("/proc/self/fd")), shared_memory_files()
         executor = MultiProcExecutor(make_config(2), factory=double("StuckWorker"))
         await executor.start()
-        assert len(os.listdir(tmp_path)) == 1
+        assert os.listdir(tmp_path) == []
         future = executor.submit(make_plan(0))
         await executor.close()
         await executor.close()
         with pytest.raises(EngineError, match="closed before this step was done"):
             await future
         assert (child_pids(), set(os.listdir("/proc/self/fd")), shared_memory_files()) == before
-        assert os.listdir(tmp_path) == []
 
     run(test())
 
@@ -187,7 +186,16 @@ def test_closing_on_a_hung_step_shows_where_it_hangs(
 
 
 def test_close_before_start_is_harmless() -> None:
-    run(MultiProcExecutor(make_config(2)).close())
+    async def test() -> None:
+        executor = MultiProcExecutor(make_config(2))
+        await executor.close()
+        await executor.close()
+        with pytest.raises(EngineError, match="closed"):
+            await executor.submit(make_plan(0))
+
+    before = child_pids()
+    run(test())
+    assert child_pids() == before
 
 
 @pytest.mark.parametrize("setting", [None, "3"])
@@ -223,7 +231,10 @@ def test_workers_die_with_their_parent_and_need_no_main_guard(tmp_path: Path) ->
         asyncio.run(main())
         """)
     )
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
     assert len(workers) == 2
@@ -231,3 +242,4 @@ def test_workers_die_with_their_parent_and_need_no_main_guard(tmp_path: Path) ->
     parent.communicate()
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
+    assert list(folder.iterdir()) == [], "nobody is left to tidy up"
