@@ -10,10 +10,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from quire.frontend.errors import Problem
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers that may be held before they end; uvicorn's default for its other parser."""
+"""Of a request line and headers; uvicorn's default for its other parser."""
 
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
+
+
+class _HeadTooLong(Exception):
+    """Raised where httptools calls, to end its reading."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -49,14 +53,17 @@ class HttpProtocol(HttpToolsProtocol):
         num_messages = self._num_messages
         try:
             self._feed(data)
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _HeadTooLong):
+                self._refuse_head()
+                return
             self.logger.warning("Invalid HTTP request received.")
             self._refuse(400, "This is not a valid HTTP/1.1 request.")
             return
         if self._in_head and num_messages == self._num_messages:  # what came with a head's beginning is not counted
             self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._refuse(431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes; send shorter ones.")
+            if self._num_head_bytes > MAX_HEAD_BYTES:  # before it ends: nothing of an endless one is kept
+                self._refuse_head()
 
     def _feed(self, data: bytes) -> None:
         """Raises HttpParserError."""
@@ -93,9 +100,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._start_deadline()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what follows a chunked body are no headers
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # read again, see _feed
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise _HeadTooLong
         self._in_head = False
         super().on_headers_complete()
 
@@ -123,6 +136,9 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
         else:  # a handler waits for the body, or it is us who do not read as an earlier request is being answered
             self._start_deadline()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes; send shorter ones.")
 
     def _refuse(self, status: int, message: str) -> None:
         """Closes the connection, after an answer from outside the application if there is none under way."""

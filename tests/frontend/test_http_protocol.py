@@ -137,6 +137,46 @@ def test_endless_head_is_refused(server: ServerProcess) -> None:
         assert str(MAX_HEAD_BYTES) in body["error"]["message"]
 
 
+LONG_HEADS = {
+    "one header": b"x-a: %b\r\n" % (b"b" * MAX_HEAD_BYTES),
+    "many headers": b"x-a: 0123456789\r\n" * (MAX_HEAD_BYTES // 10),
+    "beside an upgrade": b"Connection: Upgrade\r\nUpgrade: h2c\r\nx-a: %b\r\n" % (b"b" * MAX_HEAD_BYTES),
+}
+
+
+@pytest.mark.parametrize("headers", LONG_HEADS.values(), ids=LONG_HEADS)
+@pytest.mark.parametrize("num_pieces", [1, 30])
+def test_long_head_is_refused_however_it_comes(server: ServerProcess, headers: bytes, num_pieces: int) -> None:
+    request = POST + headers + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    size = -(-len(request) // num_pieces)
+    with connected(server) as raw:
+        with contextlib.suppress(ConnectionError):  # refused before its end
+            for start in range(0, len(request), size):
+                raw.sendall(request[start : start + size])
+                time.sleep(0.002)
+        assert answer(raw)[0] == 431
+        assert is_closed(raw)
+
+
+def test_long_address_is_refused(server: ServerProcess) -> None:
+    with connected(server) as raw:
+        raw.sendall(b"GET /version?%b HTTP/1.1\r\nHost: a\r\n\r\n" % (b"a" * MAX_HEAD_BYTES))
+        assert answer(raw)[0] == 431
+
+
+def test_head_within_the_limit_is_read(server: ServerProcess) -> None:
+    with connected(server) as raw:
+        raw.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\nx-a: %b\r\n\r\n" % (b"b" * (MAX_HEAD_BYTES - 100)))
+        assert answer(raw)[0] == 200
+
+
+def test_trailers_are_no_headers(impatient: ServerProcess) -> None:
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    with connected(impatient) as raw:
+        raw.sendall(head + b"%x\r\n%b\r\n0\r\nAuthorization: Bearer key\r\n\r\n" % (len(BODY), BODY))
+        assert answer(raw)[0] == 401
+
+
 def test_long_body_and_the_next_head_in_one_piece_are_no_long_head(server: ServerProcess) -> None:
     body = json.dumps({"tokens": [5] * 50_000}).encode()
     request = b"POST /detokenize HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
