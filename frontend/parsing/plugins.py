@@ -14,6 +14,7 @@ The file defines a class for each parser it adds:
 
 import importlib.util
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -25,7 +26,7 @@ from quire.frontend.parsing.reader import Sink
 from quire.frontend.parsing.tools import Tool
 
 
-class ToolParser:
+class ToolParser(ABC):
     """Tells calls from content in one sequence's text. Subclasses set `name` and define `push`.
 
     Attributes:
@@ -39,16 +40,16 @@ class ToolParser:
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tools
 
+    @abstractmethod
     def push(self, text: str) -> list[Event]:
         """Takes the next piece of text; returns `TextDelta` and the events of calls, in order."""
-        raise NotImplementedError
 
     def finish(self) -> list[Event]:
         """What was kept back, when no more text comes."""
         return []
 
 
-class ReasoningParser:
+class ReasoningParser(ABC):
     """Tells reasoning from the rest in one sequence's text. Subclasses set `name` and define `push`.
 
     Attributes:
@@ -62,9 +63,9 @@ class ReasoningParser:
     def __init__(self, prompt_text: str) -> None:
         self.prompt_text = prompt_text
 
+    @abstractmethod
     def push(self, text: str) -> list[Event]:
         """Takes the next piece of text; returns `ReasoningDelta` and `TextDelta`, in order."""
-        raise NotImplementedError
 
     def finish(self) -> list[Event]:
         """What was kept back, when no more text comes."""
@@ -115,7 +116,7 @@ def load_plugin(path: str, base: Plugin, flag: str) -> dict[str, Plugin]:
     """The subclasses of `base` that the file at `path` defines, by name.
 
     Raises:
-        ConfigError: the file cannot be run, or defines none.
+        ConfigError: the file cannot be run, defines none, or leaves `push` out of one.
     """
     if not Path(path).is_file():
         raise ConfigError(f"{flag}: there is no file {path!r}.")
@@ -134,4 +135,7 @@ def load_plugin(path: str, base: Plugin, flag: str) -> dict[str, Plugin]:
     }
     if not found:
         raise ConfigError(f"{flag}: {path!r} defines no subclass of {base.__name__} with a name.")
+    for each in found.values():
+        if inspect.isabstract(each):
+            raise ConfigError(f"{flag}: {each.__name__} in {path!r} does not define push.")
     return found

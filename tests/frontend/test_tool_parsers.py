@@ -404,6 +404,13 @@ def test_a_plugin_that_adds_none_is_refused(tmp_path, source: str | None):
         OutputParsers("shouting", tool_plugin=str(path))
 
 
+def test_a_plugin_without_its_method_is_refused(tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text(PLUGIN.partition("    def push")[0])
+    with pytest.raises(ConfigError, match=r"--tool-parser-plugin: Shouting in .* does not define push"):
+        OutputParsers("hermes", tool_plugin=str(path))
+
+
 def test_an_unknown_parser_is_refused_with_the_names_there_are():
     with pytest.raises(ConfigError, match=r"--tool-call-parser.*'hermess'.*hermes, "):
         OutputParsers("hermess")
