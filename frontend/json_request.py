@@ -15,6 +15,10 @@ from quire.frontend.errors import ClientGoneError
 MAX_QUOTED = 1000
 """Characters of a client's own words that are looked at and told, from either end."""
 
+MAX_READ_TWICE = 256 * 2**10
+"""Bytes of a body in which whole numbers may be written as floats, as `2.0`."""
+
+_EXPECTED_INT = re.compile(r"Expected `int\b.*`, got `float`")
 _PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
@@ -50,7 +54,7 @@ def decode_body(body: bytes, kind: Any) -> Any:
         ParameterError: not JSON (with the position), or not such an object (with the field).
     """
     try:
-        return decoder_for(kind).decode(body)
+        return _decode(body, kind)
     except msgspec.ValidationError as error:
         _refuse(str(error), kind)
     except UnicodeDecodeError:
@@ -59,6 +63,24 @@ def decode_body(body: bytes, kind: Any) -> Any:
         raise ParameterError(f"The request body is not valid JSON: {_complaint(error, body)}.") from None
     except RecursionError:
         raise ParameterError("The request body is nested too deeply.") from None
+
+
+def _decode(body: bytes, kind: Any) -> Any:
+    """The object. 2.0 is taken for 2: to JSON they are one number, and some languages have no other to send."""
+    try:
+        return decoder_for(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if len(body) > MAX_READ_TWICE or not _EXPECTED_INT.match(str(error)):
+            raise
+        return msgspec.convert(_with_ints(msgspec.json.decode(body)), kind)
+
+
+def _with_ints(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_with_ints(each) for each in value]
+    return {key: _with_ints(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _refuse(text: str, kind: Any) -> NoReturn:

@@ -75,6 +75,9 @@ def test_unplanned_exception_tells_nothing_to_the_client() -> None:
         (b'{"prompt": "\xed\xa0\x80"}', None, "UTF-8 (byte 12)"),
         (b'{"prompt": "a", "max_tokens": 1.5}', "max_tokens", "expected int"),
         (b'{"prompt": "a", "max_tokens": true}', "max_tokens", "expected int"),
+        (b'{"prompt": "a", "max_tokens": 2.0, "n": 1.5}', "n", "expected int"),
+        (b'{"prompt": "a", "max_tokens": 2.0, "n": 1', None, "truncated"),
+        (b'{"prompt": "a", "max_tokens": 2.0, "user": ' + b"[" * 100_000, None, "too deeply"),
         (b'{"prompt": "a", "stop": ["x", 1]}', "stop[1]", "expected str"),
         (b'{"prompt": "a", "temperatur": 1}', "temperatur", "Did you mean 'temperature'?"),
         (b'{"prompt": "a", "xyzzy": 1}', "xyzzy", "Unknown field 'xyzzy'."),
@@ -91,6 +94,13 @@ def test_broken_body_is_refused_by_name_or_position(body: bytes, param: str | No
         decode_body(body, CompletionRequest)
     assert caught.value.param == param
     assert words in str(caught.value)
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    body = b'{"prompt": [[5.0, 6], [7e0]], "max_tokens": 2.0, "temperature": 1, "logit_bias": {"5": 2.0}}'
+    request = decode_body(body, CompletionRequest)
+    assert repr((request.prompt, request.max_tokens, request.temperature)) == "([[5, 6], [7]], 2, 1.0)"
+    assert request.logit_bias == {"5": 2}
 
 
 def test_missing_field_is_named() -> None:
