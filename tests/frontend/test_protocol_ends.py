@@ -303,7 +303,7 @@ class TestCalls:
         assert free["choices"][0]["message"]["tool_calls"][0]["id"].startswith("chatcmpl-tool-")
         more = {"parallel_tool_calls": False, "return_token_ids": True, "logprobs": True}
         whole = ask("/v1/chat/completions", {**body, **more, "n": 2})
-        assert whole["usage"]["completion_tokens"] < 60
+        assert whole["usage"]["completion_tokens"] < 2 * 150
         for choice in whole["choices"]:
             assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
             assert len(choice["message"]["tool_calls"]) == 1
@@ -313,7 +313,7 @@ class TestCalls:
         *lines, done = text.decode().strip().split("\n\n")
         assert done == "data: [DONE]"
         chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
-        assert sum(len(chunk.get("token_ids", [])) for chunk in chunks) < 30
+        assert sum(len(chunk.get("token_ids", [])) for chunk in chunks) < 150
         assert [call["index"] for chunk in chunks for call in chunk["delta"].get("tool_calls", [])] == [0, 0]
         assert [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]] == ["tool_calls"]
 
@@ -326,7 +326,7 @@ class TestCalls:
             for response in (whole, streamed):
                 assert response["status"] == "completed"
                 assert len(response["output"]) == count
-                assert response["usage"]["output_tokens"] < 60
+                assert response["usage"]["output_tokens"] < 150
         [call] = streamed["output"]
         assert (call["call_id"].partition("_")[0], call["id"].partition("_")[0]) == ("call", "fc")
 
@@ -337,7 +337,7 @@ class TestCalls:
         body["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
         message = ask("/v1/messages", body)
         assert message["stop_reason"] == "tool_use"
-        assert message["usage"]["output_tokens"] < 60
+        assert message["usage"]["output_tokens"] < 150
         [block] = message["content"]
         assert (block["id"].partition("_")[0], block["input"]) == ("toolu", {})
         assert decode(ask.stream("/v1/messages", body))[-2]["delta"]["stop_reason"] == "tool_use"
