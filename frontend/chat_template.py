@@ -11,7 +11,10 @@ import msgspec
 from jinja2 import nodes
 
 from quire.core.errors import ParameterError
+from quire.core.logging import get_logger
 from quire.frontend.template_sandbox import SandboxedTemplate
+
+logger = get_logger(__name__)
 
 ContentFormat = Literal["string", "openai"]
 """How a template reads a message's content: as one string, or as OpenAI's list of parts."""
@@ -152,16 +155,29 @@ def _parse_arguments(calls: Any, index: int) -> None:
         raise ParameterError(f"messages[{index}].tool_calls must be a list.", param="messages")
     for i, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            raise ParameterError(f"messages[{index}].tool_calls[{i}] must hold a function.", param="messages")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-            except ValueError as error:
-                raise ParameterError(
-                    f"messages[{index}].tool_calls[{i}].function.arguments is no valid JSON: {error}.", param="messages"
-                ) from None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ParameterError(
+                f"messages[{index}].tool_calls[{i}] must hold a function with a name.", param="messages"
+            )
+        arguments = _as_object(function.get("arguments"))
+        if arguments is None:
+            logger.warning("messages[%d].tool_calls[%d]: arguments that are no JSON object are left out", index, i)
+        function["arguments"] = arguments or {}
+
+
+def _as_object(arguments: Any) -> dict[str, Any] | None:
+    """Arguments of a call, none being given as such; None for those that are no object.
+
+    Models write them so, or were cut short. Such a call stands in its conversation for good: refused, it would end it.
+    """
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    elif not arguments:
+        return {}
+    return arguments if isinstance(arguments, dict) else None
 
 
 # ------------------------------------------------------------------------------------------- continue_final_message

@@ -227,7 +227,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (RESPONSES, "input", 5, "got int"),
     (RESPONSES, "input", [{"role": "robot", "content": "a"}], "a role out of"),
     (RESPONSES, "input", [{"type": "function_call_output", "call_id": "1", "output": "a"}], "no earlier"),
-    (RESPONSES, "input", [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}], "no valid JSON"),
+    (RESPONSES, "input", [{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}], "a string"),
     (RESPONSES, "max_output_tokens", 0, "max_output_tokens must be between 1 and"),
     (RESPONSES, "max_output_tokens", -1, "max_output_tokens must be between 1 and"),
     (RESPONSES, "max_output_tokens", 10**9, "lower max_output_tokens to"),

@@ -94,7 +94,6 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
                 raise ParameterError(f"messages[{index}].tool_call_id must be a string.", param="messages")
             if not num_calls or (call_id is not None and called and call_id not in called):
                 raise ParameterError(
-                    f"messages[{index}] is the result of the call {call_id!r}, but no earlier assistant message "
-                    "makes that call in its tool_calls.",
+                    f"messages hold a result of the call {call_id!r}, which no earlier assistant message makes.",
                     param="messages",
                 )

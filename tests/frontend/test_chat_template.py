@@ -71,6 +71,13 @@ def test_tool_call_arguments_given_as_json_text_reach_the_template_as_an_object(
     assert as_text["function"]["arguments"] == '{"city": "Köln"}', "the caller's message is left as it was"
 
 
+@pytest.mark.parametrize("arguments", [None, "", " ", '{"city": "K', "[]", "5", "null", "[" * 100_000, [], 5])
+def test_a_conversation_goes_on_after_a_call_that_was_cut_short(arguments: object) -> None:
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    prompt = ChatTemplate(TOOLS_TEMPLATE, TOKENS).render([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert "<call>weather({})</call>" in prompt
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -105,9 +112,9 @@ def test_content_takes_the_shape_that_the_template_reads() -> None:
         ([{"content": "no role"}], {}, r"messages\[0\] must be an object with a role"),
         ([{"role": "user", "content": 5}], {}, r"messages\[0\]\.content must be a string"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
             {},
-            r"tool_calls\[0\]\.function\.arguments is no valid JSON",
+            r"tool_calls\[0\] must hold a function with a name",
         ),
         (MESSAGES, {"continue_final_message": True}, "exclude each other"),
         (MESSAGES, {"variables": {"messages": []}}, "must not set 'messages'"),

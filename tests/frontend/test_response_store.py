@@ -107,8 +107,8 @@ def test_items_of_one_turn_become_one_message() -> None:
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        ({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}, "no valid JSON"),
-        ({"type": "function_call", "call_id": "1", "name": "f", "arguments": "[]"}, "no JSON object"),
+        ({"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}, "needs a string 'arguments'"),
+        ({"role": "robot", "content": "a"}, "must have a role out of user, assistant, system, developer"),
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "needs a string 'call_id'"),
         ({"type": "reasoning", "summary": [], "encrypted_content": "gAAA%"}, "not from this server"),
         ({"type": "computer_call"}, "'computer_call', which is not supported"),

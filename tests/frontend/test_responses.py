@@ -159,6 +159,25 @@ def test_stored_only_when_wanted_and_forgotten_when_asked(client: openai.OpenAI)
     assert caught.value.param == "previous_response_id"
 
 
+def test_a_conversation_goes_on_after_a_call_that_was_cut_short(client: openai.OpenAI) -> None:
+    first = ask(client, QUESTION, tools=[WEATHER], max_output_tokens=21)
+    [call] = first.output
+    assert (first.status, call.type) == ("incomplete", "function_call")
+    assert not call.arguments.endswith("}")
+    told: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT}]
+    second = ask(client, told, previous_response_id=first.id, tools=[WEATHER])
+    assert second.status == "completed"
+
+
+def test_a_wrong_item_is_named_by_its_place_in_this_request(client: openai.OpenAI) -> None:
+    kept = ask(client, "Hello!", instructions="Be kind.")
+    for wrong in ({"role": "robot", "content": "a"}, {"role": "tool", "content": "a"}, {"type": "computer_call"}):
+        items: Any = [{"role": "user", "content": "a"}, wrong]
+        with pytest.raises(openai.BadRequestError, match=r"input\[1\]") as caught:
+            ask(client, items, previous_response_id=kept.id, instructions="Be brief.")
+        assert caught.value.param == "input"
+
+
 def test_an_answer_that_is_cut_short_is_incomplete(client: openai.OpenAI) -> None:
     response = ask(client, "What is the capital of France?", max_output_tokens=3)
     assert response.status == "incomplete"

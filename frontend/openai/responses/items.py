@@ -2,11 +2,13 @@
 
 import base64
 import binascii
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from quire.core.errors import ParameterError
+
+ROLES = ("user", "assistant", "system", "developer")
+"""Whose messages there are; what tools say are items of another type."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
@@ -18,8 +20,13 @@ def input_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return given
 
 
-def to_messages(items: Sequence[dict[str, Any]], instructions: str | None = None) -> list[dict[str, Any]]:
+def to_messages(
+    items: Sequence[dict[str, Any]], instructions: str | None = None, *, num_previous: int = 0
+) -> list[dict[str, Any]]:
     """Chat messages. Reasoning, text and calls that follow each other are one turn of the assistant.
+
+    Args:
+        num_previous: items that the client did not send with this request, which come first.
 
     Raises:
         ParameterError: an item that is malformed, or of a kind that this server does not know.
@@ -28,7 +35,7 @@ def to_messages(items: Sequence[dict[str, Any]], instructions: str | None = None
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     turn: dict[str, Any] | None = None  # the assistant's, which further items may add to
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, start=-num_previous):
         kind = item.get("type", "message")
         if kind == "reasoning":
             turn = _add(messages, {"role": "assistant", "content": None, "reasoning_content": _reasoning(item, index)})
@@ -55,7 +62,9 @@ def encrypt(reasoning: str) -> str:
 def _message(item: dict[str, Any], kind: Any, index: int) -> dict[str, Any]:
     """A message of anyone but the assistant, or a tool's result."""
     if kind == "message":
-        return {"role": item.get("role"), "content": _text(item.get("content"), index)}
+        if item.get("role") not in ROLES:
+            raise _refusal(index, f"must have a role out of {', '.join(ROLES)}; got {item.get('role')!r}")
+        return {"role": item["role"], "content": _text(item.get("content"), index)}
     if kind == "function_call_output":
         call_id = _string(item, "call_id", index)
         return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), index)}
@@ -71,11 +80,6 @@ def _add(messages: list[dict[str, Any]], message: dict[str, Any]) -> dict[str, A
 
 def _call(item: dict[str, Any], index: int) -> dict[str, Any]:
     function = {"name": _string(item, "name", index), "arguments": _string(item, "arguments", index)}
-    try:
-        if function["arguments"].strip() and not isinstance(json.loads(function["arguments"]), dict):
-            raise _refusal(index, "has arguments that are no JSON object")
-    except json.JSONDecodeError:
-        raise _refusal(index, "has arguments that are no valid JSON") from None
     return {"id": _string(item, "call_id", index), "type": "function", "function": function}
 
 

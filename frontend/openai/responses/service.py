@@ -160,10 +160,12 @@ class Responses:
         if request.background:
             self._store.check_room()
         items = list(input_items(request.input))
+        previous = []
         if request.previous_response_id is not None:
-            items = self._previous_items(request.previous_response_id) + items
+            previous = self._previous_items(request.previous_response_id)
+            items = previous + items
         with renamed(**NAMES):
-            chat = request.to_chat(to_messages(items, request.instructions))
+            chat = request.to_chat(to_messages(items, request.instructions, num_previous=len(previous)))
             chat.check()
             prompt = None
             if request.truncation == "auto":
