@@ -122,6 +122,7 @@ class BeamSearch:
         llm: runs the beams' requests.
         prompt: read and checked.
         request_id: the beams' requests are called by it and a number.
+        tells_logprobs: the output holds the log-probabilities that led to it.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class BeamSearch:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tells_logprobs: bool = True,
     ) -> None:
         self._llm = llm
         self._prompt = prompt
@@ -140,6 +142,7 @@ class BeamSearch:
         self._request_id = request_id
         self._priority = priority
         self._cache_salt = cache_salt
+        self._tells_logprobs = tells_logprobs
         self._eos_token_ids = frozenset(() if params.ignore_eos else llm.config.spec.eos_token_ids)
         self._end_ids = self._eos_token_ids.union(params.stop_token_ids)
         width = params.beam_width
@@ -165,6 +168,7 @@ class BeamSearch:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tells_logprobs: bool = True,
         add_special_tokens: bool = True,
     ) -> "BeamSearch":
         """Reads the prompt and checks that the outputs will fit; nothing runs yet.
@@ -185,7 +189,9 @@ class BeamSearch:
                 f"is over the limit of {llm.max_model_len} (max_model_len).",
                 param="max_tokens",
             )
-        return cls(llm, read, params, request_id, priority=priority, cache_salt=cache_salt)
+        return cls(
+            llm, read, params, request_id, priority=priority, cache_salt=cache_salt, tells_logprobs=tells_logprobs
+        )
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         """The one output.
@@ -219,7 +225,7 @@ class BeamSearch:
                     text=self._text(beam.token_ids),
                     token_ids=beam.token_ids,
                     cumulative_logprob=beam.cum_logprob,
-                    logprobs=beam.logprobs,
+                    logprobs=beam.logprobs if self._tells_logprobs else None,
                     finish_reason=beam.finish_reason,
                     stop_reason=beam.stop_reason,
                 )

@@ -41,6 +41,7 @@ async def open_beams(
     request_id: str,
     *,
     max_tokens: int,
+    tells_logprobs: bool,
     shown_special_token_ids: Sequence[int] = (),
 ) -> BeamSearch:
     """The search that `request` asks for with `use_beam_search`.
@@ -75,5 +76,6 @@ async def open_beams(
         request_id,
         priority=request.priority or 0,
         cache_salt=request.cache_salt,
+        tells_logprobs=tells_logprobs,
         add_special_tokens=request.add_special_tokens is not False,
     )

@@ -133,7 +133,8 @@ class TextCompletions:
     ) -> OutputStream:
         if request.use_beam_search:
             assert sampling.max_tokens is not None
-            return await open_beams(self._engine, request, prompt, request_id, max_tokens=sampling.max_tokens)
+            limit, told = sampling.max_tokens, sampling.logprobs is not None
+            return await open_beams(self._engine, request, prompt, request_id, max_tokens=limit, tells_logprobs=told)
         if sampling.thinking_token_budget is not None:
             sampling = self._conversations.with_thinking_marks(sampling, self._as_text(prompt))
         with renamed(**request.format_names()):

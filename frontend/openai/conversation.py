@@ -159,7 +159,13 @@ class Conversations:
             limit = sampling.max_tokens or self._engine.max_model_len - len(prompt.token_ids)
             shown = sampling.shown_special_token_ids or ()
             return await open_beams(
-                self._engine, request, ids, request_id, max_tokens=limit, shown_special_token_ids=shown
+                self._engine,
+                request,
+                ids,
+                request_id,
+                max_tokens=limit,
+                tells_logprobs=sampling.logprobs is not None,
+                shown_special_token_ids=shown,
             )
         return await self._engine.open(
             ids,

@@ -214,10 +214,14 @@ def test_beams_are_choices(client: openai.OpenAI, base_url: str) -> None:
     for chunk in ask(client, "The quick", n=3, max_tokens=4, stream=True, extra=extra):
         for choice in chunk.choices:
             streamed[choice.index] += choice.text
+            assert choice.logprobs is None, "nobody asked"
     assert streamed == [choice.text for choice in answer.choices]
     body = {"messages": [{"role": "user", "content": "a"}], "n": 2, "max_tokens": 3, **extra}
     chat = httpx.post(base_url + "/v1/chat/completions", json=body).json()
     assert len({choice["message"]["content"] for choice in chat["choices"]}) == 2
+    assert [choice["logprobs"] for choice in chat["choices"]] == [None, None]
+    scored = httpx.post(base_url + "/v1/chat/completions", json={**body, "logprobs": True}).json()
+    assert [len(choice["logprobs"]["content"]) for choice in scored["choices"]] == [3, 3]
 
 
 def test_a_stream_in_larger_portions(base_url: str) -> None:
