@@ -13,6 +13,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Tokens that went into reasoning, told or not."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, kw_only=True):
     """Tokens counted over all choices."""
 
@@ -20,6 +26,7 @@ class Usage(Struct, kw_only=True):
     total_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None  # where reasoning is told apart
 
 
 # ------------------------------------------------------------------------------------------------------------ logprobs

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import MAX_COMPLETIONS
-from quire.frontend.openai.answers import ChatCompletion, Usage
+from quire.frontend.openai.answers import ChatCompletion, CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.generation import INLINE_CHOICES, cancel
 from quire.frontend.openai.list_price import check_lists
@@ -80,11 +80,13 @@ def _joined(answers: list[ChatCompletion]) -> ChatCompletion:
 
 
 def _sum(usages: list[Usage]) -> Usage:
-    details = [usage.prompt_tokens_details for usage in usages]
-    cached = [each.cached_tokens for each in details if each is not None]
+    cached = [usage.prompt_tokens_details.cached_tokens for usage in usages if usage.prompt_tokens_details]
+    details = [usage.completion_tokens_details for usage in usages]
+    reasoning = [each.reasoning_tokens for each in details if each is not None]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         total_tokens=sum(usage.total_tokens for usage in usages),
-        prompt_tokens_details=type(details[0])(sum(cached)) if details[0] is not None else None,
+        prompt_tokens_details=PromptTokensDetails(sum(cached)) if cached else None,
+        completion_tokens_details=CompletionTokensDetails(sum(reasoning)) if reasoning else None,
     )

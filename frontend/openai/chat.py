@@ -8,7 +8,7 @@ import msgspec
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import ACCEPTED
 from quire.frontend.events import Event, Finish
-from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage
+from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, Usage
 from quire.frontend.openai.chat_events import ChatChunks, read_message
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
@@ -45,7 +45,11 @@ class ChatCompletions:
             output, events = await turn.whole()
         finally:
             turn.close()
-        answer = functools.partial(self._answer, request, reply, output, events)
+        num_tokens = sum(len(each.token_ids) for each in output.outputs)
+        num_reasoning, num_cached = await turn.count_reasoning(num_tokens), output.num_cached_tokens or 0
+        usage = reply.usage(len(output.prompt_token_ids), num_tokens, num_cached, num_reasoning)
+        tells_ids = bool(request.return_token_ids) and turn.tells_tokens
+        answer = functools.partial(self._answer, request, reply, output, events, usage, tells_ids=tells_ids)
         return await apart(answer, is_long=len(output.outputs) > INLINE_CHOICES)
 
     async def stream(self, request: ChatRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
@@ -55,11 +59,11 @@ class ChatCompletions:
         try:
             yield ACCEPTED
             formatter, role = self._formatter(request), self._role(request)
-            chunks = ChatChunks(request, reply, role, formatter, self._encoder, turn.choices)
+            chunks = ChatChunks(request, reply, role, formatter, self._encoder, turn)
             async for output in turn.stream:
                 frame = chunks.add(output)
                 if output.finished:  # one write for the last text and the end
-                    frame += chunks.end()
+                    frame += await chunks.end()
                 if frame:
                     yield frame
         finally:
@@ -85,7 +89,14 @@ class ChatCompletions:
     # ------------------------------------------------------------------------------------------------------ answers
 
     def _answer(
-        self, request: ChatRequest, reply: Reply, output: RequestOutput, events: list[list[Event]] | None
+        self,
+        request: ChatRequest,
+        reply: Reply,
+        output: RequestOutput,
+        events: list[list[Event]] | None,
+        usage: Usage,
+        *,
+        tells_ids: bool,
     ) -> ChatCompletion:
         formatter, role = self._formatter(request), self._role(request)
         echoed = request.echoed(role)
@@ -104,16 +115,15 @@ class ChatCompletions:
                     logprobs=formatter.chat(each.logprobs) if each.logprobs is not None else None,
                     finish_reason=finish.reason,
                     stop_reason=finish.stop_reason,
-                    token_ids=each.token_ids if request.return_token_ids else None,
+                    token_ids=each.token_ids if tells_ids else None,
                 )
             )
-        num_tokens = sum(len(each.token_ids) for each in output.outputs)
         return ChatCompletion(
             id=reply.id,
             created=reply.created,
             model=reply.model,
             choices=choices,
-            usage=reply.usage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens or 0),
+            usage=usage,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
         )

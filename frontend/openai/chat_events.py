@@ -21,7 +21,7 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest
-from quire.frontend.openai.turn import Choice
+from quire.frontend.openai.turn import Choice, Turn
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 
 
@@ -74,7 +74,7 @@ class ChatChunks:
     """Turns the outputs of one request into chunks, and counts tokens on the way.
 
     Args:
-        readers: of each choice; None when every text is the answer as it stands.
+        turn: what the outputs belong to.
     """
 
     def __init__(
@@ -84,19 +84,21 @@ class ChatChunks:
         role: str,
         formatter: LogprobFormatter,
         encoder: msgspec.json.Encoder,
-        readers: list[Choice] | None,
+        turn: Turn,
     ) -> None:
         self._reply = reply
         self._role = role
         self._formatter = formatter
         self._encoder = encoder
-        self._readers = readers
+        self._turn = turn
+        self._readers = turn.choices
         self._echoed = request.echoed(role)
-        self._return_token_ids = bool(request.return_token_ids)
+        self._return_prompt_ids = bool(request.return_token_ids)
+        self._return_token_ids = self._return_prompt_ids and turn.tells_tokens
         self._num_choices = request.n or 1
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._num_tokens = 0
+        self._num_tokens = [0] * self._num_choices
         self._opened = False
         self._text_only = not self._return_token_ids and not reply.continuous_usage
         self._text_events: dict[int, TextEvent] = {}  # by choice
@@ -105,7 +107,7 @@ class ChatChunks:
         """Events for what is new; empty when there is nothing to tell."""
         frames = [] if self._opened else self._open(output)
         for each in output.outputs:
-            self._num_tokens += len(each.token_ids)
+            self._num_tokens[each.index] += len(each.token_ids)
             if self._readers is not None:
                 frames += self._read(each, self._readers[each.index])
             elif self._text_only and each.text and each.finish_reason is None and not each.logprobs:
@@ -114,18 +116,20 @@ class ChatChunks:
                 frames.append(self._frame([self._choice(each)]))
         return b"".join(frames)
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         """Usage, when asked for, and the end mark."""
         if not self._reply.include_usage:
             return DONE
-        return self._frame([], usage=self._usage()) + DONE
+        num_tokens = sum(self._num_tokens)
+        usage = self._usage(num_tokens, await self._turn.count_reasoning(num_tokens))
+        return self._frame([], usage=usage) + DONE
 
     def _open(self, output: RequestOutput) -> list[bytes]:
         """One event per choice that tells the role, and one with what is echoed."""
         self._opened = True
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens or 0
-        ids = output.prompt_token_ids if self._return_token_ids else UNSET
+        ids = output.prompt_token_ids if self._return_prompt_ids else UNSET
         delta = ChatDelta(role=self._role, content="")
         frames = [
             self._frame([ChatChunkChoice(index=index, delta=delta)], prompt_token_ids=ids)
@@ -179,7 +183,8 @@ class ChatChunks:
     ) -> bytes:
         reply = self._reply
         if usage is None and reply.continuous_usage:
-            usage = self._usage()
+            [choice] = choices
+            usage = self._usage(self._num_tokens[choice.index])
         chunk = ChatChunk(
             id=reply.id,
             created=reply.created,
@@ -190,5 +195,5 @@ class ChatChunks:
         )
         return event(chunk, self._encoder)
 
-    def _usage(self) -> Usage:
-        return self._reply.usage(self._prompt_tokens, self._num_tokens, self._cached_tokens)
+    def _usage(self, num_tokens: int, num_reasoning: int | None = None) -> Usage:
+        return self._reply.usage(self._prompt_tokens, num_tokens, self._cached_tokens, num_reasoning)

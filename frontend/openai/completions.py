@@ -1,6 +1,7 @@
 """POST /v1/completions: prompts in, their continuations out, whole or as a stream of events."""
 
 import functools
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -239,7 +240,7 @@ class _Chunks:
         self._return_token_ids = bool(request.return_token_ids)
         self._n = request.n or 1
         self._prompts: dict[int, tuple[int, int]] = {}  # prompt index -> (prompt tokens, cached tokens)
-        self._num_tokens = 0
+        self._num_tokens: Counter[int] = Counter()  # by choice
         self._offsets: dict[int, int] = {}  # choice index -> characters of the tokens told so far
         self._text_only = not (self._return_token_ids or self._echo or reply.continuous_usage)
         self._text_events: dict[int, TextEvent] = {}  # by choice
@@ -249,11 +250,12 @@ class _Chunks:
         self._prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens or 0)
         frames = []
         for each in output.outputs:
-            self._num_tokens += len(each.token_ids)
+            index = prompt_index * self._n + each.index
+            self._num_tokens[index] += len(each.token_ids)
             if self._text_only and each.text and each.finish_reason is None and not each.logprobs:
-                frames.append(self._text_event(prompt_index * self._n + each.index).fill(each.text))
+                frames.append(self._text_event(index).fill(each.text))
             elif each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
-                frames.append(self._frame([self._choice(prompt_index * self._n + each.index, each, output)]))
+                frames.append(self._frame([self._choice(index, each, output)]))
         return b"".join(frames)
 
     def end(self) -> bytes:
@@ -292,7 +294,9 @@ class _Chunks:
     def _frame(self, choices: list[CompletionChunkChoice], *, usage: Usage | None = None) -> bytes:
         reply = self._reply
         if usage is None and reply.continuous_usage:
-            usage = self._usage()
+            [choice] = choices
+            prompt_tokens, cached_tokens = self._prompts[choice.index // self._n]
+            usage = reply.usage(prompt_tokens, self._num_tokens[choice.index], cached_tokens)
         chunk = CompletionChunk(
             id=reply.id,
             created=reply.created,
@@ -304,7 +308,7 @@ class _Chunks:
 
     def _usage(self) -> Usage:
         prompt_tokens, cached_tokens = (sum(column) for column in zip(*self._prompts.values(), strict=True))
-        return self._reply.usage(prompt_tokens, self._num_tokens, cached_tokens)
+        return self._reply.usage(prompt_tokens, self._num_tokens.total(), cached_tokens)
 
 
 def without_generated(output: RequestOutput) -> RequestOutput:

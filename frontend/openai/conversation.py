@@ -5,6 +5,7 @@ A chat request is the one form of a conversation inside the server: the other pr
 
 import asyncio
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +137,20 @@ class Conversations:
         with renamed(**names):
             thinks = self._server.reasoning_parser is not None or _asks_to_think(request)
             sampling = self._constrain(self.sampling(request), tools, choice, prompt, thinks=thinks)
+            if not (tells_tokens := self._tells_tokens(request)):
+                sampling = sampling.replace(logprobs=None, logprob_token_ids=None)
             stream = await self._open_stream(request, prompt, sampling, request_id)
         try:
             choices = await self._choices(request, prompt, tools, choice, stream, call_prefix)
         except BaseException:
             stream.close()
             raise
-        return Turn(stream, prompt, choices, self._engine)
+        reads = self._parsers.reads_reasoning
+        return Turn(stream, prompt, choices, self._engine, reads_reasoning=reads, tells_tokens=tells_tokens)
+
+    def _tells_tokens(self, request: ChatRequest) -> bool:
+        """Not where reasoning is left out: which tokens are its own is known for its text only, once that is read."""
+        return request.include_reasoning is not False or not self._parsers.reads_reasoning
 
     async def _open_stream(
         self, request: ChatRequest, prompt: Rendered, sampling: SamplingParams, request_id: str
@@ -227,18 +235,18 @@ class Conversations:
         """What reads each sequence; None when all texts are the answers as they stand."""
 
         def parser() -> OutputParser | None:
-            told = request.include_reasoning is not False
-            return self._parsers.open(
-                tools, choice, prompt_text=prompt.text, include_reasoning=told, call_prefix=call_prefix
-            )
+            return self._parsers.open(tools, choice, prompt_text=prompt.text, call_prefix=call_prefix)
 
         first = parser()
         if first is None:
             return None
         parsers = [first, *[parser() async for _ in in_turns(range(1, request.n or 1))]]
         if not isinstance(stream, RequestStream):  # a beam search, whose beams are told when they have ended
-            return [Choice(each) for each in parsers]
-        return [Choice(each, functools.partial(stream.stop, index)) for index, each in enumerate(parsers)]
+            stops: list[Callable[[], None] | None] = [None] * len(parsers)
+        else:
+            stops = [functools.partial(stream.stop, index) for index in range(len(parsers))]
+        told = request.include_reasoning is not False
+        return [Choice(each, stop, tells_reasoning=told) for each, stop in zip(parsers, stops, strict=True)]
 
 
 def _reasoning_variables(effort: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from quire.core.logging import get_logger
-from quire.frontend.openai.answers import PromptTokensDetails, Usage
+from quire.frontend.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.frontend.openai.schema import GenerationRequest
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.server_config import ServerConfig
@@ -33,28 +33,32 @@ class Reply(msgspec.Struct, kw_only=True):
     created: int
     cache_details: bool  # usage tells how many prompt tokens were cached
     include_usage: bool  # a stream ends with usage
-    continuous_usage: bool  # every event of a stream carries usage
+    continuous_usage: bool  # every event of a stream carries usage, of its choice
 
     @classmethod
     def to(cls, request: GenerationRequest, reply_id: str, model: str, server: ServerConfig) -> "Reply":
         """How to answer `request`."""
         options = request.stream_options
+        include_usage = server.enable_force_include_usage or bool(options and options.include_usage)
         return cls(
             id=reply_id,
             model=model,
             created=int(time.time()),
             cache_details=server.enable_prompt_tokens_details,
-            include_usage=server.enable_force_include_usage or bool(options and options.include_usage),
-            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+            include_usage=include_usage,
+            continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
         )
 
-    def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-        """Token counts as the API tells them."""
+    def usage(
+        self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+    ) -> Usage:
+        """Token counts as the API tells them; `reasoning_tokens` are those of `completion_tokens` that are known."""
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens) if self.cache_details else None,
+            completion_tokens_details=None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
         )
 
 

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.events import Event, Finish, ReasoningDelta, TextDelta, Usage
+from quire.frontend.input_processor import INLINE_CHARACTERS
 from quire.frontend.openai.generation import OutputStream
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.parsing.output_parser import OutputParser
-from quire.frontend.turns import in_turns
+from quire.frontend.turns import apart, in_turns
 
 
 class Rendered(NamedTuple):
@@ -24,11 +25,21 @@ class Choice:
     Args:
         parser: None when the text is the answer as it stands.
         stop: ends the sequence, once it has made all calls that it may make; None for one that ends by itself.
+        tells_reasoning: False drops reasoning from the events.
     """
 
-    def __init__(self, parser: OutputParser | None, stop: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, parser: OutputParser | None, stop: Callable[[], None] | None = None, *, tells_reasoning: bool = True
+    ) -> None:
         self._parser = parser
         self._stop = stop
+        self._tells_reasoning = tells_reasoning
+        self._reasoning: list[str] = []
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far, whether it is told or not."""
+        return "".join(self._reasoning)
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """Events for what is new, with a `Finish` at the end."""
@@ -47,9 +58,17 @@ class Choice:
                     reason, stop_reason = "tool_calls", None
                 elif reason == "stop" and parser.num_tool_calls:
                     reason = "tool_calls"
+            events = self._keep_reasoning(events)
         if reason is not None:
             events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
         return events
+
+    def _keep_reasoning(self, events: list[Event]) -> list[Event]:
+        thoughts = [event.text for event in events if isinstance(event, ReasoningDelta)]
+        self._reasoning += thoughts
+        if self._tells_reasoning or not thoughts:
+            return events
+        return [event for event in events if not isinstance(event, ReasoningDelta)]
 
 
 class Turn:
@@ -57,12 +76,25 @@ class Turn:
 
     Args:
         choices: a reader for each sequence; None when every text is the answer as it stands.
+        reads_reasoning: the readers tell reasoning apart from the answer.
+        tells_tokens: False when the client must not see the answer's tokens, as reasoning that is not told is in them.
     """
 
-    def __init__(self, stream: OutputStream, prompt: Rendered, choices: list[Choice] | None, llm: AsyncLLM) -> None:
+    def __init__(
+        self,
+        stream: OutputStream,
+        prompt: Rendered,
+        choices: list[Choice] | None,
+        llm: AsyncLLM,
+        *,
+        reads_reasoning: bool = False,
+        tells_tokens: bool = True,
+    ) -> None:
         self.stream = stream
         self.choices = choices
         self.num_prompt_tokens = len(prompt.token_ids)
+        self.tells_tokens = tells_tokens
+        self._reads_reasoning = reads_reasoning
         self._llm = llm
 
     def close(self) -> None:
@@ -95,23 +127,31 @@ class Turn:
             QuireError: the engine refused the request, or failed.
         """
         [choice] = self.choices or [Choice(None)]
-        num_tokens, reasoning = 0, ""
+        num_tokens = 0
         async for output in self.stream:
             [part] = output.outputs
             num_tokens += len(part.token_ids)
             events = choice.read(part)
-            reasoning += "".join(event.text for event in events if isinstance(event, ReasoningDelta))
             if output.finished:
                 cached = output.num_cached_tokens or 0
-                events.append(Usage(self.num_prompt_tokens, num_tokens, cached, self._count(reasoning, num_tokens)))
+                num_reasoning = await self.count_reasoning(num_tokens) or 0
+                events.append(Usage(self.num_prompt_tokens, num_tokens, cached, num_reasoning))
             yield part, events
 
-    def _count(self, reasoning: str, num_tokens: int) -> int:
-        """Tokens of the reasoning: counted by the tokenizer, which splits a text as the model most likely did."""
-        if not reasoning:
-            return 0
+    async def count_reasoning(self, num_tokens: int) -> int | None:
+        """Tokens of all reasoning so far, out of `num_tokens`; None when nothing tells reasoning apart.
+
+        Counted by the tokenizer, which splits a text as the model most likely did.
+        """
+        if not self._reads_reasoning:
+            return None
         tokenizer = self._llm.input_processor.tokenizer
-        return min(len(tokenizer.encode(reasoning, add_special_tokens=False)), num_tokens)
+        texts = [text for choice in self.choices or () if (text := choice.reasoning)]
+
+        def count() -> int:
+            return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+
+        return min(await apart(count, is_long=sum(map(len, texts)) > INLINE_CHARACTERS), num_tokens)
 
 
 def _extend(part: CompletionOutput, more: CompletionOutput) -> None:

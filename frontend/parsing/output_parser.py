@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.frontend.events import Event, ReasoningDelta, ToolCallEnd
+from quire.frontend.events import Event, ToolCallEnd
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
@@ -65,17 +65,12 @@ class EventParser:
 
     Args:
         stages: in the order in which text passes them; the first is pushed to, and feeds the second itself.
-        include_reasoning: False drops reasoning.
         max_calls: the answer ends with this many calls.
     """
 
-    def __init__(
-        self, log: EventLog, stages: Sequence[Stage], *, include_reasoning: bool, max_calls: int | None
-    ) -> None:
+    def __init__(self, log: EventLog, stages: Sequence[Stage], *, max_calls: int | None) -> None:
         self._log = log
         self._stages = stages
-        self._drops = not include_reasoning or max_calls is not None
-        self._include_reasoning = include_reasoning
         self._max_calls = max_calls
         self._is_complete = False
 
@@ -104,14 +99,14 @@ class EventParser:
 
     def _drain(self) -> list[Event]:
         events = self._log.drain()
-        return [event for event in events if self._is_wanted(event)] if self._drops else events
+        return [event for event in events if self._is_wanted(event)] if self._max_calls is not None else events
 
     def _is_wanted(self, event: Event) -> bool:
         if self._is_complete:
             return False
         if isinstance(event, ToolCallEnd) and self._max_calls is not None:
             self._is_complete = event.index + 1 >= self._max_calls
-        return self._include_reasoning or not isinstance(event, ReasoningDelta)
+        return True
 
 
 def read_calls(reader: Reader, log: EventLog, form: CallShape, tools: Sequence[Tool]) -> Steps[None]:

@@ -81,6 +81,11 @@ class OutputParsers:
         """Whether calls are looked for when the client leaves the choice to the model."""
         return self._auto_tools
 
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether reasoning is told apart from the answer."""
+        return self._reasoning is not None
+
     def thinking_marks(self, prompt_text: str, encode: Callable[[str], list[int]]) -> ThinkingMarks | None:
         """How reasoning is set apart after a prompt, in tokens; None where nobody knows, or no mark ends it."""
         if not isinstance(self._reasoning, ReasoningFormat):
@@ -106,7 +111,6 @@ class OutputParsers:
         choice: ToolChoice | None = None,
         *,
         prompt_text: str = "",
-        include_reasoning: bool = True,
         call_prefix: str = CHAT_PREFIX,
     ) -> OutputParser | None:
         """The parser of one sequence; None when its text needs none, as in a plain chat.
@@ -115,7 +119,6 @@ class OutputParsers:
             tools: the functions that the client offers.
             choice: what it wants called; "auto" when None.
             prompt_text: the rendered prompt, whose end may have opened reasoning.
-            include_reasoning: False drops reasoning from the events.
             call_prefix: how ids of calls begin, unless the model's format or template has a form of its own.
         """
         choice = choice or ToolChoice()
@@ -134,7 +137,7 @@ class OutputParsers:
                 stages.insert(0, _open_reasoning(self._reasoning, log, content, prompt_text, calls=bool(stages)))
         if not stages:
             return None
-        return EventParser(log, stages, include_reasoning=include_reasoning, max_calls=choice.max_calls)
+        return EventParser(log, stages, max_calls=choice.max_calls)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> CallConstraint | None:
         """What a grammar must enforce of the answer (after its reasoning); `open` parses what comes of it.

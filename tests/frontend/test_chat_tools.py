@@ -12,6 +12,7 @@ from tests.weather import QUESTION, REPLY, RESULT, WEATHER_FUNCTION, asked
 
 WEATHER: Any = {"type": "function", "function": WEATHER_FUNCTION}
 ASK: Any = [{"role": "user", "content": QUESTION}]
+THINK: Any = [{"role": "user", "content": "What is 47 + 38? Think step by step."}]
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +72,9 @@ def test_what_a_chunk_carries_beside_text_is_not_lost(client: openai.OpenAI) -> 
 
 
 def test_streamed_reasoning_adds_up(client: openai.OpenAI) -> None:
-    messages: Any = [{"role": "user", "content": "What is 47 + 38? Think step by step."}]
-    whole = ask(client, messages, tools=openai.omit).choices[0].message
+    whole = ask(client, THINK, tools=openai.omit).choices[0].message
     reasoning, content = "", ""
-    for chunk in ask(client, messages, tools=openai.omit, stream=True):
+    for chunk in ask(client, THINK, tools=openai.omit, stream=True):
         delta = chunk.choices[0].delta
         assert getattr(delta, "reasoning", None) == getattr(delta, "reasoning_content", None)
         reasoning += getattr(delta, "reasoning", None) or ""
@@ -84,13 +84,41 @@ def test_streamed_reasoning_adds_up(client: openai.OpenAI) -> None:
 
 
 def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:
-    messages: Any = [{"role": "user", "content": "What is 47 + 38? Think step by step."}]
     options: Any = {"tools": openai.omit, "extra_body": {"include_reasoning": False}}
-    message = ask(client, messages, **options).choices[0].message
+    message = ask(client, THINK, **options).choices[0].message
     assert (message.reasoning, message.content) == (None, "47 + 38 = 85")
-    deltas = [chunk.choices[0].delta for chunk in ask(client, messages, stream=True, **options)]
+    deltas = [chunk.choices[0].delta for chunk in ask(client, THINK, stream=True, **options)]
     assert not any(getattr(delta, "reasoning", None) for delta in deltas)
     assert "".join(delta.content or "" for delta in deltas) == "47 + 38 = 85"
+
+
+def test_no_token_tells_reasoning_that_is_left_out(client: openai.OpenAI) -> None:
+    options: Any = {"messages": THINK, "tools": openai.omit, "logprobs": True, "top_logprobs": 2}
+    told = ask(client, **options, extra_body={"return_token_ids": True})
+    assert len(told.choices[0].token_ids) == len(told.choices[0].logprobs.content) == told.usage.completion_tokens
+    assert 0 < told.usage.completion_tokens_details.reasoning_tokens < told.usage.completion_tokens
+
+    options["extra_body"] = {"return_token_ids": True, "include_reasoning": False}
+    hidden = ask(client, **options)
+    assert (hidden.choices[0].token_ids, hidden.choices[0].logprobs) == (None, None)
+    assert hidden.prompt_token_ids == told.prompt_token_ids
+    assert hidden.usage == told.usage
+
+    chunks = list(ask(client, **options, stream=True, stream_options={"include_usage": True}))
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert not any(getattr(choice, "token_ids", None) or choice.logprobs for choice in choices)
+    assert "".join(choice.delta.content or "" for choice in choices) == hidden.choices[0].message.content
+    assert all(choice.delta.role or choice.delta.content or choice.finish_reason for choice in choices), "no empty ones"
+    assert chunks[0].prompt_token_ids == told.prompt_token_ids
+    assert chunks[-1].usage == told.usage
+
+
+def test_batch_counts_reasoning(client: openai.OpenAI) -> None:
+    body = {"messages": [THINK, ASK], "temperature": 0, "include_reasoning": False, "return_token_ids": True}
+    answer: Any = client.post("/chat/completions/batch", body=body, cast_to=object)
+    assert [choice["token_ids"] for choice in answer["choices"]] == [None, None]
+    alone = ask(client, THINK, tools=openai.omit).usage.completion_tokens_details.reasoning_tokens
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": alone}
 
 
 def test_beams_do_not_follow_a_grammar(client: openai.OpenAI) -> None:

@@ -91,6 +91,20 @@ def test_continuous_usage_counts_up(base_url: str) -> None:
     assert counts == sorted(counts)
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"), [("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": ["a", "b c"]})]
+)
+def test_continuous_usage_is_each_choices_own(base_url: str, path: str, asked: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"n": 2, "max_tokens": 6, "ignore_eos": True, "stream_options": options, **asked}
+    *chunks, end = map(json.loads, events(base_url, body, path)[:-1])
+    last = {chunk["choices"][0]["index"]: chunk["usage"] for chunk in chunks}
+    assert len(last) == 2 * len(asked.get("prompt", "1"))
+    assert [usage["completion_tokens"] for usage in last.values()] == [6] * len(last)
+    assert end["usage"]["completion_tokens"] == 6 * len(last)
+    assert end["usage"]["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in last.values()) / 2
+
+
 def test_n_answers_whole_and_streamed(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"n": 3, "temperature": 1.5, "seed": 7, "max_tokens": 10}
     whole = ask(client, **options)

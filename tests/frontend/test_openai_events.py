@@ -1,5 +1,7 @@
 """Events made around a text are byte for byte those that encoding the whole event makes."""
 
+from typing import Any, cast
+
 import msgspec
 import pytest
 
@@ -10,11 +12,17 @@ from quire.frontend.openai.chat_events import ChatChunks
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.openai.turn import Rendered, Turn
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 
 ENCODER = msgspec.json.Encoder()
 TEXTS = ["a", 'quote " back\\slash', "\x00\x1f\n\t\x7f", "é€𝄞\N{REPLACEMENT CHARACTER}", "</script>\u2028", '"text":""']
 HOSTILE_ID = 'cmpl-"text":"","content":"",\\"text\\":""\u00e9'
+
+
+def make_turn() -> Turn:
+    """One whose texts are the answer as they stand. Its engine and stream are never asked for anything."""
+    return Turn(cast(Any, None), Rendered("", [1, 2]), None, cast(Any, None))
 
 
 def make_reply(**options: bool) -> Reply:
@@ -48,7 +56,7 @@ def test_text_events_equal_whole_encodings(text: str, include_usage: bool) -> No
 def test_chat_events_equal_whole_encodings(text: str) -> None:
     reply = make_reply()
     formatter = LogprobFormatter(None, 0, as_ids=False)
-    chunks = ChatChunks(ChatRequest(messages=[]), reply, "assistant", formatter, ENCODER, None)
+    chunks = ChatChunks(ChatRequest(messages=[]), reply, "assistant", formatter, ENCODER, make_turn())
     chunks.add(output("first"))  # behind the event that tells the role
     choice = ChatChunkChoice(index=0, delta=ChatDelta(content=text))
     chunk = ChatChunk(id=reply.id, created=1, model=reply.model, choices=[choice])

@@ -103,12 +103,6 @@ def test_the_prompt_may_have_opened_or_closed_reasoning(name: str):
     assert closed == Parsed("Hello!", "", [])
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_reasoning_can_be_left_out(name: str):
-    parsed = parse(OutputParsers(reasoning_parser=name), list(written(name, THOUGHT, ANSWER)), include_reasoning=False)
-    assert parsed == Parsed(ANSWER, "", [])
-
-
 def test_identity_and_no_parser_cost_nothing():
     assert OutputParsers(reasoning_parser="identity").open() is None
     assert OutputParsers().open() is None

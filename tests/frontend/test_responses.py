@@ -197,8 +197,22 @@ def test_reasoning_can_be_kept_by_the_client(client: openai.OpenAI) -> None:
     sealed = [*again, opaque, response.output[1].model_dump()]
     count = [ask(client, items, max_output_tokens=16, store=False).usage.input_tokens for items in (full, sealed)]
     assert count[0] == count[1] > ask(client, again, max_output_tokens=16, store=False).usage.input_tokens
-    hidden = ask(client, THINK, extra_body={"include_reasoning": False})
-    assert [item.type for item in hidden.output] == ["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_can_be_left_out_of_tokens_too(client: openai.OpenAI, stream: bool) -> None:
+    options: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    told = ask(client, THINK, **options)
+    assert told.output[1].content[0].logprobs
+    answer = ask(client, THINK, **options, stream=stream, extra_body={"include_reasoning": False})
+    if stream:
+        events = list(answer)
+        assert not any(getattr(event, "logprobs", None) for event in events)
+        answer = events[-1].response
+    [message] = answer.output
+    assert (message.content[0].text, message.content[0].logprobs) == (told.output[1].content[0].text, [])
+    assert answer.usage == told.usage
+    assert answer.usage.output_tokens_details.reasoning_tokens > 0
 
 
 def test_logprobs_come_when_included(client: openai.OpenAI) -> None:
