@@ -9,7 +9,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.event_stream import ACCEPTED
 from quire.frontend.events import Event, Finish
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, Usage
-from quire.frontend.openai.chat_events import ChatChunks, read_message
+from quire.frontend.openai.chat_events import ChatChunks, read_message, told_reason
 from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
@@ -113,7 +113,7 @@ class ChatCompletions:
                     index=each.index,
                     message=message,
                     logprobs=formatter.chat(each.logprobs) if each.logprobs is not None else None,
-                    finish_reason=finish.reason,
+                    finish_reason=told_reason(finish, request),
                     stop_reason=finish.stop_reason,
                     token_ids=each.token_ids if tells_ids else None,
                 )

@@ -52,6 +52,11 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finis
     return message, finish
 
 
+def told_reason(finish: Finish, request: ChatRequest) -> str:
+    """Why a choice ended: to call the one function that the client names is no news, so that such an answer stops."""
+    return "stop" if finish.reason == "tool_calls" and isinstance(request.tool_choice, dict) else finish.reason
+
+
 def delta_of(event: Event) -> ChatDelta | None:
     """What an event adds to the message; None when that is nothing."""
     match event:
@@ -86,6 +91,7 @@ class ChatChunks:
         encoder: msgspec.json.Encoder,
         turn: Turn,
     ) -> None:
+        self._request = request
         self._reply = reply
         self._role = role
         self._formatter = formatter
@@ -161,7 +167,8 @@ class ChatChunks:
             choices[0].logprobs = self._formatter.chat(each.logprobs) if each.logprobs else None
             choices[0].token_ids = each.token_ids if self._return_token_ids else UNSET
         if isinstance(finish, Finish):
-            choices[-1].finish_reason, choices[-1].stop_reason = finish.reason, finish.stop_reason
+            choices[-1].finish_reason = told_reason(finish, self._request)
+            choices[-1].stop_reason = finish.stop_reason
         return [self._frame([choice]) for choice in choices]
 
     def _choice(self, each: CompletionOutput) -> ChatChunkChoice:

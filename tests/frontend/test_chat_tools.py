@@ -195,9 +195,11 @@ def test_a_call_that_is_asked_for_is_made(client: openai.OpenAI, choice: Any, st
     options: Any = {"tools": [CLOCK], "tool_choice": choice, "max_tokens": 100, "parallel_tool_calls": False}
     if stream:
         with client.chat.completions.stream(model="quire-demo", messages=HELLO, temperature=0, **options) as events:
-            message = events.get_final_completion().choices[0].message
+            answered = events.get_final_completion().choices[0]
     else:
-        message = ask(client, HELLO, **options).choices[0].message
+        answered = ask(client, HELLO, **options).choices[0]
+    assert answered.finish_reason == ("tool_calls" if choice == "required" else "stop")
+    message = answered.message
     [call] = message.tool_calls
     assert call.function.name == "set_clock"
     assert json.loads(call.function.arguments)["hour"] in (7, 8)
