@@ -188,7 +188,7 @@ def find_tool_parser(name: str | None, plugin: str | None = None) -> ToolSource 
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.
     """
-    added = load_plugin(plugin, ToolParser, "--tool-parser-plugin") if plugin else {}
+    added = load_plugin(plugin, ToolParser, "--tool-parser-plugin") if plugin else {}  # type: ignore[type-abstract]
     if name is None or name in added:
         return added[name] if name else None
     if name == _HARMONY_TOOLS:
@@ -206,7 +206,8 @@ def find_reasoning_parser(name: str | None, plugin: str | None = None) -> Reason
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.
     """
-    added = load_plugin(plugin, ReasoningParser, "--reasoning-parser-plugin") if plugin else {}
+    flag = "--reasoning-parser-plugin"
+    added = load_plugin(plugin, ReasoningParser, flag) if plugin else {}  # type: ignore[type-abstract]
     if name is None or name in added or name == _IDENTITY:
         return added.get(name) if name else None
     name_of_format = REASONING_ALIASES.get(name, name)
