@@ -42,6 +42,7 @@ class MessageBuilder:
         self._tells_cached = tells_cached
         self._block: Block | None = None  # the one that grows
         self._pieces: list[str] = []  # its text so far
+        self._is_cut = False  # the last call's arguments have no end
 
     def start(self) -> list[bytes]:
         """The first frames of a stream."""
@@ -102,7 +103,9 @@ class MessageBuilder:
         self._block, self._pieces = None, []
         frames = []
         if isinstance(block, ToolUseBlock):
-            block.input = _parse(text)
+            arguments = _parse(text)
+            self._is_cut = arguments is None
+            block.input = {} if self._is_cut else arguments
         elif isinstance(block, ThinkingBlock):
             block.thinking = text
             signature = {"type": "signature_delta", "signature": block.signature}
@@ -116,7 +119,7 @@ class MessageBuilder:
         match finish.reason:
             case "length" | "repetition":  # cut short, for which the protocol has one word that fits
                 reason = "max_tokens"
-            case "tool_calls":
+            case "tool_calls" if not (self._is_cut and isinstance(finish.stop_reason, str)):
                 reason = "tool_use"
             case "abort" | "error":  # no message ends so: it is an error
                 raise EngineError("The answer was ended by the server.")
@@ -137,13 +140,13 @@ class MessageBuilder:
 
 
 def _parse(arguments: str) -> Any:
-    """Arguments as an object; empty when they were cut short, which `stop_reason` tells."""
+    """Arguments as an object; None when they were cut short, which `stop_reason` tells."""
     if not arguments.strip():
         return {}
     try:
         return msgspec.json.decode(arguments)
     except msgspec.DecodeError:
-        return {}
+        return None
 
 
 def _frame(kind: str, **fields: Any) -> bytes:

@@ -5,6 +5,7 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 
+_MEDIA = ("image", "document", "container_upload")
 _UNREADABLE = "redacted_thinking"
 """Thoughts that only the server that encrypted them can read, which is never this one: here, thinking is told as it is.
 Clients that change servers in the middle of a conversation send them back with the rest of the turn. They are left out
@@ -45,7 +46,8 @@ def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> l
         elif kind == _UNREADABLE and role == "assistant":
             _string(block, "data", at)
         else:
-            raise ParameterError(f"{at} is of type {kind!r}, which a message of {role} cannot hold.", param="messages")
+            why = "but this model reads text only" if kind in _MEDIA else f"which a message of {role} cannot hold"
+            raise ParameterError(f"{at} is of type {kind!r}, {why}.", param="messages")
     if not texts and not thoughts and not calls:
         return results or [{"role": role, "content": ""}]
     message: dict[str, Any] = {"role": role, "content": _simple(texts) if texts else None}

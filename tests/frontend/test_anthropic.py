@@ -111,6 +111,16 @@ def test_thinking_when_asked_and_no_longer_than_its_budget(client: anthropic.Ant
     assert [block.type for block in ask(client, question, thinking={"type": "disabled"}).content] == ["text"]
 
 
+def test_thinking_can_be_left_out(client: anthropic.Anthropic) -> None:
+    told, hidden = (
+        ask(client, THINK, max_tokens=1500, thinking={"type": "enabled", "budget_tokens": 1024, "display": display})
+        for display in ("summarized", "omitted")
+    )
+    assert [block.type for block in told.content] == ["thinking", "text"]
+    assert hidden.content == told.content[1:]
+    assert hidden.usage == told.usage
+
+
 def test_a_call_that_is_asked_for_is_made(client: anthropic.Anthropic) -> None:
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}):
         message = ask(client, "Hello!", tools=[WEATHER], tool_choice=choice)
@@ -123,6 +133,12 @@ def test_stop_reasons(client: anthropic.Anthropic) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " is")
     assert stopped.content[0].text.startswith("The capital of France")
     assert ask(client, "What is the capital of France?", max_tokens=2).stop_reason == "max_tokens"
+    cut = ask(client, QUESTION, tools=[WEATHER], stop_sequences=["Paris"])
+    assert (cut.stop_reason, cut.stop_sequence, cut.content[0].input) == ("stop_sequence", "Paris", {}), (
+        "not to be made"
+    )
+    whole = ask(client, QUESTION, tools=[WEATHER], stop_sequences=["</tool_call>"])
+    assert (whole.stop_reason, whole.content[0].input) == ("tool_use", asked("Paris"))
 
 
 def test_tokens_are_counted_as_they_are_served(client: anthropic.Anthropic) -> None:
@@ -130,6 +146,9 @@ def test_tokens_are_counted_as_they_are_served(client: anthropic.Anthropic) -> N
     count = client.messages.count_tokens(model="quire-demo", messages=messages, tools=[WEATHER], system="Be brief.")
     served = ask(client, QUESTION, tools=[WEATHER], system="Be brief.", max_tokens=1)
     assert count.input_tokens == served.usage.input_tokens
+    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    with pytest.raises(anthropic.BadRequestError, match=r"'image'.*text only"):
+        client.messages.count_tokens(model="quire-demo", messages=[{"role": "user", "content": [image]}])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +158,7 @@ def test_tokens_are_counted_as_they_are_served(client: anthropic.Anthropic) -> N
         ({"max_tokens": 0}, "max_tokens must be between"),
         ({"messages": []}, "messages must not be empty"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image', but .* text only"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}, "no earlier"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "no tools of its own"),
         ({"tool_choice": {"type": "tool"}}, "needs a name"),
