@@ -16,15 +16,6 @@ def of_calls(constraint: CallConstraint) -> StructuredOutputsParams:
     return StructuredOutputsParams(json=constraint.json_schema)
 
 
-def either(asked: StructuredOutputsParams, calls: dict[str, Any]) -> StructuredOutputsParams | None:
-    """What holds an answer to the client's format or to calls, a structural tag; None for a format of its own kind."""
-    form = _format(asked)
-    if form is None:
-        return None
-    tag = {"type": "structural_tag", "format": {"type": "or", "elements": [form, calls["format"]]}}
-    return msgspec.structs.replace(asked, **{**dict.fromkeys(CONSTRAINT_KINDS), "structural_tag": tag})
-
-
 def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None) -> StructuredOutputsParams:
     """The same constraint for what follows the reasoning, which stays free.
 

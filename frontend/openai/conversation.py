@@ -11,7 +11,6 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.core.structured_outputs import StructuredOutputsParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.openai import constraints
 from quire.frontend.openai.beams import open_beams
@@ -202,7 +201,9 @@ class Conversations:
         Args:
             thinks: the model may open reasoning by itself before it comes to what is asked for.
         """
-        asked = self._with_calls(sampling.structured_outputs, tools, choice)
+        asked = sampling.structured_outputs
+        if tools and (calls := self._parsers.constraint(tools, choice)) is not None:
+            asked = constraints.of_calls(calls)
         if asked is not None:
             marks = self._parsers.reasoning_marks(prompt.text)
             if marks is not None and marks.begin is not None and not thinks:
@@ -213,24 +214,6 @@ class Conversations:
         if special_ids := self._special_ids(self._parsers.markers(tools, choice)):
             sampling = sampling.replace(shown_special_token_ids=special_ids)
         return sampling
-
-    def _with_calls(
-        self, asked: StructuredOutputsParams | None, tools: list[Tool], choice: ToolChoice
-    ) -> StructuredOutputsParams | None:
-        """Calls that are asked for take the place of a format; calls that the model may make or not stand beside it."""
-        if not tools:
-            return asked
-        if asked is not None and choice.mode == "auto":
-            calls = self._parsers.calls_alone(tools, choice)
-            if calls is None or (both := constraints.either(asked, calls)) is None:
-                raise ParameterError(
-                    "With this model's calls, an answer that may be one cannot be held to a format. Leave tools or the "
-                    "format out, or set tool_choice.",
-                    param="structured_outputs",
-                )
-            return both
-        found = self._parsers.constraint(tools, choice)
-        return asked if found is None else constraints.of_calls(found)
 
     def _find_special_ids(self, markers: tuple[str, ...]) -> list[int]:
         """The special tokens that markers are made of; texts leave out all others."""

@@ -213,11 +213,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
         check_lists(self, self.n or 1)
         check_messages(self.messages)
         choice = read_tool_choice(self.tool_choice, read_tools(self.tools))
-        field = self.format_field
-        if choice.mode in ("required", "named") and field not in (None, "response_format"):
+        if choice.mode != "none" and (field := self.format_field) is not None:
             raise ParameterError(
-                f"{field} and a tool_choice that asks for calls contradict each other: an answer is either a call or "
-                "has that format. Leave one out, or set tool_choice to auto or none.",
+                f"tools and {field} contradict each other: an answer is either a call or has that format. "
+                "Leave one out, or set tool_choice to none.",
                 param=field,
             )
 

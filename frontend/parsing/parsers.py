@@ -17,7 +17,7 @@ from quire.frontend.parsing.output_parser import EventParser, Machine, OutputPar
 from quire.frontend.parsing.plugins import PluginStage, ReasoningParser, ToolParser, load_plugin
 from quire.frontend.parsing.reader import Reader, Sink
 from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat
-from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure, tool_calls_alone
+from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
 from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
@@ -148,10 +148,6 @@ class OutputParsers:
             return CallConstraint(structural_tag=tag)
         schema = tool_call_schema(tools, choice)
         return CallConstraint(json_schema=schema) if schema else None
-
-    def calls_alone(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-        """The structural tag of an answer that is nothing but calls; None when nothing tells one from other answers."""
-        return tool_calls_alone(self._structured, tools, choice) if self._structured and self._auto_tools else None
 
     def reasoning_marks(self, prompt_text: str) -> ReasoningMarks | None:
         """What frames the reasoning of an answer to this prompt; None when it has none, or no description says so."""

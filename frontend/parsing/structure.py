@@ -35,19 +35,6 @@ def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice
     return {"type": "structural_tag", "format": _assemble(tags, choice, one)}
 
 
-def tool_calls_alone(form: CallShape | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-    """As `tool_call_structure` of an answer that is nothing but calls, though the model may choose to make none.
-
-    Returns:
-        None when the format cannot be written so, or when other answers may begin as its calls do.
-    """
-    asked = ToolChoice(mode="required", max_calls=choice.max_calls)
-    tags = form.call_tags(_schemas(tools, asked))
-    if tags is None or not tags.trigger or tags.trigger.startswith("{"):
-        return None
-    return tool_call_structure(form, tools, asked)
-
-
 def tool_call_schema(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
     """JSON schema of the whole answer, for a model without a format or with one that no structure describes.
 

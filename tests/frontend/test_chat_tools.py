@@ -3,7 +3,6 @@
 import json
 from typing import Any, cast
 
-import httpx
 import openai
 import pydantic
 import pytest
@@ -231,57 +230,11 @@ def test_parsed_outputs_come_after_reasoning(client: openai.OpenAI) -> None:
     assert isinstance(response.output_parsed, Sum)
 
 
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-
-
-EXTRACT = "Extract the data as JSON. Ben is 42 years old. Keys: name (string), age (integer)."
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("effort", "question", "kind"), [("none", EXTRACT, Person), ("high", "What is 47 + 38?", Sum)])
-def test_an_answer_is_a_call_or_has_the_format(
-    client: openai.OpenAI, stream: bool, effort: Any, question: str, kind: type[pydantic.BaseModel]
-) -> None:
-    """What agents of typed answers send with each of their requests."""
-
-    def message(question: str, **options: Any) -> Any:
-        schema: Any = {"name": "answer", "schema": kind.model_json_schema(), "strict": True}
-        options |= {"response_format": {"type": "json_schema", "json_schema": schema}, "tools": [WEATHER, CLOCK]}
-        options |= {"max_tokens": 200, "temperature": 0, "reasoning_effort": effort}
-        messages: Any = [{"role": "user", "content": question}]
-        if stream:
-            with client.chat.completions.stream(model="quire-demo", messages=messages, **options) as events:
-                return events.get_final_completion().choices[0]
-        return client.chat.completions.create(model="quire-demo", messages=messages, **options).choices[0]
-
-    called = message(QUESTION)
-    [call] = called.message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", asked("Paris"))
-    assert called.finish_reason == "tool_calls"
-    assert not called.message.content
-    begin: Any = httpx.post(str(client.base_url.join("/tokenize")), json={"prompt": "<tool_call>"}).json()["tokens"]
-    answered = message(question, logit_bias={str(begin[0]): -100})
-    assert kind.model_validate_json(answered.message.content)
-    assert not answered.message.tool_calls
-    assert answered.finish_reason == "stop"
-    for choice in (called, answered):
-        assert bool(getattr(choice.message, "reasoning", None)) is (effort == "high")
-
-
-def test_a_call_that_is_asked_for_has_no_format(client: openai.OpenAI) -> None:
-    form: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": Sum.model_json_schema()}}
-    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-        message = ask(client, tool_choice=choice, response_format=form).choices[0].message
-        assert (len(message.tool_calls), message.content) == (1, None)
-        with pytest.raises(openai.BadRequestError, match="contradict each other") as caught:
-            ask(client, tool_choice=choice, extra_body={"structured_outputs": {"regex": "a"}})
-        assert caught.value.param == "structured_outputs"
-    assert ask(client, tool_choice="none", extra_body={"structured_outputs": {"regex": "a"}}).choices[0]
-
-
-def test_a_format_that_cannot_stand_beside_calls_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tool_choice") as caught:
-        ask(client, extra_body={"structured_outputs": {"json": json.dumps(Sum.model_json_schema())}})
-    assert caught.value.param == "structured_outputs"
+@pytest.mark.parametrize(
+    ("field", "value"), [("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})]
+)
+def test_an_answer_is_a_call_or_has_a_format(client: openai.OpenAI, field: str, value: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="contradict each other") as caught:
+        ask(client, extra_body={field: value})
+    assert caught.value.param == field
+    assert ask(client, tool_choice="none", max_tokens=20, extra_body={field: value})
