@@ -148,6 +148,14 @@ class Backend(Protocol):
         """
         ...
 
+    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
+        """Sets logits to -inf, in place, where the token's bit is not set.
+
+        `logits` is [num_rows, vocab_size] of any float type; `rows` [n] int64, on the host, says which of them, each
+        once. `bitmask` [n, ceil(vocab_size / 32)] int32, on the host: bit i % 32 of word i // 32 is token i.
+        """
+        ...
+
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token of each row of `logits` [num_rows, vocab_size].
 

@@ -9,6 +9,7 @@ from quire.ops.cpu.memory import keep_freed_memory, return_freed_memory
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager import (
     add_rms_norm,
+    apply_bitmask,
     attention,
     attention_batch,
     draw,
@@ -27,6 +28,7 @@ from quire.ops.eager import (
 __all__ = [
     "NativeBackend",
     "add_rms_norm",
+    "apply_bitmask",
     "attention",
     "attention_batch",
     "draw",

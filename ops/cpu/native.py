@@ -78,6 +78,7 @@ class NativeBackend:
         self._silu_and_mul = kernel("quire_silu_and_mul", *[_POINTER] * 2, *[_LONG] * 5)
         self._draw = kernel("quire_draw", *[_POINTER] * 4, *[_LONG] * 5)
         self._likeliest = kernel("quire_likeliest", *[_POINTER] * 3, *[_LONG] * 5)
+        self._apply_bitmask = kernel("quire_apply_bitmask", *[_POINTER] * 3, *[_LONG] * 6)
         self._write_cache = kernel("quire_write_cache", *[_POINTER] * 4, *[_LONG] * 8, _DOUBLE, *[_LONG] * 3)
         self._rotate_and_store = kernel(
             "quire_rotate_and_store", *[_POINTER] * 7, *[_LONG] * 7, *[_DOUBLE] * 2, *[_LONG] * 3
@@ -259,6 +260,17 @@ class NativeBackend:
             if not self._attention(call):
                 return out
         return eager.attention(q, kv_cache, batch, scale=scale, window=window)
+
+    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
+        """See `Backend.apply_bitmask`."""
+        num_rows, size = logits.shape
+        dense = rows.flags.c_contiguous and bitmask.flags.c_contiguous and bitmask.shape == (len(rows), -(-size // 32))
+        if dense and _is_rows(logits) and not self._apply_bitmask(
+            logits.data_ptr(), rows.ctypes.data, bitmask.ctypes.data, len(rows), num_rows, size, logits.stride(0),
+            _dtype(logits), torch.get_num_threads(),
+        ):  # fmt: skip
+            return
+        eager.apply_bitmask(logits, rows, bitmask)
 
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """See `Backend.likeliest`."""

@@ -1,10 +1,21 @@
-"""From logits to tokens, in plain torch: the likeliest of each row, or a draw."""
+"""From logits to tokens, in plain torch: masks, then the likeliest of each row, or a draw."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _CHUNK = 512
 """Tokens per chunk of the two-level draw: running sums over chunks, then within one, instead of over the vocabulary."""
+
+
+def apply_bitmask(logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
+    """See `Backend.apply_bitmask`."""
+    device = logits.device
+    octets = torch.from_numpy(bitmask.view(np.uint8)).to(device, non_blocking=True)  # little-endian
+    bits = octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    index = torch.from_numpy(rows).to(device, non_blocking=True)
+    logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

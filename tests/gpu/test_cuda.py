@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, ops
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -39,3 +40,15 @@ def test_bfloat16_runs_in_chunks_and_with_preemption(checkpoint: Callable[..., P
     folder = checkpoint("qwen3", dtype="bfloat16")
     tight = outputs_on("cuda", folder, max_num_batched_tokens=32, enable_prefix_caching=False)
     assert [len(tokens) for tokens, _ in tight] == [32] * len(tight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_bitmask_takes_away_what_it_does_on_the_cpu(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, 1003, generator=generator).to(dtype)
+    bitmask = np.random.default_rng(1).integers(-(2**31), 2**31, (3, 32), np.int32)
+    rows = np.array([4, 0, 2])
+    there = logits.cuda()
+    ops.bind("cuda").apply_bitmask(there, rows, bitmask)
+    ops.bind("cpu").apply_bitmask(logits, rows, bitmask)
+    assert torch.equal(there.cpu(), logits)

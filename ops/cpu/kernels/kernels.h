@@ -33,4 +33,6 @@ int quire_draw(const void* logits, const double* uniforms, int64_t* token_ids, b
                long stride, long dtype, long num_threads);
 int quire_likeliest(const void* logits, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
                     long dtype, long num_threads);
+int quire_apply_bitmask(void* logits, const int64_t* rows, const uint32_t* bitmask, long count, long num_rows,
+                        long size, long stride, long dtype, long num_threads);
 }

@@ -43,6 +43,7 @@ constexpr Kernel KERNELS[] = {
     QUIRE_KERNEL(quire_rotation),     QUIRE_KERNEL(quire_rms_norm),    QUIRE_KERNEL(quire_add_rms_norm),
     QUIRE_KERNEL(quire_rotary),       QUIRE_KERNEL(quire_silu_and_mul), QUIRE_KERNEL(quire_write_cache),
     QUIRE_KERNEL(quire_rotate_and_store), QUIRE_KERNEL(quire_draw),    QUIRE_KERNEL(quire_likeliest),
+    QUIRE_KERNEL(quire_apply_bitmask),
 };
 #undef QUIRE_KERNEL
 

@@ -1,4 +1,4 @@
-// From logits to tokens: the likeliest of each row, or a draw, reading the logits as the model wrote them. See
+// From logits to tokens: masks, then the likeliest of each row, or a draw, on the logits as the model wrote them. See
 // `quire.ops.Backend` for their meaning. A row belongs to one thread, so its token does not depend on its neighbours.
 //
 // Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
@@ -105,6 +105,19 @@ template <class T> bool likeliest(const T* logits, long size, int64_t* token_id)
     return usable;
 }
 
+// -inf, by its bits, where the token's bit is not set.
+template <class Bits> void mask(Bits* logits, const uint32_t* words, long size, Bits never) {
+    for (long word = 0; word * 32 < size; word++, logits += 32) {
+        const uint32_t allowed = words[word];
+        if (allowed == UINT32_MAX) continue;
+        const long count = std::min(32L, size - word * 32);
+        if (count == 32)
+            for (int i = 0; i < 32; i++) logits[i] = allowed >> i & 1 ? logits[i] : never;
+        else
+            for (int i = 0; i < count; i++) logits[i] = allowed >> i & 1 ? logits[i] : never;
+    }
+}
+
 // body(logits of the row, row) → whether they were usable.
 template <class Body>
 int for_rows(const void* logits, long num_rows, long size, long stride, bool* usable, long dtype, long num_threads,
@@ -145,4 +158,25 @@ extern "C" int quire_likeliest(
     long num_threads) {
     return for_rows(logits, num_rows, size, stride, usable, dtype, num_threads,
                     [&](auto* from, long row) { return likeliest(from, size, token_ids + row); });
+}
+
+// Of logits [num_rows, size], rows `stride` apart, those at rows [count]: -inf where the bit of the token is not set in
+// their row of bitmask [count, size / 32, rounded up], dense. 1 if there is no such row; nothing is written then.
+extern "C" int quire_apply_bitmask(
+    void* logits, const int64_t* rows, const uint32_t* bitmask, long count, long num_rows, long size, long stride,
+    long dtype, long num_threads) {
+    for (long i = 0; i < count; i++)
+        if (rows[i] < 0 || rows[i] >= num_rows) return 1;
+    auto run = [&](auto never) {
+        using Bits = decltype(never);
+        for_each(count, count * size > WORTH_A_THREAD ? num_threads : 1, [&](long i) {
+            mask((Bits*)logits + rows[i] * stride, bitmask + i * ((size + 31) / 32), size, never);
+        });
+    };
+    switch (dtype) {
+        case FLOAT32: return run(uint32_t{0xff800000}), 0;
+        case BFLOAT16: return run(uint16_t{0xff80}), 0;
+        case FLOAT16: return run(uint16_t{0xfc00}), 0;
+        default: return 1;
+    }
 }
