@@ -4,11 +4,11 @@ import numpy as np
 import torch
 
 from quire.core.protocol import NewSlot
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Mask, SampleBatch
 
 
-class AllowedTokens:
-    """Copies the logits of allowed tokens over rows of -inf."""
+class AllowedTokens(Mask):
+    """Puts the logits of allowed tokens back into rows of -inf."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._used = np.zeros(max_num_seqs, bool)
@@ -25,10 +25,10 @@ class AllowedTokens:
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._used[batch.slots]
 
-    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
         allowed = [self._ids[slot] for slot in batch.slots.tolist()]
-        rows = np.repeat(np.arange(len(allowed)), [len(ids) for ids in allowed])
-        index = batch.on_device(np.stack([rows, np.concatenate(allowed)]))
-        masked = torch.full_like(logits, -torch.inf)
-        masked[index[0], index[1]] = logits[index[0], index[1]]
-        return masked
+        places = np.repeat(rows, [len(ids) for ids in allowed])
+        index = batch.on_device(np.stack([places, np.concatenate(allowed)]))
+        kept = logits[index[0], index[1]]
+        logits[batch.on_device(rows)] = -torch.inf
+        logits[index[0], index[1]] = kept

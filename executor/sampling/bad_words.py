@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.core.protocol import NewSlot
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Mask, SampleBatch
 
 _ANY = -1
 """In front of a sequence shorter than the longest: fits every token."""
@@ -35,7 +35,7 @@ class _Sequences:
         return cls(heads.reshape(len(sequences), longest), head_lens, last)
 
 
-class BadWords:
+class BadWords(Mask):
     """Compares on the device: the tokens just sampled need not come back to the host first."""
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -53,18 +53,21 @@ class BadWords:
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._used[batch.slots]
 
-    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
         found = [self._sequences[slot] for slot in batch.slots.tolist()]
-        rows = np.repeat(np.arange(len(found)), [len(each.last) for each in found])
+        owners = np.repeat(np.arange(len(found)), [len(each.last) for each in found])
         last = np.concatenate([each.last for each in found])
-        num_generated = (batch.positions - batch.num_prompt_tokens)[rows]
+        num_generated = (batch.positions - batch.num_prompt_tokens)[owners]
         fits = num_generated >= np.concatenate([each.head_lens for each in found])
-        hits = batch.on_device(fits) & self._follows_head(found, rows, batch)
-        penalty = torch.zeros(len(rows), device=logits.device).masked_fill_(hits, -torch.inf)
-        return logits.index_put_((batch.on_device(rows), batch.on_device(last)), penalty, accumulate=True)
+        hits = batch.on_device(fits) & self._follows_head(found, owners, batch)
+        penalty = torch.zeros(len(owners), dtype=logits.dtype, device=logits.device).masked_fill_(hits, -torch.inf)
+        logits.index_put_((batch.on_device(rows[owners]), batch.on_device(last)), penalty, accumulate=True)
 
-    def _follows_head(self, found: list[_Sequences], rows: np.ndarray, batch: SampleBatch) -> torch.Tensor:
-        """Whether the newest tokens are the head of each sequence: [num_sequences] bool, on the device."""
+    def _follows_head(self, found: list[_Sequences], owners: np.ndarray, batch: SampleBatch) -> torch.Tensor:
+        """Whether the newest tokens are the head of each sequence: [num_sequences] bool, on the device.
+
+        `owners` [num_sequences] says which of the batch's rows each belongs to.
+        """
         longest = max(each.heads.shape[1] for each in found)
         heads = np.concatenate(
             [np.pad(each.heads, ((0, 0), (longest - each.heads.shape[1], 0)), constant_values=_ANY) for each in found]
@@ -73,4 +76,4 @@ class BadWords:
         slots = np.broadcast_to(batch.slots[:, None], places.shape)
         newest = batch.table.gather(slots.reshape(-1), places.reshape(-1)).view(places.shape)
         expected = batch.on_device(heads)
-        return ((newest[batch.on_device(rows)] == expected) | (expected == _ANY)).all(-1)
+        return ((newest[batch.on_device(owners)] == expected) | (expected == _ANY)).all(-1)

@@ -1,5 +1,6 @@
 """What a sampling feature is, and what it sees of a step."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,8 +27,8 @@ class SampleBatch:
     table: RequestTable
 
     def take(self, rows: np.ndarray) -> "SampleBatch":
-        """The batch of some rows only, by index."""
-        return SampleBatch(self.slots[rows], self.positions[rows], self.table)
+        """The batch of some rows only, by index, in order."""
+        return self if len(rows) == len(self.slots) else SampleBatch(self.slots[rows], self.positions[rows], self.table)
 
     @property
     def num_prompt_tokens(self) -> np.ndarray:
@@ -62,3 +63,28 @@ class Feature(Protocol):
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         """Changed logits, [num_rows, vocab_size] float32, of rows that all use it; may change its input in place."""
         ...
+
+
+class Mask(ABC):
+    """A feature that computes nothing: it only takes tokens away, where the model wrote the logits.
+
+    So a step of masks alone copies no logits: to no other type, and no rows out and in again.
+    """
+
+    @abstractmethod
+    def admit(self, request: NewSlot) -> bool:
+        """See `Feature.admit`."""
+
+    @abstractmethod
+    def used(self, batch: SampleBatch) -> np.ndarray:
+        """See `Feature.used`."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
+        """Sets logits of forbidden tokens to -inf, in place.
+
+        Args:
+            logits: [all rows of the step, vocab_size] of any float type.
+            rows: [num_rows] int64, on the host; the rows of `logits` that use it, in order.
+            batch: of these rows.
+        """

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from quire.core.protocol import NewSlot
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Mask, SampleBatch
 
 
-class MinTokens:
+class MinTokens(Mask):
     """Masks end-of-sequence tokens and the request's own stop tokens."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int]) -> None:
@@ -29,9 +29,8 @@ class MinTokens:
     def used(self, batch: SampleBatch) -> np.ndarray:
         return batch.positions - batch.num_prompt_tokens < self._min_tokens[batch.slots]
 
-    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
         ends = [self._ends[slot] for slot in batch.slots.tolist()]
-        rows = np.repeat(np.arange(len(ends)), [len(ids) for ids in ends])
-        index = torch.from_numpy(np.stack([rows, np.concatenate(ends)])).to(logits.device)
+        places = np.repeat(rows, [len(ids) for ids in ends])
+        index = batch.on_device(np.stack([places, np.concatenate(ends)]))
         logits[index[0], index[1]] = -torch.inf
-        return logits

@@ -11,7 +11,7 @@ from quire.core.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.custom import CustomFeature
-from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.feature import Feature, Mask, SampleBatch
 from quire.executor.sampling.grammar.masks import GrammarMasks
 from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
@@ -55,8 +55,8 @@ class Sampler:
     ) -> None:
         self._ops = ops
         self._custom = custom
-        self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids)
-        self._features: list[Feature] = [
+        self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids, ops)
+        self._features: list[Feature | Mask] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
             BadWords(max_num_seqs),
@@ -88,20 +88,15 @@ class Sampler:
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
         asked = np.flatnonzero(self._logprobs.used(batch))
-        wanted = self._wanted_in(batch)
-        if wanted or len(asked):  # a choice alone is the same from what the model wrote
-            logits = logits.float()
         values = None
         if len(asked) and self._logprobs.of_raw_logits:
-            values = self._logprobs.values(_rows(logits, asked))
-        for feature in wanted:
-            rows = np.flatnonzero(feature.used(batch))
-            if len(rows) == len(batch.slots):
-                logits = feature.apply(logits, batch)
-            elif len(rows):
-                logits[_index(rows, logits)] = feature.apply(_rows(logits, rows), batch.take(rows))
+            values = self._logprobs.values(_rows(logits, asked).float())
+        for feature in self._wanted_in(batch):
+            rows = feature.used(batch).nonzero()[0]
+            if len(rows):
+                logits = self._apply(feature, logits, rows, batch)
         if len(asked) and values is None:
-            values = self._logprobs.values(_rows(logits, asked))
+            values = self._logprobs.values(_rows(logits, asked).float())
         token_ids, usable = self._choose(logits, batch)
         if values is None:
             return Sampled(token_ids, usable, None)
@@ -118,7 +113,19 @@ class Sampler:
             return "No token is left to sample: allowed_token_ids, bad_words and min_tokens rule out each other."
         return None
 
-    def _wanted_in(self, batch: SampleBatch) -> list[Feature]:
+    @staticmethod
+    def _apply(feature: Feature | Mask, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> torch.Tensor:
+        """Logits of the step, of which `feature` has changed `rows`."""
+        if isinstance(feature, Mask):
+            feature.apply(logits, rows, batch.take(rows))
+            return logits
+        logits = logits.float()  # for all rows, which may not differ in type; nothing if an earlier feature did it
+        if len(rows) == len(batch.slots):
+            return feature.apply(logits, batch)
+        logits[_index(rows, logits)] = feature.apply(_rows(logits, rows), batch.take(rows))
+        return logits
+
+    def _wanted_in(self, batch: SampleBatch) -> list[Feature | Mask]:
         """Features that some row of the step will want, now or later; in a step of plain requests, none."""
         wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
         return [feature for place, feature in enumerate(self._features) if wanted >> place & 1] if wanted else []

@@ -10,7 +10,7 @@ import torch
 
 from quire.core.protocol import NewSlot
 from quire.core.sampling_params import ThinkingMarks
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Mask, SampleBatch
 
 
 class Thinking:
@@ -55,7 +55,7 @@ class Thinking:
         return any(self._tail[-len(mark) :] == mark for mark in marks)
 
 
-class ThinkingBudget:
+class ThinkingBudget(Mask):
     """Has the last word: it comes after all other masks."""
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -74,13 +74,12 @@ class ThinkingBudget:
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._used[batch.slots]
 
-    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
         table = batch.table
         first = table.num_prompt_tokens
-        for row, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
+        for row, slot, position in zip(rows.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True):
             state = self._states[slot]
             state.push(table.token_ids[slot, int(first[slot]) + state.num_seen : position].tolist())
             if (token_id := state.forced) is not None:
                 logits[row] = -torch.inf
                 logits[row, token_id] = 0
-        return logits

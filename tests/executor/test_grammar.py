@@ -5,6 +5,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -14,13 +15,13 @@ import torch
 
 from quire import ops
 from quire.core.protocol import Grammar, NewSlot, StepPlan, Vocabulary
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import SamplingParams, ThinkingMarks
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.grammar.guidance_matcher import GuidanceMatcher
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.masks import GrammarMasks
-from quire.executor.sampling.grammar.matcher import Matcher
+from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarMatcher, xgrammar
 from quire.executor.sampling.sampler import Sampler
 from tests.checkpoints import VOCAB_SIZE as MODEL_VOCAB_SIZE
@@ -181,7 +182,8 @@ class Watch:
         self.times: list[float] = []
         for owner in (GuidanceMatcher, XGrammarMatcher):
             self._note(monkeypatch, owner, "fill", "mask")
-        self._note(monkeypatch, xgrammar, "apply_token_bitmask_inplace", "apply")
+        backend: Any = ops.bind("cpu")
+        self._note(monkeypatch, backend if isinstance(backend, ModuleType) else type(backend), "apply_bitmask", "apply")
         for name in ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__array__"):
             self._note(monkeypatch, torch.Tensor, name, "read")
 
@@ -194,6 +196,11 @@ class Watch:
             return original(*args, **options)
 
         monkeypatch.setattr(owner, name, noted)
+
+    def forget(self) -> None:
+        """Begins anew."""
+        self.events.clear()
+        self.times.clear()
 
 
 def test_one_operation_masks_all_rows_with_a_grammar_and_no_other(
@@ -234,6 +241,7 @@ def test_masks_are_made_when_the_forward_pass_is_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After it was started, before its result is read: an accelerator works meanwhile, and they cost nothing."""
+    watch = Watch(monkeypatch)
     worker = start_worker(engine_config(checkpoint("llama"), trace_folder=str(tmp_path)))
     made = grammar("a+")
     vocabulary = msgspec.msgpack.decode(Path(made.vocabulary_path).read_bytes(), type=Vocabulary)
@@ -242,7 +250,7 @@ def test_masks_are_made_when_the_forward_pass_is_under_way(
     made = msgspec.structs.replace(made, vocabulary_path=str(tmp_path / "vocabulary"))
     new = NewSlot(0, [5, 6, 7], 3, [[0]], SamplingParams(temperature=0.0, seed=1), made)
     worker.execute(StepPlan(0, [], [new], [0], [0], [3], [True], []))
-    watch = Watch(monkeypatch)
+    watch.forget()
     result = worker.execute(StepPlan(1, [], [], [0], [3], [1], [True], []))
     spans = {name: (begin, end) for name, begin, end in result.spans}
     done = dict(zip(watch.events, watch.times, strict=True))
@@ -283,6 +291,65 @@ def test_a_row_that_nothing_fits_is_refused_alone(grammar: Callable[..., Grammar
     assert usable == [False, True]
     assert token_ids[1] in (ord("a"), 257)
     assert "structured_outputs" in (bench.masks.why_nothing_fits(0) or "")
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines", "lm-format-enforcer"])
+def test_several_matchers_are_filled_at_once_each_in_its_row(grammar: Callable[..., Grammar], backend: str) -> None:
+    library = GrammarLibrary()
+    matchers = [library.matcher(grammar(regex, backend)) for regex in ("a+b", "x?y", "(ab|cd)+")]
+    for num_matchers in (1, 3):
+        bitmask = np.zeros((5, -(-VOCAB_SIZE // 32)), np.int32)
+        rows = [4, 0, 2][:num_matchers]
+        type(matchers[0]).fill_all(matchers[:num_matchers], bitmask, rows)
+        found = {row: np.flatnonzero(np.unpackbits(bitmask[row].view(np.uint8), bitorder="little")) for row in range(5)}
+        expected = {row: allowed(matcher) for row, matcher in zip(rows, matchers, strict=False)}
+        assert {row: ids.tolist() for row, ids in found.items()} == {row: expected.get(row, []) for row in range(5)}
+
+
+class Tiring(Matcher):
+    """Allows everything, until it is asked once more than it likes."""
+
+    def __init__(self, num_times: int) -> None:
+        self.num_times = num_times
+
+    def fill(self, bitmask: np.ndarray, row: int) -> None:
+        self.num_times -= 1
+        if self.num_times < 0:
+            raise MatcherError("too complex")
+        bitmask[row] = -1
+
+    def accept(self, token_id: int) -> bool:
+        return True
+
+    def rollback(self, num_tokens: int) -> None: ...
+
+
+def test_a_matcher_that_gives_up_takes_none_of_its_library_along(
+    grammar: Callable[..., Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matchers = iter([Tiring(9), Tiring(1), Tiring(9)])
+    monkeypatch.setattr(GrammarLibrary, "matcher", lambda library, grammar: next(matchers))
+    bench = Bench()
+    for slot in range(3):
+        bench.admit(slot, grammar("a+"))
+    logits = torch.cat([preferring(ord("z"))] * 3)
+    assert bench.step(logits, [0, 1, 2]) == ([ord("z")] * 3, [True] * 3)
+    token_ids, usable = bench.step(logits, [0, 1, 2])
+    assert usable == [True, False, True]
+    assert token_ids[::2] == [ord("z")] * 2
+    assert "too complex" in (bench.masks.why_nothing_fits(1) or "")
+
+
+def test_a_token_that_came_back_after_the_mask_is_told(grammar: Callable[..., Grammar]) -> None:
+    """As the end of reasoning does, whose budget has the last word."""
+    bench = Bench()
+    thinking = ThinkingMarks(begin=[[ord("<")]], end=[[ord(">")]], opened=True)
+    bench.admit(0, grammar("ab"))
+    bench.admit(1, grammar("ab"), thinking_token_budget=0, thinking=thinking)
+    rows, positions = np.array([0, 1]), np.array([2, 2])
+    sampled = bench.sampler.sample(torch.zeros(2, VOCAB_SIZE), SampleBatch(rows, positions, bench.table))
+    assert sampled.token_ids[1] == ord(">")
+    assert bench.masks.advance(rows, sampled.token_ids.tolist(), sampled.usable.numpy()) == [1]
 
 
 def test_a_grammar_that_cannot_be_loaded_fails_its_own_request(grammar: Callable[..., Grammar]) -> None:

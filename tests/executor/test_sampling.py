@@ -12,7 +12,7 @@ from scipy import stats
 from quire import ops
 from quire.core.config import LogprobsMode
 from quire.core.protocol import NewSlot, StepPlan
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import SamplingParams, ThinkingMarks
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.penalties import Penalties
@@ -192,6 +192,32 @@ def test_tokens_of_a_backend_are_those_of_plain_torch(backend: Backend, dtype: t
     drawn, usable = backend.draw(logits, uniform)
     assert usable.all()
     assert (drawn != eager.draw(logits, uniform)[0]).sum() <= 2, "off by rounding at a boundary at most"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 259, 5003])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [1, 4], [3, 0], []], ids=str)
+def test_a_bitmask_takes_tokens_away_from_its_rows_alone(
+    backend: Backend, dtype: torch.dtype, vocab_size: int, rows: list[int]
+) -> None:
+    """Rows in any order, of logits that lie in wider rows; all, some or no tokens allowed; what is allowed is kept."""
+    wide = random_logits(5, vocab_size=vocab_size + 9).to(dtype)
+    wide[2:4, vocab_size // 2] = torch.tensor([torch.nan, torch.inf])
+    before = wide.clone()
+    allowed = np.random.default_rng(1).random((len(rows), -(-vocab_size // 32) * 32)) < 0.4
+    allowed[:1], allowed[1:2] = True, False
+    bitmask = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    backend.apply_bitmask(wide[:, :vocab_size], np.array(rows, np.int64), bitmask)
+    expected = before.clone()
+    for bits, row in zip(allowed, rows, strict=True):
+        expected[row, :vocab_size][torch.from_numpy(~bits[:vocab_size])] = -torch.inf
+    torch.testing.assert_close(wide, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_bitmask_for_a_row_that_is_not_there_is_refused(backend: Backend) -> None:
+    logits = random_logits(2)
+    with pytest.raises(IndexError):
+        backend.apply_bitmask(logits, np.array([0, 2]), np.zeros((2, 2), np.int32))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -424,3 +450,48 @@ def test_a_feature_that_nobody_uses_costs_nothing() -> None:
         bench.sampler.sample(logits, batch)
     names = {call.split(".")[1] for call in spy.calls}
     assert names <= {"empty", "argmax", "gather", "squeeze", "unsqueeze", "abs", "eq", "ne", "mul"}
+
+
+MASKS = [
+    {"allowed_token_ids": [4, 9, 30]},
+    {"bad_words_token_ids": [[11], [2, 12]]},
+    {"min_tokens": 3, "stop_token_ids": [8]},
+    {"thinking_token_budget": 0, "thinking": ThinkingMarks(begin=[[3]], end=[[21, 22]], opened=True)},
+]
+FORBIDDEN = [[i for i in range(VOCAB_SIZE) if i not in (4, 9, 30)], [11], [EOS, 8], None]
+"""Of each mask, before a request has generated anything; None where one token, of a logit of 0, is all that is left."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_masks_work_where_the_logits_are_in_any_type_and_leave_other_rows(dtype: torch.dtype) -> None:
+    bench = Bench()
+    for slot, options in enumerate([{}, *MASKS, {}]):
+        bench.admit(slot, params(**options, seed=slot))
+    written = random_logits(6, seed=4).to(dtype)
+    logits = written.clone()
+    slots = np.arange(6)
+    bench.sampler.sample(logits, SampleBatch(slots, bench.lengths[slots], bench.table))
+    for row, forbidden in enumerate(FORBIDDEN, start=1):
+        if forbidden is None:
+            written[row], written[row, 21] = -torch.inf, 0
+        else:
+            written[row, forbidden] = -torch.inf
+    assert torch.equal(logits, written)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_tokens_and_logprobs_are_those_of_float32(mode: LogprobsMode) -> None:
+    """Whether masks change logits before or after a neighbour has all of them computed in float32."""
+    logits = random_logits(6, seed=6).bfloat16()
+    tokens, values = [], []
+    for given in (logits, logits.float()):
+        bench = Bench(mode=mode)
+        for slot, options in enumerate([{"temperature": 0.7}, *MASKS, {"logit_bias": {5: 3.0}}]):
+            bench.admit(slot, params(**options, seed=slot, logprobs=2))
+        sampled = bench.sample(given, range(6))
+        assert sampled.logprobs is not None
+        tokens.append(sampled.token_ids.tolist())
+        values.append(sampled.logprobs.values)
+    assert tokens[0] == tokens[1]
+    assert values[0].dtype == torch.float32
+    torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)

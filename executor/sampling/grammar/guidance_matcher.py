@@ -7,7 +7,7 @@ import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
 from quire.core.protocol import Vocabulary
-from quire.executor.sampling.grammar.matcher import MatcherError
+from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 
 
 class _Tokens:
@@ -55,7 +55,7 @@ class GuidanceLoader:
         return GuidanceMatcher(loaded.deep_copy(), self._end_token_ids)
 
 
-class GuidanceMatcher:
+class GuidanceMatcher(Matcher):
     """See `Matcher`."""
 
     def __init__(self, matcher: llguidance.LLMatcher, end_token_ids: frozenset[int]) -> None:

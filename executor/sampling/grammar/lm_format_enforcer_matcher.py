@@ -9,6 +9,7 @@ from lmformatenforcer import CharacterLevelParser, JsonSchemaParser, RegexParser
 from lmformatenforcer.tokenenforcer import TokenEnforcer, TokenEnforcerTokenizerData
 
 from quire.core.protocol import Vocabulary
+from quire.executor.sampling.grammar.matcher import Matcher
 
 
 class LMFormatEnforcerLoader:
@@ -32,7 +33,7 @@ class LMFormatEnforcerLoader:
         return LMFormatEnforcerMatcher(TokenEnforcer(self._data, make_parser(kind, text)))
 
 
-class LMFormatEnforcerMatcher:
+class LMFormatEnforcerMatcher(Matcher):
     """See `Matcher`."""
 
     def __init__(self, enforcer: TokenEnforcer) -> None:

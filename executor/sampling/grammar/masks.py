@@ -1,7 +1,8 @@
-"""Grammars of the requests in the slots: masks before a token is chosen, one step forward after it.
+"""Grammars of the requests in the slots: which tokens may come next, made a mask of in each step.
 
 A grammar is loaded in a thread while the request's prompt is computed. Masks are made by the thread that runs the step:
-an accelerator is still at its forward pass then, and on a CPU a microsecond or two a row is less than any hand-over.
+an accelerator is still at its forward pass then, and on a CPU a microsecond or two a row is less than any hand-over. A
+chosen token is looked up in its mask; its matcher goes forward just before the next mask, when it is at work anyway.
 """
 
 from collections.abc import Collection
@@ -12,26 +13,31 @@ import torch
 
 from quire.core.logging import get_logger
 from quire.core.protocol import NewSlot
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Mask, SampleBatch
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
+from quire.ops import Backend
 
 logger = get_logger(__name__)
 
 
-class GrammarMasks:
-    """A sampling feature with a life beside the sampler: `advance` after the draw, `release` with the slot.
+class GrammarMasks(Mask):
+    """A mask with a life beside the sampler: `advance` after the draw, `release` with the slot.
 
     With several ranks each has its own, and they agree because ranks come to the same tokens.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int], ops: Backend) -> None:
+        self._ops = ops
         self._eos_token_ids = frozenset(eos_token_ids)
         self._active = np.zeros(max_num_seqs, bool)
         self._num_words = -(-vocab_size // 32)
         self._loading: dict[int, Future[Matcher]] = {}  # by slot
         self._matchers: dict[int, Matcher] = {}  # by slot; since the first mask
         self._faults: dict[int, str] = {}  # by slot; why there is no mask
+        self._chosen: dict[int, int] = {}  # by slot; a token that its matcher has not been told
+        self._bitmask = np.zeros((0, self._num_words), np.int32)  # of the step that is under way
+        self._masked: dict[int, int] = {}  # slot to row of the bitmask
         self._library = GrammarLibrary()
         # One thread: whatever it does for a slot happens in the order that it was asked for.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -58,9 +64,8 @@ class GrammarMasks:
 
     def _drop(self, slot: int) -> None:
         self._loading.pop(slot, None)
-        self._matchers.pop(slot, None)
         self._faults.pop(slot, None)
-        self._active[slot] = False
+        self._let_go(slot)
 
     def _start(self, request: NewSlot, output: list[int]) -> Matcher:
         assert request.grammar is not None
@@ -76,31 +81,57 @@ class GrammarMasks:
         """Rows with a grammar that is not complete."""
         return self._active[batch.slots]
 
-    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
         """Leaves only tokens that the grammars allow."""
-        from quire.executor.sampling.grammar.apply import apply_bitmask  # here: who needs no grammar imports no library
-
-        bitmask = self._fill(batch.slots.tolist())
-        return apply_bitmask(logits, torch.from_numpy(bitmask).to(logits.device, non_blocking=True))
+        slots = batch.slots.tolist()
+        self._bitmask = self._fill(slots)
+        self._masked = {slot: row for row, slot in enumerate(slots)}
+        self._ops.apply_bitmask(logits, rows, self._bitmask)
 
     def _fill(self, slots: list[int]) -> np.ndarray:
         """[num_rows, num_words] int32; zeros, which allow nothing, where a matcher failed."""
         bitmask = np.zeros((len(slots), self._num_words), np.int32)
+        together: dict[type[Matcher], tuple[list[Matcher], list[int]]] = {}  # by library: matchers and their rows
         for row, slot in enumerate(slots):
+            if (matcher := self._matcher(slot)) is not None:
+                matchers, rows = together.setdefault(type(matcher), ([], []))
+                matchers.append(matcher)
+                rows.append(row)
+        for library, (matchers, rows) in together.items():
             try:
-                matcher = self._matchers.get(slot)
-                if matcher is None:
-                    matcher = self._matchers[slot] = self._loading[slot].result()
-                matcher.fill(bitmask, row)
-            except Exception as error:  # a library's, about one request's grammar: the others go on
-                if not isinstance(error, MatcherError):
-                    logger.exception("the grammar of a request cannot be used")
-                self._faults[slot] = f"{error or type(error).__name__}"
-                bitmask[row] = 0
+                library.fill_all(matchers, bitmask, rows)
+            except Exception:  # a library's, about one request's grammar: asked one by one, the others go on
+                for matcher, row in zip(matchers, rows, strict=True):
+                    self._fill_row(bitmask, row, matcher, slots[row])
         return bitmask
 
+    def _fill_row(self, bitmask: np.ndarray, row: int, matcher: Matcher, slot: int) -> None:
+        try:
+            matcher.fill(bitmask, row)
+        except Exception as error:
+            self._blame(slot, error)
+            bitmask[row] = 0
+
+    def _matcher(self, slot: int) -> Matcher | None:
+        """The matcher of a request, which knows all tokens by now; None where it failed."""
+        matcher, token_id = self._matchers.get(slot), self._chosen.pop(slot, None)
+        try:
+            if matcher is None and slot not in self._faults:
+                matcher = self._matchers[slot] = self._loading[slot].result()
+            elif matcher is not None and token_id is not None and not matcher.accept(token_id):
+                raise MatcherError("the library refuses a token that it allowed")
+        except Exception as error:  # a library's, as above
+            self._blame(slot, error)
+            return None
+        return matcher
+
+    def _blame(self, slot: int, error: Exception) -> None:
+        if not isinstance(error, MatcherError):
+            logger.error("the grammar of a request cannot be used", exc_info=error)
+        self._faults[slot] = f"{error or type(error).__name__}"
+
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: np.ndarray) -> list[int]:
-        """Takes the tokens that were chosen for the rows of `slots` [num_rows] into account, where they are `usable`.
+        """Holds the tokens that were chosen for the rows of `slots` [num_rows], where `usable`, against their masks.
 
         A request whose output is complete is free from then on: what is sampled for it before its end is known to the
         scheduler is dropped, or is what `ignore_eos` asked for.
@@ -109,16 +140,26 @@ class GrammarMasks:
             Rows whose token does not fit their grammar, because something brought it back after the mask.
         """
         broken: list[int] = []
-        if not self._loading:
+        if not self._masked:
             return broken
-        for row in np.flatnonzero(self._active[slots]).tolist():
-            slot, token_id = int(slots[row]), token_ids[row]
-            if usable[row] and not self._matchers[slot].accept(token_id):
-                broken.append(row)
-            elif usable[row] and token_id not in self._eos_token_ids:
+        for row, (slot, token_id, is_usable) in enumerate(zip(slots.tolist(), token_ids, usable.tolist(), strict=True)):
+            if (place := self._masked.get(slot)) is None:
                 continue
-            self._active[slot] = False
+            if is_usable and not self._bitmask.item(place, token_id // 32) >> token_id % 32 & 1:
+                broken.append(row)
+                self._let_go(slot)
+            elif not is_usable or token_id in self._eos_token_ids:
+                self._let_go(slot)
+            else:
+                self._chosen[slot] = token_id
+        self._masked = {}
         return broken
+
+    def _let_go(self, slot: int) -> None:
+        """Holds a request to nothing any more."""
+        self._matchers.pop(slot, None)
+        self._chosen.pop(slot, None)
+        self._active[slot] = False
 
     def why_nothing_fits(self, slot: int) -> str | None:
         """What to tell a request with a grammar for which no token was left; None for one without."""

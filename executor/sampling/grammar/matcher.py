@@ -1,6 +1,8 @@
 """What a grammar library must do for the sampler."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -9,9 +11,10 @@ class MatcherError(Exception):
     """The matcher gave up: the grammar is too complex at this place. The message is for the client."""
 
 
-class Matcher(Protocol):
+class Matcher(ABC):
     """How far one request's output has come in its grammar."""
 
+    @abstractmethod
     def fill(self, bitmask: np.ndarray, row: int) -> None:
         """Writes which tokens may come next: bit `i % 32` of `bitmask[row, i // 32]` is set for token i.
 
@@ -22,11 +25,23 @@ class Matcher(Protocol):
             MatcherError: it cannot be told.
         """
 
+    @abstractmethod
     def accept(self, token_id: int) -> bool:
         """Goes on by one token; False, and nothing changes, if the grammar does not allow it."""
 
+    @abstractmethod
     def rollback(self, num_tokens: int) -> None:
         """Takes the last accepted tokens back."""
+
+    @staticmethod
+    def fill_all(matchers: Sequence[Any], bitmask: np.ndarray, rows: Sequence[int]) -> None:
+        """`fill` for matchers of this class, of any grammars and vocabularies, each in its row.
+
+        Raises:
+            Exception: for one of them it cannot be told; what is in the rows of the others then means nothing.
+        """
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.fill(bitmask, row)
 
 
 class Loader(Protocol):

@@ -4,6 +4,7 @@ import numpy as np
 from outlines_core import Guide, Index
 
 from quire.core.protocol import Vocabulary
+from quire.executor.sampling.grammar.matcher import Matcher
 
 
 class OutlinesLoader:
@@ -20,7 +21,7 @@ class OutlinesLoader:
         return OutlinesMatcher(loaded, self._end_token_ids)
 
 
-class OutlinesMatcher:
+class OutlinesMatcher(Matcher):
     """See `Matcher`."""
 
     def __init__(self, index: Index, end_token_ids: list[int]) -> None:
