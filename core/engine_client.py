@@ -90,7 +90,7 @@ class EngineClient:
         self._heard_at = 0.0
         self._fruitless_restarts = 0
         self._closing = False
-        self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S", 60.0)
+        self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S")
 
     async def start(self) -> EngineReady:
         """Starts the engine, once; later calls wait for the same start.

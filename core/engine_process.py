@@ -88,7 +88,7 @@ class EngineProcess:
             self._scheduler,
             self._executor,
             depth=2 if limits.async_scheduling else 1,
-            step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S", 300.0),
+            step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S"),
             on_deltas=self._send_deltas,
             timeline=self._timeline,
         )

@@ -1,8 +1,33 @@
-"""Environment variables: `QUIRE_X`, and vLLM's `VLLM_X` where ours is absent."""
+"""Environment variables: `QUIRE_X`, and vLLM's `VLLM_X` where ours is absent. What each means: docs/environment.md."""
 
+import math
 import os
+from difflib import get_close_matches
+from typing import NamedTuple
 
 from quire.core.errors import ConfigError
+
+
+class Number(NamedTuple):
+    """A variable that holds a number above 0; or 0, where that means something."""
+
+    default: float
+    may_be_zero: bool = False
+
+
+NUMBERS = {
+    "CPU_KVCACHE_SPACE": Number(0.0, may_be_zero=True),  # 0: what the memory plan thinks best
+    "ENGINE_HEARTBEAT_TIMEOUT_S": Number(60.0),
+    "ENGINE_ITERATION_TIMEOUT_S": Number(300.0),
+    "HTTP_TIMEOUT_KEEP_ALIVE": Number(5.0, may_be_zero=True),
+    "HTTP_TIMEOUT_REQUEST": Number(120.0),  # 8 MiB, the default limit of a body, at 70 kB/s
+    "LOG_STATS_INTERVAL": Number(10.0),
+    "RINGBUFFER_WARNING_INTERVAL": Number(60.0),
+}
+FLAGS = {"ALLOW_LONG_MAX_MODEL_LEN": False, "CONFIGURE_LOGGING": True, "KEEP_ALIVE_ON_ENGINE_DEATH": False}
+TEXTS = ("API_KEY", "CACHE_ROOT", "DISABLED_KERNELS", "LOGGING_LEVEL", "LOGGING_PREFIX", "RPC_BASE_PATH")
+
+_FLAG_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def read(name: str, default: str | None = None) -> str | None:
@@ -10,12 +35,58 @@ def read(name: str, default: str | None = None) -> str | None:
     return os.environ.get(f"QUIRE_{name}", os.environ.get(f"VLLM_{name}", default))
 
 
-def read_float(name: str, default: float) -> float:
-    """As `read`, as a number; seconds where the name says `_S` or `TIMEOUT`."""
-    value = read(name)
-    if value is None:
-        return default
+def read_float(name: str) -> float:
+    """The number `name`, one of `NUMBERS`: seconds, or what docs/environment.md says.
+
+    Raises:
+        ConfigError: it is no finite number, or out of its range.
+    """
+    number = NUMBERS[name]
+    text = read(name)
+    if text is None:
+        return number.default
     try:
-        return float(value)
+        value = float(text)
     except ValueError:
-        raise ConfigError(f"QUIRE_{name} must be a number, got {value!r}.") from None
+        value = math.nan
+    if not math.isfinite(value) or value < 0 or (value == 0 and not number.may_be_zero):
+        wanted = "0 or more" if number.may_be_zero else "above 0"
+        raise ConfigError(f"{_source(name)} must be a number {wanted}, got {text!r}.")
+    return value
+
+
+def read_flag(name: str) -> bool:
+    """The flag `name`, one of `FLAGS`: 1 or 0, or a word for it.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    text = read(name)
+    if not text:
+        return FLAGS[name]
+    if text.lower() not in _FLAG_WORDS:
+        raise ConfigError(f"{_source(name)} must be 1 or 0, got {text!r}.")
+    return _FLAG_WORDS[text.lower()]
+
+
+def check() -> None:
+    """Raises ConfigError if a number or flag is wrong: before a model is loaded, and not when it is first needed."""
+    for name in NUMBERS:
+        read_float(name)
+    for name in FLAGS:
+        read_flag(name)
+
+
+def misspelt() -> list[tuple[str, str]]:
+    """(a variable that is set, the one of ours that was probably meant), for variables that nothing reads.
+
+    What resembles none of ours is left alone: where containers are managed, others name variables after us too.
+    """
+    known = {f"QUIRE_{name}" for name in (*NUMBERS, *FLAGS, *TEXTS)}
+    unknown = sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in known)
+    return [(name, near[0]) for name in unknown if (near := get_close_matches(name, known, n=1, cutoff=0.85))]
+
+
+def _source(name: str) -> str:
+    """The variable that `read` takes `name` from."""
+    return f"QUIRE_{name}" if f"QUIRE_{name}" in os.environ else f"VLLM_{name}"

@@ -21,7 +21,7 @@ def configure(part: str) -> None:
     `QUIRE_LOGGING_LEVEL` sets the level, `QUIRE_LOGGING_PREFIX` goes before each line, and `QUIRE_CONFIGURE_LOGGING=0`
     leaves logging to the host program.
     """
-    if envs.read("CONFIGURE_LOGGING", "1") == "0":
+    if not envs.read_flag("CONFIGURE_LOGGING"):
         return
     root = logging.getLogger("quire")
     root.handlers.clear()
@@ -29,9 +29,18 @@ def configure(part: str) -> None:
     prefix = envs.read("LOGGING_PREFIX", "") or ""
     handler.setFormatter(logging.Formatter(prefix + _FORMAT, datefmt="%H:%M:%S", defaults={"part": part}))
     root.addHandler(handler)
-    level = (envs.read("LOGGING_LEVEL") or "INFO").upper()
-    if level not in logging.getLevelNamesMapping():
-        raise ConfigError(f"QUIRE_LOGGING_LEVEL must be DEBUG, INFO, WARNING or ERROR, got {level!r}.")
-    root.setLevel(level)
+    root.setLevel(level())
     root.propagate = False
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+
+def level() -> str:
+    """The least level that is logged, by `QUIRE_LOGGING_LEVEL`.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    name = (envs.read("LOGGING_LEVEL") or "INFO").upper()
+    if name not in logging.getLevelNamesMapping():
+        raise ConfigError(f"QUIRE_LOGGING_LEVEL must be DEBUG, INFO, WARNING or ERROR, got {name!r}.")
+    return name

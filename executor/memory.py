@@ -168,7 +168,7 @@ def _reclaimable(limit_file: Path) -> int:
 def _asked_bytes(cache: CacheConfig, device: str) -> int | None:
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
-    gibibytes = envs.read_float("CPU_KVCACHE_SPACE", 0)
+    gibibytes = envs.read_float("CPU_KVCACHE_SPACE")
     return int(gibibytes * GIB) if device == "cpu" and gibibytes > 0 else None
 
 

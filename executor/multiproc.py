@@ -147,7 +147,7 @@ class MultiProcExecutor:
         size = self._config.tensor_parallel_size
         self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # as the rings: nothing is left behind, whoever dies
         self._plans_handle = create_ring(size)
-        interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL", 60.0)
+        interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
         environment = dict(os.environ)
         share_out_cores(environment, size)

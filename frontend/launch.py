@@ -28,7 +28,7 @@ from quire.core import envs
 from quire.core.channel import CurveKeys
 from quire.core.config import EngineArgs, EngineConfig, ModelSpec, ProfilerConfig, SchedulerLimits
 from quire.core.errors import ConfigError
-from quire.core.logging import configure, get_logger
+from quire.core.logging import configure, get_logger, level
 from quire.frontend import device, model_source
 
 logger = get_logger(__name__)
@@ -80,7 +80,7 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:
     """(limit in tokens, whether the memory plan may lower it)."""
     if asked is None or asked == -1:
         return spec.max_position_embeddings, asked == -1
-    if asked > spec.max_position_embeddings and envs.read("ALLOW_LONG_MAX_MODEL_LEN", "0") != "1":
+    if asked > spec.max_position_embeddings and not envs.read_flag("ALLOW_LONG_MAX_MODEL_LEN"):
         raise ConfigError(
             f"--max-model-len {asked} exceeds the checkpoint's own limit of {spec.max_position_embeddings} tokens. "
             "Lower it, or set QUIRE_ALLOW_LONG_MAX_MODEL_LEN=1 if the model is known to extrapolate."
@@ -239,8 +239,19 @@ class EngineLauncher:
         if self._transport == "tcp":
             return f"tcp://127.0.0.1:{_free_port()}"
         if self.folder is None:
-            self.folder = tempfile.mkdtemp(prefix="quire-", dir=envs.read("RPC_BASE_PATH"))
+            self.folder = _private_folder()
         return f"ipc://{self.folder}/engine-{self._launched}.sock"
+
+
+def _private_folder() -> str:
+    base = envs.read("RPC_BASE_PATH")
+    try:
+        return tempfile.mkdtemp(prefix="quire-", dir=base)
+    except OSError as error:
+        raise ConfigError(
+            f"The sockets of the engine need a folder in {base or tempfile.gettempdir()!r}, which cannot be made: "
+            f"{error.strerror}. QUIRE_RPC_BASE_PATH names another place."
+        ) from None
 
 
 def _free_port() -> int:
@@ -264,12 +275,20 @@ class EngineSetup:
         """Finds the checkpoint and resolves every option. Starts nothing.
 
         Raises:
-            ConfigError: an option or the checkpoint is wrong.
+            ConfigError: an option, an environment variable or the checkpoint is wrong.
         """
+        _check_environment()
         folder = model_source.find_model(args.model, args.load)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
         return cls(args, folder, tokenizer_folder, config, EngineLauncher(config, args.parallel.engine_transport))
+
+
+def _check_environment() -> None:
+    envs.check()
+    level()
+    for name, meant in envs.misspelt():
+        logger.warning("nothing reads the environment variable %s; did you mean %s?", name, meant)
 
 
 def engine_main() -> None:

@@ -37,8 +37,6 @@ logger = get_logger(__name__)
 GRACE_SECONDS = 5
 """Beyond the shutdown timeout, for writing the last answers; then connections are cut."""
 HEALTH_SECONDS = 1.0
-REQUEST_SECONDS = 120.0
-"""For the arrival of one request: 8 MiB, the default limit of a body, at 70 kB/s."""
 
 _UVICORN_LEVELS = {"info": logging.WARNING, "trace": 5}  # what it tells at "info" is in our own lines already
 
@@ -129,7 +127,7 @@ class HttpServer:
             try:
                 await self._engine.check_health()
             except EngineDeadError as error:
-                if envs.read("KEEP_ALIVE_ON_ENGINE_DEATH", "0") == "1":
+                if envs.read_flag("KEEP_ALIVE_ON_ENGINE_DEATH"):
                     logger.error("the engine is gone; every request is answered 503: %s", error)
                     return
                 self._failure = error
@@ -180,13 +178,9 @@ def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> 
         request_id_headers=server.enable_request_id_headers,
         access_log=server.uvicorn_log_level in ("debug", "trace") and not server.disable_uvicorn_access_log,
         unlogged_paths=frozenset(path.strip() for path in unlogged),
-        request_timeout=_request_timeout(),
+        request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
         root_path=f"/{root_path}" if root_path else "",
     )
-
-
-def _request_timeout() -> float:
-    return envs.read_float("HTTP_TIMEOUT_REQUEST", REQUEST_SECONDS)
 
 
 def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Config:
@@ -194,7 +188,7 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers = list(logging.getLogger("quire").handlers)
         uvicorn_logger.propagate = False
-    protocol: Any = functools.partial(HttpProtocol, request_timeout=_request_timeout())
+    protocol: Any = functools.partial(HttpProtocol, request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"))
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -205,7 +199,7 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         log_level=_UVICORN_LEVELS.get(server.uvicorn_log_level, server.uvicorn_log_level),
         access_log=False,
         server_header=False,
-        timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE", 5)),
+        timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE")),
         timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
         ssl_keyfile=server.ssl_keyfile,
         ssl_certfile=server.ssl_certfile,

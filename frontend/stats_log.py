@@ -8,15 +8,13 @@ from quire.frontend.metrics import EngineMetrics
 
 logger = get_logger(__name__)
 
-DEFAULT_INTERVAL_SECONDS = 10.0
-
 
 class StatsLog:
     """Reads the counters at intervals and logs what changed; an idle engine logs one line and then nothing."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
-        self._interval_seconds = envs.read_float("LOG_STATS_INTERVAL", DEFAULT_INTERVAL_SECONDS)
+        self._interval_seconds = envs.read_float("LOG_STATS_INTERVAL")
         self._before = self._counters()
         self._was_idle = True
 

@@ -78,6 +78,6 @@ def test_every_environment_variable_is_documented() -> None:
         name
         for room in ROOMS
         for path in (ROOT / room).rglob("*.py")
-        for name in re.findall(r'(?:envs\.read(?:_float)?\(\s*"|"QUIRE_)([A-Z_]+)"', path.read_text())
+        for name in re.findall(r'(?:envs\.read(?:_float|_flag)?\(\s*"|"QUIRE_)([A-Z_]+)"', path.read_text())
     }
     assert read == documented
