@@ -12,6 +12,8 @@ from quire.core.errors import QuireError
 
 T = TypeVar("T")
 
+CLOSE_SECONDS = 5.0
+
 
 class EventLoopThread:
     """Runs until `close`. A daemon thread: it never keeps the interpreter from ending."""
@@ -62,10 +64,19 @@ class EventLoopThread:
         return tasks[0].result()
 
     def close(self) -> None:
-        """Ends the loop and its thread. Harmless when called again."""
+        """Cancels what still runs, ends the loop and its thread. Harmless when called again."""
         if self._loop.is_closed() or self.is_inherited:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         if not self.is_current:
             self._thread.join()
+            self._cancel_rest()
             self._loop.close()
+
+    def _cancel_rest(self) -> None:
+        """Lets tasks clean up that nobody waited for, or Python would complain of each when the loop is gone."""
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_SECONDS))
