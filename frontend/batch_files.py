@@ -68,6 +68,8 @@ async def open_output(name: str) -> AsyncIterator[Path]:
 def _existing_file(name: str) -> Path:
     path = Path(name)
     if not path.is_file():
+        if path.exists():
+            raise ConfigError(f"--input-file: {name!r} is a folder or a pipe; name a file.")
         raise ConfigError(f"--input-file: there is no file {name!r}.")
     return path
 
@@ -208,8 +210,22 @@ class OutputFile:
         return end
 
     def write(self, line: bytes) -> None:
-        """One answer, without its newline."""
-        self._file.write(line + b"\n")
+        """One answer, without its newline.
+
+        Raises:
+            ConfigError: it cannot be written; what was written before stays.
+        """
+        rest = memoryview(line + b"\n")
+        try:
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]
+        except BrokenPipeError:  # whoever read the answers has left
+            raise
+        except OSError as error:
+            raise ConfigError(
+                f"--output-file: cannot write {str(self._path)!r}: {error.strerror}. Once that is mended, the same "
+                "command with --resume goes on from here."
+            ) from None
 
     def close(self) -> None:
         self._file.close()

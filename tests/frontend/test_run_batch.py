@@ -1,8 +1,10 @@
 """The batch runner: good lines, bad lines, resuming, URLs, and memory that does not grow with the input."""
 
 import asyncio
+import contextlib
 import http.server
 import json
+import resource
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -197,6 +199,8 @@ def test_files_and_folders_that_do_not_exist(run: Callable[..., int], tmp_path: 
     source = write(tmp_path / "in.jsonl", [])
     with pytest.raises(ConfigError, match=r"--input-file: there is no file"):
         run(tmp_path / "no.jsonl", tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match=r"--input-file: .* is a folder"):
+        run(tmp_path, tmp_path / "out.jsonl")
     with pytest.raises(ConfigError, match=r"--output-file: there is no folder"):
         run(source, tmp_path / "no" / "out.jsonl")
     same = tmp_path / "link.jsonl"
@@ -324,6 +328,22 @@ def test_a_dead_engine_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> No
     run = run_alone(Instant(), source, tmp_path / "out.jsonl", resume=True)
     assert run.num_skipped == done
     assert len(answers(tmp_path / "out.jsonl")) == 500
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """Bytes that a file may have while this test runs: a write beyond them takes a part, as on a full disk."""
+    most, before = 100, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    yield most
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_answer_that_cannot_be_written_whole_ends_the_run_and_says_so(tmp_path: Path, small_files: int) -> None:
+    path = tmp_path / "out.jsonl"
+    output = OutputFile(path, resume=False)
+    with contextlib.closing(output), pytest.raises(ConfigError, match=rf"cannot write '{path}'.*--resume"):
+        output.write(b"x" * (small_files + 1))
 
 
 def test_answered_knows_its_keys() -> None:
