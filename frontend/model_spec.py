@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path.parent} has no {path.name}: is it a checkpoint's folder?") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}.") from None
+        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
     return value
@@ -267,5 +267,5 @@ def _tokenizer_eos(folder: Path) -> int | None:
     try:
         tokenizer = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"Cannot read {path}: {error}.") from None
+        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
     return next((token.id for token in tokenizer.added_tokens if token.content == content), None)

@@ -220,7 +220,9 @@ class CommandParser(argparse.ArgumentParser):
         match = re.match(r"argument (\S+): (.*)", message, re.DOTALL)
         if match:
             flag = next((name for name in match.group(1).split("/") if name.startswith("--")), match.group(1))
-            message = f"{flag}: {ARGPARSE_WORDS.get(match.group(2), match.group(2))}"
+            text = re.sub(r"^invalid int value: (.*)", r"needs a whole number (got \1)", match.group(2))
+            text = re.sub(r"^invalid float value: (.*)", r"needs a number (got \1)", text)
+            message = f"{flag}: {ARGPARSE_WORDS.get(text, text)}"
         self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())}\n")
 
 

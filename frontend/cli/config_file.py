@@ -63,7 +63,9 @@ def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         typed, texts = yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path!r}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"--config: cannot read {path!r}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config: {path} is not YAML: {error}") from None

@@ -8,17 +8,24 @@ UNSAFE = {code: None for code in [*range(32), 127, *range(128, 160)] if chr(code
 
 
 def print_stream(pieces: Generator[str, None, None]) -> None:
-    """Prints pieces as they come and ends the line; closes `pieces`, however it ends.
+    """Prints pieces as they come and ends the line, if there is one; closes `pieces`, however it ends.
 
     Control characters reach a file or a pipe, but not a terminal.
     """
     shield = sys.stdout.isatty()
+    began = False
     try:
         for piece in pieces:
+            began = True
             print(piece.translate(UNSAFE) if shield else piece, end="", flush=True)
+    except BaseException as error:
+        if began or (shield and isinstance(error, KeyboardInterrupt)):  # of which terminals show a ^C
+            print(flush=True)  # what is said of it has a line of its own
+        raise
+    else:
+        print(flush=True)
     finally:
         pieces.close()
-        print(flush=True)
 
 
 def converse(banner: str, answer: Callable[[str], None]) -> None:

@@ -237,7 +237,7 @@ def test_wrong_files_are_explained(
 
 
 def test_missing_file_is_explained(usage_error: Usage) -> None:
-    assert "cannot read 'nowhere.yaml'" in usage_error("--config", "nowhere.yaml")
+    assert "cannot read 'nowhere.yaml': No such file or directory\n" in usage_error("--config", "nowhere.yaml")
     assert "--config: needs a value" in usage_error("--config")
 
 

@@ -148,9 +148,15 @@ def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture
 
 def test_errors_of_the_server_are_shown(echo: EchoServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert quire("chat", "--url", echo.url, "-q", "error") == 1
-    assert capsys.readouterr().err == "quire chat: max_tokens must be at least 1.\n"
+    assert capsys.readouterr() == ("", "quire chat: max_tokens must be at least 1.\n")
     assert quire("complete", "--url", echo.url, "-q", "break") == 1
-    assert capsys.readouterr().err == "quire complete: the engine died\n"
+    assert capsys.readouterr() == ("break \n", "quire complete: the engine died\n")
+
+
+def test_a_number_that_is_none_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        quire("complete", "-q", "hello", "--max-tokens", "many")
+    assert capsys.readouterr().err == "quire complete: --max-tokens: needs a whole number (got 'many')\n"
 
 
 def test_conversation_keeps_what_was_said(
@@ -159,7 +165,7 @@ def test_conversation_keeps_what_was_said(
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\nerror\ntwo\n"))
     assert quire("chat", "--url", echo.url) == 0
     captured = capsys.readouterr()
-    assert captured.out == "one \n\ntwo \n"
+    assert captured.out == "one \ntwo \n"
     assert captured.err == "quire chat: max_tokens must be at least 1.\n"
     assert [message["content"] for message in echo.requests[-1][2]["messages"]] == ["one", "one ", "two"]
 
