@@ -139,9 +139,10 @@ class EngineClient:
         """Starts or ends a recording of the engine's timeline; returns the path of the file at the end.
 
         Raises:
-            EngineError: it cannot be written, or the engine went away.
+            EngineError: it cannot be written, or the engine went away; EngineDeadError if it is gone for good.
         """
         await self.start()
+        self.check_health()
         answer: asyncio.Future[protocol.Profiled] = asyncio.get_running_loop().create_future()
         self._profiling.append(answer)
         self._send(protocol.Profile(active))

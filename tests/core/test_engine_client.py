@@ -144,6 +144,16 @@ def test_socket_folder_is_private_and_removed() -> None:
     asyncio.run(scenario())
 
 
+def test_no_timeline_of_an_engine_that_is_gone() -> None:
+    async def scenario() -> None:
+        async with client_of(EngineLauncher(engine_config(), worker_factory=NULL_WORKER)) as client:
+            await client.start()
+        with pytest.raises(EngineDeadError, match="Restart the server"):
+            await client.profile(True)
+
+    asyncio.run(scenario())
+
+
 def test_engine_that_cannot_start_says_why() -> None:
     async def scenario() -> None:
         config = engine_config()
