@@ -3,7 +3,6 @@
 Knows no vocabulary: whether an id exists is for the frontend to say.
 """
 
-import math
 from typing import Any
 
 from quire.core.errors import ParameterError
@@ -106,8 +105,3 @@ def check_token_ids(name: str, token_ids: Any, most: int) -> None:
 def is_list_of(kind: type, value: Any) -> bool:
     """Whether `value` is a list or tuple of exactly this type (a bool is no int here)."""
     return isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number, and no bool."""
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)

@@ -14,13 +14,6 @@ class PendingSteps:
         self._futures: deque[asyncio.Future[StepResult]] = deque()
         self._failure: EngineError | None = None
 
-    @property
-    def failure(self) -> EngineError | None:
-        return self._failure
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
     def add(self) -> asyncio.Future[StepResult]:
         """The future of a new step; already failed when the executor has."""
         future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()

@@ -2,7 +2,7 @@
 
 What a step computes is decided by its number of tokens, of requests and of samples; all else is read from memory. So
 the inputs of small steps are put where they always are, and what the backend recorded of a shape computes logits from
-whatever is there. Large steps take so long that Python does not show in them.
+whatever is there. Larger steps than a server's on a CPU take so long that Python does not show in them.
 """
 
 from collections import OrderedDict

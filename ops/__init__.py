@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 PackedLinear = Any
-"""A weight as the backend likes it best; made by `pack_linear`, read by `linear` alone."""
+"""A weight as the backend likes it best: made by `pack_linear` for `linear`, or by `pack_gated_linear` for its like."""
 
 
 class AttentionBatch(Protocol):

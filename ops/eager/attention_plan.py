@@ -89,7 +89,6 @@ class AttentionPlan:
         block_size: int,
     ) -> None:
         self.slot_mapping = slot_mapping
-        self.num_tokens = int(query_lens.sum())
         self._block_tables = block_tables
         self._block_size = block_size
         self._device = slot_mapping.device
