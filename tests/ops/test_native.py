@@ -81,10 +81,11 @@ def take(step: Step, row: int, first: int, last: int, native: NativeBackend, win
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("head_dim", [32, 40, 128])  # few queries read keys and values in place, or packed, or in place
 def test_bits_depend_neither_on_the_batch_nor_on_chunks(
-    native: NativeBackend, two_threads: None, dtype: torch.dtype, window: int | None
+    native: NativeBackend, two_threads: None, dtype: torch.dtype, window: int | None, head_dim: int
 ) -> None:
-    step = Step(native, [(1, 90), (150, 150), (1, 7), (40, 260), (1, 300)], dtype=dtype)
+    step = Step(native, [(1, 90), (150, 150), (1, 7), (40, 260), (1, 300)], dtype=dtype, head_dim=head_dim)
     together = step.run(window)
     assert torch.equal(take(step, 0, 0, 1, native, window), together[:1])
     assert torch.equal(take(step, 3, 0, 40, native, window), together[152:192])

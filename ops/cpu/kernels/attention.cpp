@@ -3,15 +3,14 @@
 // The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads), where G query heads
 // share a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in tiles of KEYS,
 // in each over the heads, with the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). So a decode
-// step reads whole pages. For each tile and head the keys, and for more than BLOCK rows the values too, are packed
-// once for all rows of the item:
+// step reads whole pages. For each tile and head the keys and values are packed once for all rows of the item:
 //
 //     keys   [units of head_dim][KEYS]          transposed, so that a vector holds one dimension of many keys
 //     values [units of KEYS][head_dim]
 //
-// and then scores = queries * keys and out += weights * values are the same small matrix product. A unit is what one
-// multiply-add instruction consumes per lane: a float, or a pair of bfloat16 where the machine multiplies those (summed
-// in float32).
+// and then scores = queries * keys and out += weights * values are the same small matrix product; up to BLOCK rows take
+// them from where they lie, in the same order. A unit is what one multiply-add instruction consumes per lane: a float,
+// or a pair of bfloat16 where the machine multiplies those (summed in float32).
 //
 // Tiles begin at multiples of KEYS and a row's arithmetic does not see its neighbours: a query's result depends neither
 // on the batch nor on how a prompt was cut.
@@ -217,8 +216,10 @@ template <class Unit, class Query, class Cache> struct Attention {
     // One tile, for one head.
     void add(long head, long start, const Operands<Cache>& tile) {
         const bool pack = rows > BLOCK || head_dim % SPAN;
-        pack_keys(tile, work.keys);
-        if (pack) pack_values(tile, work.values, work.out_stride);
+        if (pack) {
+            pack_keys(tile, work.keys);
+            pack_values(tile, work.values, work.out_stride);
+        }
         for (long row = 0; row < rows; row += BLOCK) {
             const long num = std::min<long>(BLOCK, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
@@ -226,7 +227,7 @@ template <class Unit, class Query, class Cache> struct Attention {
             if (last_position < start) continue;  // all of the tile lies in its future
             if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // or past
             float keep[BLOCK];
-            weigh(row, num, index, start, tile.count, keep);
+            weigh(row, num, index, start, tile, pack, keep);
             float* out = work.out + index * work.out_stride;
             constexpr long stride = KEYS / ELEMENTS<Unit>;
             if (pack)
@@ -241,10 +242,16 @@ template <class Unit, class Query, class Cache> struct Attention {
     }
 
     // work.weights of `num` rows from `row` on, in the tile at `start`.
-    void weigh(long row, long num, long index, long start, long count, float* keep) {
-        const long width = round_up(count, LANES);
-        multiply<Unit>(num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
-                       (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, width, nullptr);
+    void weigh(long row, long num, long index, long start, const Operands<Cache>& tile, bool packed, float* keep) {
+        const long count = tile.count, width = round_up(count, LANES);
+        const Unit* queries = work.queries + index * work.query_stride;
+        if (packed)
+            multiply<Unit>(num, queries, work.query_stride, work.keys, KEYS,
+                           (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, width, nullptr);
+        else
+            with_rows(num, [&](auto constant) {
+                multiply_keys<constant()>(queries, work.query_stride, tile, work.scores);
+            });
         const float scale = (float)(call.scale * M_LOG2E);
         for (long i = 0; i < num; i++) {
             const long position = walk.first_position + (row + i) / group;

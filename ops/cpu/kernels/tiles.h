@@ -149,30 +149,59 @@ template <class Cache> struct Operands {
     }
 };
 
+// LANES units of LANES keys, from element `first` and key `column` on, transposed: each vector has a unit of all keys.
+// The rows ahead are fetched in equal shares.
+template <class Unit, class Cache>
+inline void take_keys(const Operands<Cache>& tile, long column, long first, Words (&block)[LANES]) {
+    const auto [keys, values, next, count, head_dim] = tile;
+    constexpr const Unit* unit = nullptr;
+    constexpr long WIDTH = LANES * ELEMENTS<Unit>;
+    // Most often they are neighbours on a page.
+    if (keys.offsets[column + LANES - 1] - keys.offsets[column] == (LANES - 1) * head_dim) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * head_dim, first, head_dim);
+    } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column + i], first, head_dim);
+    }
+    tile.fetch_ahead(column + first * LANES / head_dim, column + std::min(first + WIDTH, head_dim) * LANES / head_dim);
+    transpose(block);
+}
+
 // Keys → packed [units of head_dim][KEYS]. Columns up to a multiple of LANES are filled too; their scores are unused.
 template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, Unit* packed) {
-    const auto [keys, values, next, count, head_dim] = tile;
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
-    for (long column = 0; column < count; column += LANES) {
-        // Most often LANES keys are neighbours on a page.
-        const bool together = keys.offsets[column + LANES - 1] - keys.offsets[column] == (LANES - 1) * head_dim;
-        for (long first = 0; first < head_dim; first += WIDTH) {
+    for (long column = 0; column < tile.count; column += LANES) {
+        for (long first = 0; first < tile.head_dim; first += WIDTH) {
             Words block[LANES];
-            if (together) {
-#pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++)
-                    block[i] = units(packed, keys[column] + i * head_dim, first, head_dim);
-            } else {
-#pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) block[i] = units(packed, keys[column + i], first, head_dim);
-            }
-            tile.fetch_ahead(column + first * LANES / head_dim,
-                             column + std::min(first + WIDTH, head_dim) * LANES / head_dim);
-            transpose(block);
+            take_keys<Unit>(tile, column, first, block);
             Unit* to = packed + first / ELEMENTS<Unit> * KEYS + column;
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) std::memcpy(to + i * KEYS, &block[i], sizeof(block[i]));
         }
+    }
+}
+
+// `multiply` by keys that are not packed, for so few rows that writing blocks of them down and reading them again would
+// take longer: each is used while it is in registers. head_dim is a multiple of SPAN.
+template <int ROWS, class Unit, class Cache>
+void multiply_keys(const Unit* queries, long stride, const Operands<Cache>& tile, float* scores) {
+    const long head_dim = tile.head_dim;
+    constexpr long WIDTH = LANES * ELEMENTS<Unit>;
+    for (long column = 0; column < tile.count; column += LANES) {
+        Floats total[ROWS] = {};
+        for (long first = 0; first < head_dim; first += WIDTH) {
+            Words block[LANES];
+            take_keys<Unit>(tile, column, first, block);
+            const Unit* query = queries + first / ELEMENTS<Unit>;
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+#pragma GCC unroll 4
+                for (int row = 0; row < ROWS; row++)
+                    total[row] = add_product(total[row], query[row * stride + i], block[i]);
+        }
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; row++) store(scores + row * KEYS + column, total[row]);
     }
 }
 
