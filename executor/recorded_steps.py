@@ -27,6 +27,7 @@ class _Shape(NamedTuple):
 
 
 class _Recorded(NamedTuple):
+    inputs: InputBatch
     recording: Recording
     logits: torch.Tensor
 
@@ -80,30 +81,28 @@ class RecordedSteps:
         if shape not in self._seen:  # most shapes with a prompt in them do not come again
             self._remember(shape, None)
             return None
-        self._fill(batch, shape)
         recorded = self._seen[shape]
         if recorded is None:
-            return self._record(shape)
+            return self._record(batch, shape)
         self._seen.move_to_end(shape)
+        _fill(recorded.inputs, batch)
         recorded.recording.run()
         return recorded.logits
 
-    def _fill(self, batch: InputBatch, shape: _Shape) -> None:
-        inputs, (tokens, rows, sampled) = self._inputs, shape
-        inputs.token_ids[:tokens] = batch.token_ids
-        inputs.positions[:tokens] = batch.positions
-        inputs.slot_mapping[:tokens] = batch.slot_mapping
-        inputs.query_lens[:rows] = batch.query_lens
-        inputs.seq_lens[:rows] = batch.seq_lens
-        inputs.block_tables[:rows, : batch.block_tables.shape[1]] = batch.block_tables
-        if tokens > rows:
-            inputs.row_ends[:rows] = batch.row_ends
-        if rows > sampled:
-            inputs.sampled_rows[:sampled] = batch.sampled_rows
+    def _record(self, batch: InputBatch, shape: _Shape) -> torch.Tensor:
+        inputs = self._inputs_of(shape)
+        _fill(inputs, batch)
+        logits, recording = self._ops.record(lambda: self._forward.logits(inputs))
+        if recording is None:
+            self._enabled = False
+        else:
+            self._remember(shape, _Recorded(inputs, recording, logits))
+        return logits
 
-    def _record(self, shape: _Shape) -> torch.Tensor:
+    def _inputs_of(self, shape: _Shape) -> InputBatch:
+        """Where a step of this shape has its inputs."""
         inputs, (tokens, rows, sampled) = self._inputs, shape
-        batch = InputBatch(
+        return InputBatch(
             token_ids=inputs.token_ids[:tokens],
             positions=inputs.positions[:tokens],
             slot_mapping=inputs.slot_mapping[:tokens],
@@ -115,15 +114,22 @@ class RecordedSteps:
             sampled_slots=inputs.sampled_slots[:sampled],
             sampled_positions=inputs.sampled_positions[:sampled],
         )
-        logits, recording = self._ops.record(lambda: self._forward.logits(batch))
-        if recording is None:
-            self._enabled = False
-        else:
-            self._remember(shape, _Recorded(recording, logits))
-        return logits
 
     def _remember(self, shape: _Shape, recorded: _Recorded | None) -> None:
         self._seen[shape] = recorded
         self._seen.move_to_end(shape)
         if len(self._seen) > MAX_RECORDINGS:
             self._seen.popitem(last=False)
+
+
+def _fill(inputs: InputBatch, batch: InputBatch) -> None:
+    inputs.token_ids.copy_(batch.token_ids)
+    inputs.positions.copy_(batch.positions)
+    inputs.slot_mapping.copy_(batch.slot_mapping)
+    inputs.query_lens[:] = batch.query_lens
+    inputs.seq_lens[:] = batch.seq_lens
+    inputs.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+    if len(inputs.token_ids) > len(inputs.row_ends):  # else rows are tokens
+        inputs.row_ends.copy_(batch.row_ends)
+    if len(inputs.row_ends) > len(inputs.sampled_rows):  # else all rows sample
+        inputs.sampled_rows.copy_(batch.sampled_rows)

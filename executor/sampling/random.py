@@ -14,10 +14,14 @@ _OUTPUT = (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
 _SEED = (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
 
 
-def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def starts(seeds: np.ndarray) -> np.ndarray:
+    """What `uniforms` takes of each seed: [n] uint64 to [n] uint64."""
+    return _mix(seeds + _GAMMA, _SEED)
+
+
+def uniforms(starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """One number in [0, 1) for each (seed, position): [n] uint64 and [n] int64 to [n] float64, of 53 random bits."""
-    start = _mix(seeds + _GAMMA, _SEED)
-    bits = _mix(start + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA, _OUTPUT)
+    bits = _mix(starts + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA, _OUTPUT)
     return (bits >> np.uint64(11)) * 2.0**-53
 
 

@@ -18,7 +18,7 @@ from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
 from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
-from quire.executor.sampling.random import uniforms
+from quire.executor.sampling.random import starts, uniforms
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import TopK, TopP
@@ -75,7 +75,7 @@ class Sampler:
         self._wanted = np.zeros(max_num_seqs, np.int64)  # per slot, bit i: will want feature i some time
         self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode)
         self._greedy = np.ones(max_num_seqs, bool)
-        self._seeds = np.zeros(max_num_seqs, np.uint64)
+        self._starts = np.zeros(max_num_seqs, np.uint64)  # of random numbers, made of seeds
 
     def admit(self, request: NewSlot) -> None:
         """Takes over the parameters of a request that enters a slot."""
@@ -83,7 +83,8 @@ class Sampler:
         self._wanted[request.slot] = sum(1 << place for place, will_want in enumerate(wanted) if will_want)
         self._logprobs.admit(request)
         self._greedy[request.slot] = request.sampling.greedy
-        self._seeds[request.slot] = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
+        seed = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
+        self._starts[request.slot] = starts(np.array([seed], np.uint64))[0]
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
@@ -147,7 +148,7 @@ class Sampler:
         return token_ids, usable
 
     def _draw(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        uniform = torch.from_numpy(uniforms(self._seeds[batch.slots], batch.positions))
+        uniform = torch.from_numpy(uniforms(self._starts[batch.slots], batch.positions))
         return self._ops.draw(logits, uniform.to(logits.device, non_blocking=True))
 
 
