@@ -31,7 +31,7 @@ _POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
 
 
 class _AttentionCall(ctypes.Structure):
-    """`AttentionCall` in attention.cpp."""
+    """`AttentionCall` in pages.h."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("q", "out", "kv_cache", "query_lens", "seq_lens", "block_tables")),

@@ -16,6 +16,7 @@
 // on the batch nor on how a prompt was cut.
 
 #include "kernels.h"
+#include "pages.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -27,27 +28,8 @@
 #include <vector>
 
 namespace quire {
-
-// Mirrored in `quire.ops.cpu.native`. Strides count elements; the last dimension of every tensor is dense.
-struct AttentionCall {
-    const void* q;         // [num_tokens, num_kv_heads * group, head_dim]
-    void* out;             // like q, dense
-    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, head_dim], dense
-    const int64_t* query_lens;    // [num_rows]
-    const int64_t* seq_lens;      // [num_rows]
-    const int32_t* block_tables;  // [num_rows, table_stride]
-    int64_t q_token_stride, q_head_stride;
-    int64_t num_requests, table_stride, block_size;
-    int64_t num_kv_heads, group, head_dim;
-    int64_t window;  // 0: none
-    int64_t q_dtype, kv_dtype, num_threads;
-    double scale;
-};
-
 namespace {
 
-constexpr int MAX_ROWS = 64;  // rows that share a packed tile; of one head, or of several with fewer rows each
-constexpr int PARTS = 8;      // items that each thread should get at least, so that all finish together
 constexpr double WORTH_THREADS = 1e5;  // pairs of query and key times heads and dimensions that one thread does alone
 
 template <class Query> void pack_query(const Query* q, long head_dim, float* packed) {
@@ -126,68 +108,24 @@ inline float soften(const float* scores, long width, long begin, long end, float
     return keep;
 }
 
-// Queries [first_query, first_query + num_queries) of a request, against some KV heads.
-struct Item { long request, first_token, first_query, num_queries, first_head, num_heads, cost; };
-
-// Where the keys [start, start + count) of one request are: offsets from those of the same head on page 0. Past `count`
-// the last one is repeated.
-struct Tile { long start, count, offsets[KEYS]; };
-
-// One item's keys, tile by tile.
-struct Walk {
-    const AttentionCall& call;
-    const int32_t* table;
-    long first_position, first_key, begin, end;  // begin: of the first tile; end: past the last key
-
-    Walk(const AttentionCall& call, const Item& item)
-        : call(call), table(call.block_tables + item.request * call.table_stride) {
-        first_position = call.seq_lens[item.request] - call.query_lens[item.request] + item.first_query;
-        first_key = call.window ? std::max(0L, first_position + 1 - call.window) : 0;
-        begin = first_key / KEYS * KEYS;
-        end = first_position + item.num_queries;
-    }
-
-    Tile tile(long start) const {
-        const long page_size = 2 * call.num_kv_heads * call.block_size * call.head_dim;
-        Tile found{start, std::min<long>(KEYS, end - start), {}};
-        // A page before the window may have been given away: the first key that is seen stands for those on it.
-        long position = std::max(start, first_key);
-        long page = position / call.block_size, offset = position % call.block_size;
-        for (long i = 0; i < KEYS; i++) {
-            found.offsets[i] = table[page] * page_size + offset * call.head_dim;
-            if (start + i < position || position + 1 == end) continue;
-            position++;
-            if (++offset == call.block_size) page++, offset = 0;
-        }
-        return found;
-    }
-};
-
 // One item on one thread.
 template <class Unit, class Query, class Cache> struct Attention {
     const AttentionCall& call;
     const Item& item;
     Workspace<Unit>& work;
+    Ahead<Cache>& ahead;
     const long head_dim = call.head_dim, group = call.group;
     const long rows = item.num_queries * group;  // of one head
     const Walk walk{call, item};
 
-    // `after` is what this thread does next.
-    void run(const Item& after) {
+    void run() {
         begin();
-        const Walk walk_after(call, after);
-        Tile tile = walk.tile(walk.begin);
-        while (true) {
-            const bool last = tile.start + KEYS >= walk.end;
-            const Tile next = last ? walk_after.tile(walk_after.begin) : walk.tile(tile.start + KEYS);
+        for (long start = walk.begin; start < walk.end; start += KEYS) {
+            const Tile tile = walk.tile(start);
             for (long head = 0; head < item.num_heads; head++) {
-                const bool stay = head + 1 < item.num_heads;
-                const long next_head = stay ? item.first_head + head + 1 : last ? after.first_head : item.first_head;
-                add(head, tile.start, {keys(tile, item.first_head + head), values(tile, item.first_head + head),
-                                       keys(stay ? tile : next, next_head), tile.count, head_dim});
+                const long kv_head = item.first_head + head;
+                add(head, start, {keys(tile, kv_head), values(tile, kv_head), tile.count, head_dim, &ahead});
             }
-            if (last) break;
-            tile = next;
         }
         finish();
     }
@@ -281,55 +219,28 @@ template <class Unit, class Query, class Cache> struct Attention {
     }
 };
 
-std::vector<Item> items_of(const AttentionCall& call) {
-    std::vector<Item> pieces;
-    const long queries = std::max<long>(1, MAX_ROWS / call.group);
-    long first_token = 0, total = 0;
-    for (long request = 0; request < call.num_requests; request++) {
-        const long count = call.query_lens[request], computed = call.seq_lens[request] - count;
-        for (long first = 0; first < count; first += queries) {
-            const long num = std::min(queries, count - first);
-            const long cost = (num + 8) * (computed + first + num);  // of a head; reading it costs like some queries
-            pieces.push_back({request, first_token, first, num, 0, 0, cost});
-            total += cost * call.num_kv_heads;
-        }
-        first_token += count;
-    }
-    std::vector<Item> items;
-    for (Item& item : pieces) {
-        // A lone request needs no more parts than threads: fewer heads in an item are shorter runs of memory.
-        const long fair = std::max(total / (PARTS * call.num_threads * item.cost),
-                                   (call.num_kv_heads + call.num_threads - 1) / call.num_threads);
-        const long most = std::min(MAX_ROWS / (item.num_queries * call.group), call.num_kv_heads);
-        const long heads = std::max(1L, std::min(fair, most));
-        for (; item.first_head < call.num_kv_heads; item.first_head += heads) {
-            item.num_heads = std::min(heads, call.num_kv_heads - item.first_head);
-            items.push_back(item);
-            items.back().cost *= item.num_heads;
-        }
-    }
-    // The costliest first, so that threads finish together.
-    std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
-    return items;
-}
-
 template <class Unit, class Query, class Cache> void run(const AttentionCall& call) {
     const std::vector<Item> items = items_of(call);
     const long count = (long)items.size();
     double pairs = 0;
     for (const Item& item : items) pairs += (double)item.num_queries * item.num_heads * call.seq_lens[item.request];
     const bool is_small = pairs * call.head_dim < WORTH_THREADS;
-    // A thread takes a few neighbours at once, so that it knows what it does next.
-    const long run_length = std::clamp<long>(count / (16 * call.num_threads), 1, 8);
+    // A thread says early what it takes next, so that this can be fetched; the last items go to whoever is done first.
+    const long contested = count - 2 * call.num_threads;
     const long rows = std::max<long>(items.empty() ? 0 : MAX_ROWS, call.group);
     std::atomic<long> taken{0};
     in_team(is_small || count <= 1 ? 1 : call.num_threads, [&] {
-        long first = taken.fetch_add(run_length);
-        if (first >= count) return;
+        long index = taken.fetch_add(1);
+        if (index >= count) return;
         Workspace<Unit> work(rows, call.head_dim);
-        for (; first < count; first = taken.fetch_add(run_length))
-            for (long i = first; i < std::min(first + run_length, count); i++)
-                Attention<Unit, Query, Cache>{call, items[i], work}.run(items[std::min(i + 1, count - 1)]);
+        Ahead<Cache> ahead(call);
+        while (index < count) {
+            const bool early = index < contested;
+            const long next = early ? taken.fetch_add(1) : count;
+            ahead.follow(items[index], next < count ? &items[next] : nullptr);
+            Attention<Unit, Query, Cache>{call, items[index], work, ahead}.run();
+            index = early ? next : taken.fetch_add(1);
+        }
     });
 }
 

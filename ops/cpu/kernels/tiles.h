@@ -1,6 +1,7 @@
 // A tile's keys and values as the operands of small matrix products. See attention.cpp for the whole.
 #pragma once
 
+#include "pages.h"
 #include "vector.h"
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 
 namespace quire {
 
-constexpr int KEYS = 64;  // keys of a tile; with head_dim 128 in bfloat16 its keys and values stay in a 48 KiB L1
 constexpr int BLOCK = 4;  // rows whose sums are in registers at once
 constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of them: BLOCK * COLUMNS accumulators
 
@@ -130,41 +130,35 @@ template <class Cache> struct Rows {
     const Cache* operator[](long i) const { return head + offsets[i]; }
 };
 
-// Pages lie anywhere, so the processor cannot foresee what is read next, and a thread that waits for each page reads at
-// a third of the memory's speed. Whoever reads row `p` of a head's keys, or values after them, asks for the row that is
-// read DISTANCE rows later. Nearer, it would come too late; farther, it would have left the first cache again.
-constexpr long DISTANCE = 32;
-
-// A head's keys and values of a tile, and the keys that are read after them.
+// A head's keys and values of a tile, and what is to be read after them.
 template <class Cache> struct Operands {
-    Rows<Cache> keys, values, next;
+    Rows<Cache> keys, values;
     long count, head_dim;
+    Ahead<Cache>* ahead;
 
-    // Rows [begin, end) of 2 * count are being read. Inlined: GCC drops calls of a function that only prefetches.
-    __attribute__((always_inline)) void fetch_ahead(long begin, long end) const {
-        for (long p = begin + DISTANCE; p < end + DISTANCE; p++) {
-            const Cache* row = p < count ? keys[p] : p < 2 * count ? values[p - count] : next[(p - 2 * count) % KEYS];
-            for (long d = 0; d < head_dim; d += 64 / (long)sizeof(Cache)) __builtin_prefetch(row + d);
-        }
+    // Elements [first, last) of some rows are being read.
+    __attribute__((always_inline)) void fetch_ahead(long rows, long first, long last) const {
+        ahead->advance(rows * (std::min(last, head_dim) - first) * (long)sizeof(Cache));
     }
 };
 
 // LANES units of LANES keys, from element `first` and key `column` on, transposed: each vector has a unit of all keys.
-// The rows ahead are fetched in equal shares.
-template <class Unit, class Cache>
+// WHOLE: head_dim has that many.
+template <class Unit, bool WHOLE, class Cache>
 inline void take_keys(const Operands<Cache>& tile, long column, long first, Words (&block)[LANES]) {
-    const auto [keys, values, next, count, head_dim] = tile;
+    const auto [keys, values, count, head_dim, ahead] = tile;
     constexpr const Unit* unit = nullptr;
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
+    const long whole = WHOLE ? first + WIDTH : head_dim;
     // Most often they are neighbours on a page.
     if (keys.offsets[column + LANES - 1] - keys.offsets[column] == (LANES - 1) * head_dim) {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * head_dim, first, head_dim);
+        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * head_dim, first, whole);
     } else {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column + i], first, head_dim);
+        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column + i], first, whole);
     }
-    tile.fetch_ahead(column + first * LANES / head_dim, column + std::min(first + WIDTH, head_dim) * LANES / head_dim);
+    tile.fetch_ahead(std::min<long>(LANES, count - column), first, first + WIDTH);
     transpose(block);
 }
 
@@ -174,7 +168,7 @@ template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, U
     for (long column = 0; column < tile.count; column += LANES) {
         for (long first = 0; first < tile.head_dim; first += WIDTH) {
             Words block[LANES];
-            take_keys<Unit>(tile, column, first, block);
+            take_keys<Unit, false>(tile, column, first, block);
             Unit* to = packed + first / ELEMENTS<Unit> * KEYS + column;
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) std::memcpy(to + i * KEYS, &block[i], sizeof(block[i]));
@@ -192,7 +186,7 @@ void multiply_keys(const Unit* queries, long stride, const Operands<Cache>& tile
         Floats total[ROWS] = {};
         for (long first = 0; first < head_dim; first += WIDTH) {
             Words block[LANES];
-            take_keys<Unit>(tile, column, first, block);
+            take_keys<Unit, true>(tile, column, first, block);
             const Unit* query = queries + first / ELEMENTS<Unit>;
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
@@ -227,11 +221,11 @@ inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
 
 // Values → packed [units of the count][stride]; zero past `head_dim` and past the last value.
 template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile, Unit* packed, long stride) {
-    const auto [keys, values, next, count, head_dim] = tile;
+    const auto [keys, values, count, head_dim, ahead] = tile;
     constexpr long E = ELEMENTS<Unit>;
     static const Cache zeros[SPAN] = {};
     for (long i = 0; i < count; i += E) {
-        tile.fetch_ahead(count + i, count + i + E);
+        tile.fetch_ahead(E, 0, head_dim);
         for (long d = 0; d < head_dim; d += SPAN) {
             const Cache* rows[2] = {values[i] + d, i + 1 < count ? values[i + E - 1] + d : zeros};
             Cache padded[2][SPAN] = {};
@@ -250,7 +244,7 @@ template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile,
 template <int ROWS, int N, class Unit, class Cache>
 inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long d,
                                   float* out, long out_stride, const float* keep) {
-    const auto [keys, values, next, count, head_dim] = tile;
+    const auto [keys, values, count, head_dim, ahead] = tile;
     constexpr long E = ELEMENTS<Unit>;
     static const Cache zeros[N * SPAN] = {};
     Floats total[ROWS][2 * N];
@@ -258,16 +252,10 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
         for (int n = 0; n < 2 * N; n++) total[row][n] = keep[row] * load(out + row * out_stride + n * LANES);
-    // All dimensions at once or in several goes: the rows ahead are fetched once.
-    long fetched = count + d * count / head_dim;
-    const long share = head_dim / (N * SPAN);
     for (long i = 0; i < count; i += E) {
         const Cache* first = values[i] + d;
         const Cache* second = i + 1 < count ? values[i + E - 1] + d : zeros;
-        if (i % (E * share) == 0) {
-            tile.fetch_ahead(fetched, fetched + E);
-            fetched += E;
-        }
+        tile.fetch_ahead(E, d, d + N * SPAN);
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
             const Two two = units_of(static_cast<const Unit*>(nullptr), first + n * SPAN, second + n * SPAN);
@@ -293,6 +281,9 @@ void multiply_values(const Unit* weights, long weights_stride, const Operands<Ca
     long d = 0;
     for (; d + N * SPAN <= tile.head_dim; d += N * SPAN)
         multiply_values_block<ROWS, N>(weights, weights_stride, tile, d, out + d, out_stride, keep);
+    if constexpr (N > 2)
+        for (; d + 2 * SPAN <= tile.head_dim; d += 2 * SPAN)
+            multiply_values_block<ROWS, 2>(weights, weights_stride, tile, d, out + d, out_stride, keep);
     for (; d < tile.head_dim; d += SPAN)
         multiply_values_block<ROWS, 1>(weights, weights_stride, tile, d, out + d, out_stride, keep);
 }
