@@ -1,8 +1,9 @@
-"""Small steps from recordings: a step of a shape seen before is one call, not ten a layer.
+"""Decode steps from recordings: a step of a shape seen before is one call, not ten a layer.
 
-What a step computes is decided by its number of tokens, of requests and of samples; all else is read from memory. So
-the inputs of small steps are put where they always are, and what the backend recorded of a shape computes logits from
-whatever is there. Larger steps than a server's on a CPU take so long that Python does not show in them.
+What a step of one token a request computes is decided by its number of requests and of samples; all else is read from
+memory. So the inputs of such steps are put where they always are, and what the backend recorded of a shape computes
+logits from whatever is there. Steps with more of a prompt hardly ever have a shape that was seen before, and take so
+long that Python does not show in them.
 """
 
 from collections import OrderedDict
@@ -15,13 +16,12 @@ from quire.executor.forward import Forward
 from quire.executor.input_batch import InputBatch
 from quire.ops import Backend, Recording
 
-MAX_TOKENS = 512
+MAX_ROWS = 512
 MAX_RECORDINGS = 128
 """The shapes used last are kept: of a model with 28 layers, a recording takes about 100 kB."""
 
 
 class _Shape(NamedTuple):
-    num_tokens: int
     num_rows: int
     num_sampled: int
 
@@ -55,8 +55,8 @@ class RecordedSteps:
         self._ops = ops
         self._enabled = enabled
         self._seen: OrderedDict[_Shape, _Recorded | None] = OrderedDict()  # None: once, and not recorded
-        rows = min(max_num_seqs, MAX_TOKENS)
-        tokens = torch.zeros(5, MAX_TOKENS, dtype=torch.int64, device=device)
+        rows = min(max_num_seqs, MAX_ROWS)
+        tokens = torch.zeros(4, rows, dtype=torch.int64, device=device)
         self._inputs = InputBatch(
             token_ids=tokens[0],
             positions=tokens[1],
@@ -64,8 +64,8 @@ class RecordedSteps:
             query_lens=np.ones(rows, np.int64),
             seq_lens=np.ones(rows, np.int64),
             block_tables=np.zeros((rows, num_pages), np.int32),
-            row_ends=tokens[3],
-            sampled_rows=tokens[4],
+            row_ends=torch.arange(rows, device=device),
+            sampled_rows=tokens[3],
             sampled_slots=np.zeros(rows, np.int64),
             sampled_positions=np.zeros(rows, np.int64),
         )
@@ -75,10 +75,11 @@ class RecordedSteps:
 
         None if the step is to be computed in the ordinary way.
         """
-        shape = _Shape(len(batch.token_ids), len(batch.query_lens), len(batch.sampled_rows))
-        if not self._enabled or shape.num_tokens > MAX_TOKENS or not shape.num_sampled:
+        shape = _Shape(len(batch.query_lens), len(batch.sampled_rows))
+        is_decode = len(batch.token_ids) == shape.num_rows <= MAX_ROWS and shape.num_sampled
+        if not self._enabled or not is_decode:
             return None
-        if shape not in self._seen:  # most shapes with a prompt in them do not come again
+        if shape not in self._seen:
             self._remember(shape, None)
             return None
         recorded = self._seen[shape]
@@ -101,11 +102,11 @@ class RecordedSteps:
 
     def _inputs_of(self, shape: _Shape) -> InputBatch:
         """Where a step of this shape has its inputs."""
-        inputs, (tokens, rows, sampled) = self._inputs, shape
+        inputs, (rows, sampled) = self._inputs, shape
         return InputBatch(
-            token_ids=inputs.token_ids[:tokens],
-            positions=inputs.positions[:tokens],
-            slot_mapping=inputs.slot_mapping[:tokens],
+            token_ids=inputs.token_ids[:rows],
+            positions=inputs.positions[:rows],
+            slot_mapping=inputs.slot_mapping[:rows],
             query_lens=inputs.query_lens[:rows],
             seq_lens=inputs.seq_lens[:rows],
             block_tables=inputs.block_tables[:rows],
@@ -129,7 +130,5 @@ def _fill(inputs: InputBatch, batch: InputBatch) -> None:
     inputs.query_lens[:] = batch.query_lens
     inputs.seq_lens[:] = batch.seq_lens
     inputs.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
-    if len(inputs.token_ids) > len(inputs.row_ends):  # else rows are tokens
-        inputs.row_ends.copy_(batch.row_ends)
-    if len(inputs.row_ends) > len(inputs.sampled_rows):  # else all rows sample
+    if len(inputs.query_lens) > len(inputs.sampled_rows):  # else all rows sample
         inputs.sampled_rows.copy_(batch.sampled_rows)

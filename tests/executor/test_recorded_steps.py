@@ -48,7 +48,7 @@ def worker(folder: Path) -> Worker:
 def expected(folder: Path) -> dict[str, list[int]]:
     """What mixed requests get from a worker that records nothing, one request at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.executor.recorded_steps.MAX_TOKENS", 0)
+        patch.setattr("quire.executor.recorded_steps.MAX_ROWS", 0)
         plain = start_worker(bf16_config(folder))
         tokens: dict[str, list[int]] = {}
         for one in mixed_requests():
@@ -63,18 +63,18 @@ def test_tokens_are_those_of_the_ordinary_way(
     worker: Worker, expected: dict[str, list[int]], launched: list[int], options: dict[str, Any]
 ) -> None:
     """Prompts in pieces, rows that come and go, features, preemption."""
-    for _ in range(2):  # the second time, most shapes have a recording
+    for _ in range(2):  # the second time, most decode steps have a recording
         launched.clear()
         assert tokens_of(generate(worker, mixed_requests(), **options)) == expected
-    assert len(launched) > 20
+    assert launched
 
 
 def test_a_lone_request_is_one_call_a_step(worker: Worker, launched: list[int]) -> None:
     generate(worker, [request("a", [5, 6, 7], max_tokens=24)])
     launched.clear()
     generate(worker, [request("b", [8, 9, 10], max_tokens=24)])
-    assert len(launched) >= 23
-    assert len(set(launched[1:])) == 1, "every step is the same list of launches"
+    assert len(launched) == 23, "all but the prompt's"
+    assert len(set(launched)) == 1, "every step is the same list of launches"
 
 
 def test_scored_prompts_and_the_steps_beside_them_go_the_ordinary_way(worker: Worker, launched: list[int]) -> None:
