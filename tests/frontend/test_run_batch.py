@@ -330,20 +330,24 @@ def test_a_dead_engine_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> No
     assert len(answers(tmp_path / "out.jsonl")) == 500
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """Bytes that a file may have while this test runs: a write beyond them takes a part, as on a full disk."""
-    most, before = 100, resource.getrlimit(resource.RLIMIT_FSIZE)
+@contextlib.contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """Bytes that a file may have: a write beyond them takes a part, as on a full disk. No longer than needed, for the
+    tests' own report may go to a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    yield most
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_an_answer_that_cannot_be_written_whole_ends_the_run_and_says_so(tmp_path: Path, small_files: int) -> None:
+def test_an_answer_that_cannot_be_written_whole_ends_the_run_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     output = OutputFile(path, resume=False)
     with contextlib.closing(output), pytest.raises(ConfigError, match=rf"cannot write '{path}'.*--resume"):
-        output.write(b"x" * (small_files + 1))
+        with small_files(100):
+            output.write(b"x" * 101)
 
 
 def test_answered_knows_its_keys() -> None:
