@@ -345,9 +345,9 @@ def small_files(most: int) -> Iterator[None]:
 def test_an_answer_that_cannot_be_written_whole_ends_the_run_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     output = OutputFile(path, resume=False)
-    with contextlib.closing(output), pytest.raises(ConfigError, match=rf"cannot write '{path}'.*--resume"):
-        with small_files(100):
-            output.write(b"x" * 101)
+    says = rf"cannot write '{path}'.*--resume"
+    with contextlib.closing(output), pytest.raises(ConfigError, match=says), small_files(100):
+        output.write(b"x" * 101)
 
 
 def test_answered_knows_its_keys() -> None:
