@@ -14,7 +14,7 @@ _OUTPUT = (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
 _SEED = (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
 
 
-def starts(seeds: np.ndarray) -> np.ndarray:
+def start_of(seeds: np.ndarray) -> np.ndarray:
     """What `uniforms` takes of each seed: [n] uint64 to [n] uint64."""
     return _mix(seeds + _GAMMA, _SEED)
 

@@ -18,7 +18,7 @@ from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
 from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
-from quire.executor.sampling.random import starts, uniforms
+from quire.executor.sampling.random import start_of, uniforms
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import TopK, TopP
@@ -84,7 +84,7 @@ class Sampler:
         self._logprobs.admit(request)
         self._greedy[request.slot] = request.sampling.greedy
         seed = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
-        self._starts[request.slot] = starts(np.array([seed], np.uint64))[0]
+        self._starts[request.slot] = start_of(np.array([seed], np.uint64))[0]
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""

@@ -16,7 +16,7 @@ from quire.core.sampling_params import SamplingParams, ThinkingMarks
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.penalties import Penalties
-from quire.executor.sampling.random import starts, uniforms
+from quire.executor.sampling.random import start_of, uniforms
 from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.executor.sampling.top_k_top_p import TopP
 from quire.ops import Backend, eager
@@ -121,7 +121,7 @@ def test_draws_follow_the_distribution(options: dict) -> None:
 
 def test_uniforms_are_uniform_along_seeds_and_positions() -> None:
     seeds, positions = np.meshgrid(np.arange(500, dtype=np.uint64), np.arange(500), indexing="ij")
-    values = uniforms(starts(seeds.ravel()), positions.ravel()).reshape(500, 500)
+    values = uniforms(start_of(seeds.ravel()), positions.ravel()).reshape(500, 500)
     assert values.min() >= 0
     assert values.max() < 1
     assert stats.kstest(values.ravel(), "uniform").pvalue > 1e-3
@@ -146,7 +146,7 @@ def test_uniforms_are_the_same_forever() -> None:
     for seed, position in cases:
         start = mix((seed + gamma) & mask, 33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
         bits = mix((start + (position + 1) * gamma) & mask, 30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
-        value = uniforms(starts(np.array([seed], np.uint64)), np.array([position]))[0]
+        value = uniforms(start_of(np.array([seed], np.uint64)), np.array([position]))[0]
         assert value == (bits >> 11) / 2**53
 
 
@@ -173,7 +173,7 @@ def test_the_draw_over_a_large_vocabulary_follows_the_distribution(backend: Back
     """Quantiles: the token drawn for u is the one whose cumulative probability first exceeds u."""
     vocab_size = 5000
     logits = random_logits(1, vocab_size=vocab_size)
-    uniform = torch.from_numpy(uniforms(starts(np.arange(2000, dtype=np.uint64)), np.zeros(2000, np.int64)))
+    uniform = torch.from_numpy(uniforms(start_of(np.arange(2000, dtype=np.uint64)), np.zeros(2000, np.int64)))
     token_ids, _ = backend.draw(logits.expand(2000, -1), uniform)
     running = logits.double().softmax(-1)[0].cumsum(0)
     expected = torch.searchsorted(running, uniform, right=True)
@@ -185,7 +185,7 @@ def test_the_draw_over_a_large_vocabulary_follows_the_distribution(backend: Back
 def test_tokens_of_a_backend_are_those_of_plain_torch(backend: Backend, dtype: torch.dtype, vocab_size: int) -> None:
     logits = random_logits(200, seed=5, vocab_size=vocab_size).to(dtype)
     logits[:, vocab_size // 2] = logits.max(-1).values  # a tie: the first wins
-    uniform = torch.from_numpy(uniforms(starts(np.arange(200, dtype=np.uint64)), np.zeros(200, np.int64)))
+    uniform = torch.from_numpy(uniforms(start_of(np.arange(200, dtype=np.uint64)), np.zeros(200, np.int64)))
     token_ids, usable = backend.likeliest(logits)
     assert usable.all()
     assert token_ids.tolist() == np.asarray(logits.float()).argmax(-1).tolist()
