@@ -156,16 +156,16 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def test_a_token_without_probability_is_never_drawn(backend: Backend) -> None:
-    """Uniforms at both ends, and on every boundary between tokens, over several chunks of vocabulary."""
-    vocab_size = 1300
+    """Uniforms at both ends, and on every boundary between tokens, over several chunks, one without any."""
+    vocab_size = 9000
     logits = torch.full((1, vocab_size), -torch.inf)
-    allowed = [3, 511, 512, 900, 1297]
+    allowed = [3, 511, 2047, 2048, 8997]
     logits[0, allowed] = torch.tensor([0.0, 1.0, -2.0, 0.5, 0.1])
     edges = np.concatenate([[0.0, 1 - 2.0**-53], logits.softmax(-1)[0, allowed].double().cumsum(0).numpy() - 1e-17])
     uniform = torch.from_numpy(np.clip(edges, 0, 1 - 2.0**-53))
     token_ids, usable = backend.draw(logits.expand(len(uniform), -1), uniform)
     assert set(token_ids.tolist()) <= set(allowed)
-    assert token_ids[:2].tolist() == [3, 1297]
+    assert token_ids[:2].tolist() == [3, 8997]
     assert usable.all()
 
 
@@ -222,14 +222,16 @@ def test_a_bitmask_for_a_row_that_is_not_there_is_refused(backend: Backend) -> N
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_unusable_rows_are_told_and_harm_no_others(backend: Backend, value: float) -> None:
-    logits = random_logits(3, vocab_size=700)
-    logits[1, 600] = value
-    logits[2, :600] = -torch.inf
-    uniform = torch.full((3,), 0.5, dtype=torch.float64)
+    logits = random_logits(4, vocab_size=5000)
+    logits[1, 4600] = value
+    logits[2, :4600] = -torch.inf
+    logits[3, 2000:] = -torch.inf
+    logits[3, 4600] = value  # where all else is -inf
+    uniform = torch.full((4,), 0.5, dtype=torch.float64)
     for token_ids, usable in (backend.likeliest(logits), backend.draw(logits, uniform)):
-        assert usable.tolist() == [True, False, True]
-        assert set(token_ids.tolist()) <= set(range(700))
-        assert token_ids[2] >= 600
+        assert usable.tolist() == [True, False, True, False]
+        assert set(token_ids.tolist()) <= set(range(5000))
+        assert token_ids[2] >= 4600
 
 
 # ------------------------------------------------------------------------------------------------------ reproducibility

@@ -15,94 +15,131 @@
 namespace quire {
 namespace {
 
-constexpr long CHUNK = 512;               // tokens of a chunk: a draw looks for its chunk, then for its token
+constexpr long CHUNK = 2048;              // tokens: few enough to stay in the first cache from one pass to the next
 constexpr long WORTH_A_THREAD = 1 << 16;  // logits below which calling other threads costs more than they save
+constexpr float LOG2_E = 1.44269504f;
 
-inline Ints lanes() {
+// The vector of logits from `begin` on; those past `end` are -inf.
+template <class T> inline Floats logits_at(const T* logits, long begin, long end) {
+    if (end - begin >= LANES) return load(logits + begin);
     Ints lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
-    return lane;
+    return lane < (int)(end - begin) ? load(logits + begin, end - begin) : fill(-INFINITY);
 }
 
-// Up to LANES logits; those past `count` are -inf.
-template <class T> inline Floats logits_at(const T* from, long count) {
-    if (count >= LANES) return load(from);
-    return lanes() < (int)count ? load(from, count) : fill(-INFINITY);
+// body(x, y) for all logits from `begin` to `end`, two vectors of them at a time, in whatever order is fastest.
+template <class T, class Body> inline void for_pairs(const T* logits, long begin, long end, Body body) {
+    long i = begin;
+    for (; i + 2 * LANES <= end; i += 2 * LANES) {
+        Floats x, y;
+        load_pair(logits + i, x, y);
+        body(x, y);
+    }
+    for (; i < end; i += LANES) body(logits_at(logits, i, end), fill(-INFINITY));
 }
 
-template <class T> float greatest(const T* logits, long size) {
-    Floats most[4] = {fill(-INFINITY), fill(-INFINITY), fill(-INFINITY), fill(-INFINITY)};  // four do not wait in turn
-    for (long i = 0; i < size; i += 4 * LANES)
-        for (int n = 0; n < 4; n++) {
-            if (i + n * LANES >= size) break;
-            Floats x = logits_at(logits + i + n * LANES, size - i - n * LANES);
-            most[n] = x > most[n] ? x : most[n];
-        }
-    return std::max(std::max(largest(most[0]), largest(most[1])), std::max(largest(most[2]), largest(most[3])));
+// A row in chunks of CHUNK tokens: of each the greatest logit, and what a draw adds up.
+struct Chunks {
+    std::vector<float> most, sums;  // in whole vectors; past `count` stand -inf and 0
+    long count = 0;
+
+    void begin(long size) {
+        count = (size + CHUNK - 1) / CHUNK;
+        most.assign(round_up(count, LANES), -INFINITY), sums.assign(round_up(count, LANES), 0);
+    }
+
+    float greatest() const {
+        Floats greatest = load(most.data());
+        for (size_t i = LANES; i < most.size(); i += LANES) greatest = greater(load(most.data() + i), greatest);
+        return largest(greatest);
+    }
+};
+
+Chunks& chunks_of_thread(long size) {
+    thread_local Chunks chunks;
+    chunks.begin(size);
+    return chunks;
 }
 
-// e^(x - most), exactly 0 where that is no normal number: -inf must never be drawn. NaN is kept.
-inline Floats weight(Floats x, float most) {
-    Floats below = x - most;
-    return below < -87.0f ? Floats{} : exp(below);
+template <class T> float greatest(const T* logits, long begin, long end) {
+    Floats most = fill(-INFINITY), other = most;  // two do not wait in turn
+    for_pairs(logits, begin, end, [&](Floats x, Floats y) { most = greater(x, most), other = greater(y, other); });
+    return largest(greater(most, other));
 }
 
-template <class T> bool draw(const T* logits, long size, double uniform, double* sums, int64_t* token_id) {
-    const float most = greatest(logits, size);
-    const long num_chunks = (size + CHUNK - 1) / CHUNK;
-    double total = 0;
-    for (long chunk = 0; chunk < num_chunks; chunk++) {
-        const long end = std::min(size, (chunk + 1) * CHUNK);
-        Floats part{};
-        for (long i = chunk * CHUNK; i < end; i += LANES) part += weight(logits_at(logits + i, size - i), most);
-        total += sums[chunk] = sum(part);
+// e^(x - most), exactly 0 at -inf, which must never be drawn, also where all of a chunk is. NaN is kept.
+inline Floats weight(Floats x, float most) { return exp2((x - (most == -INFINITY ? 0 : most)) * LOG2_E); }
+
+// Each chunk is read once and weighed by its own greatest logit; only then is it known what that weighs in the row.
+template <class T> bool draw(const T* logits, long size, double uniform, int64_t* token_id) {
+    Chunks& chunks = chunks_of_thread(size);
+    for (long chunk = 0; chunk < chunks.count; chunk++) {
+        const long begin = chunk * CHUNK, end = std::min(size, begin + CHUNK);
+        const float most = chunks.most[chunk] = greatest(logits, begin, end);
+        Floats weights{}, others{};
+        for_pairs(logits, begin, end, [&](Floats x, Floats y) { weights += weight(x, most), others += weight(y, most); });
+        chunks.sums[chunk] = sum(weights + others);
     }
     *token_id = 0;
-    if (!(total > 0 && std::isfinite(total))) return false;
+    const float most = chunks.greatest();
+    for (long i = 0; i < chunks.count; i += LANES)
+        store(&chunks.sums[i], load(&chunks.sums[i]) * weight(load(&chunks.most[i]), most));
+    double total = 0;
+    for (long chunk = 0; chunk < chunks.count; chunk++) total += chunks.sums[chunk];
+    if (!(total > 0 && std::isfinite(total) && std::isfinite(most))) return false;
 
-    // Where the running sum first exceeds the target; rounding may put the target at or past the end, so the last
-    // place with weight stands by.
+    // Where the running sum first exceeds the target: the chunk, in it the vector, in that the token. Rounding may put
+    // the target at or past the end, so the last place with weight stands by.
     const double target = uniform * total;
     double before = 0;
     long chunk = -1;
-    for (long i = 0, n = num_chunks; i < n; i++) {
-        if (!(sums[i] > 0)) continue;
-        if (chunk >= 0) before += sums[chunk];
+    for (long i = 0; i < chunks.count; i++) {
+        if (!(chunks.sums[i] > 0)) continue;
+        if (chunk >= 0) before += chunks.sums[chunk];
         chunk = i;
-        if (before + sums[i] > target) break;
+        if (before + chunks.sums[i] > target) break;
     }
-    const long end = std::min(size, (chunk + 1) * CHUNK);
-    for (long i = chunk * CHUNK; i < end; i += LANES) {
-        Floats weights = weight(logits_at(logits + i, size - i), most);
-        for (int lane = 0; lane < LANES; lane++) {
-            if (!(weights[lane] > 0)) continue;
-            *token_id = i + lane;
-            before += weights[lane];
-            if (before > target) return true;
-        }
+    long first = -1;
+    Floats weights{};
+    float part = 0;
+    for (long i = chunk * CHUNK, end = std::min(size, i + CHUNK); i < end && before + part <= target; i += LANES) {
+        const Floats next = weight(logits_at(logits, i, end), most);
+        if (!(sum(next) > 0)) continue;
+        before += part;
+        first = i, weights = next, part = sum(next);
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        if (!(weights[lane] > 0)) continue;
+        *token_id = first + lane;
+        before += weights[lane];
+        if (before > target) break;
     }
     return true;
 }
 
 // The first of the greatest logits; false if any is NaN or the greatest infinite.
 template <class T> bool likeliest(const T* logits, long size, int64_t* token_id) {
-    Floats most = fill(-INFINITY);
-    Ints place = lanes(), here = place, faults{};
-    for (long i = 0; i < size; i += LANES, here += LANES) {
-        Floats x = logits_at(logits + i, size - i);
-        faults |= x != x;
-        place = x > most ? here : place;
-        most = x > most ? x : most;
+    Chunks& chunks = chunks_of_thread(size);
+    Ints faults{};
+    for (long chunk = 0; chunk < chunks.count; chunk++) {
+        Floats most = fill(-INFINITY), other = most;
+        for_pairs(logits, chunk * CHUNK, std::min(size, (chunk + 1) * CHUNK), [&](Floats x, Floats y) {
+            faults |= (x != x) | (y != y);
+            most = greater(x, most), other = greater(y, other);
+        });
+        chunks.most[chunk] = largest(greater(most, other));
     }
-    const float best = largest(most);
+    *token_id = 0;
+    const float best = chunks.greatest();
     bool usable = std::isfinite(best);
-    long first = size;
-    for (int lane = 0; lane < LANES; lane++) {
-        usable = usable && !faults[lane];
-        if (most[lane] == best && place[lane] < first) first = place[lane];
+    for (int lane = 0; lane < LANES; lane++) usable = usable && !faults[lane];
+    if (!usable) return false;
+    const long chunk = std::find(chunks.most.begin(), chunks.most.end(), best) - chunks.most.begin();
+    for (long i = chunk * CHUNK;; i += LANES) {
+        const Floats x = logits_at(logits, i, size);
+        for (int lane = 0; lane < LANES; lane++)
+            if (x[lane] == best) return *token_id = i + lane, true;
     }
-    *token_id = usable ? first : 0;
-    return usable;
 }
 
 // -inf, by its bits, where the token's bit is not set.
@@ -147,9 +184,7 @@ extern "C" int quire_draw(
     const void* logits, const double* uniforms, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
     long dtype, long num_threads) {
     return for_rows(logits, num_rows, size, stride, usable, dtype, num_threads, [&](auto* from, long row) {
-        thread_local std::vector<double> sums;
-        sums.resize((size + CHUNK - 1) / CHUNK);
-        return draw(from, size, uniforms[row], sums.data(), token_ids + row);
+        return draw(from, size, uniforms[row], token_ids + row);
     });
 }
 

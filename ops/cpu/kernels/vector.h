@@ -55,7 +55,18 @@ inline Floats fill(float value) { return value - Floats{}; }
 inline Floats load(const float* from) { return read<Floats>(from); }
 
 inline Floats load(const BFloat16* from) {
+#if defined(__AVX512F__)  // one instruction, which GCC 12 does not find for the conversion below
+    if constexpr (LANES == 16) return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(read<__m256i>(from)), 16);
+#endif
     return bits_as<Floats>(__builtin_convertvector(read<Shorts>(from), Words) << 16);
+}
+
+// 2 * LANES numbers in two vectors, in whatever order is fastest.
+template <class T> inline void load_pair(const T* from, Floats& x, Floats& y) { x = load(from), y = load(from + LANES); }
+
+inline void load_pair(const BFloat16* from, Floats& x, Floats& y) {
+    const Words both = read<Words>(from);
+    x = bits_as<Floats>(both << 16), y = bits_as<Floats>(both & 0xffff0000);
 }
 
 inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
@@ -125,6 +136,14 @@ inline float sum(Floats x) {
     return total;
 }
 
+// The greater of each lane; y where either is NaN.
+inline Floats greater(Floats x, Floats y) {
+#if defined(__AVX512F__)
+    if constexpr (LANES == 16) return (Floats)_mm512_max_ps((__m512)x, (__m512)y);
+#endif
+    return x > y ? x : y;
+}
+
 inline float largest(Floats x) {
 #if defined(__AVX512F__)
     if constexpr (LANES == 16) return _mm512_reduce_max_ps((__m512)x);
@@ -134,31 +153,24 @@ inline float largest(Floats x) {
     return most;
 }
 
-// e^x within 2 ulp, by 2^n * e^r with |r| <= ln(2) / 2. Beyond the range of normal numbers the nearest end; NaN is kept.
-inline Floats exp(Floats x) {
-    const Floats low = fill(-87.3f), high = fill(88.3f), magic = fill(12582912.0f);  // 1.5 * 2^23: rounds to integers
-    x = x < low ? low : x;
-    x = x > high ? high : x;
-    Floats shifted = x * 1.44269504f + magic;
-    Floats n = shifted - magic;
-    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Floats p = fill(1.98756915e-4f);
-    p = p * r + 1.39819995e-3f;
-    p = p * r + 8.33345205e-3f;
-    p = p * r + 4.16657962e-2f;
-    p = p * r + 1.66666657e-1f;
-    p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
-    Ints exponent = (bits_as<Ints>(shifted) - bits_as<Ints>(magic) + 127) << 23;
-    return p * bits_as<Floats>(exponent);
-}
-
-// 2^x like exp, for x up to 127; from -126 down it stays there.
+// 2^x within 2 ulp, for x up to 127; below the range of normal numbers 0 or near it, and 0 at -inf. NaN is kept.
 inline Floats exp2(Floats x) {
-    const Floats low = fill(-126.0f), magic = fill(12582912.0f);
-    x = x < low ? low : x;
-    Floats shifted = x + magic;
-    Floats r = x - (shifted - magic);
+#if defined(__AVX512DQ__)
+    if constexpr (LANES == 16) {
+        constexpr int FLOOR = 0x09;  // what is left of x above the next integer below it, which scalef finds as well
+        const Floats r = (Floats)_mm512_reduce_ps((__m512)x, FLOOR);
+        Floats p = fill(1.86712982e-3f);
+        p = p * r + 9.01703071e-3f;
+        p = p * r + 5.57999127e-2f;
+        p = p * r + 2.40164444e-1f;
+        p = p * r + 6.93151295e-1f;
+        p = p * r + 1.0f;
+        return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);
+    }
+#endif
+    const Floats low = fill(-126.0f), magic = fill(12582912.0f);  // 1.5 * 2^23: rounds to integers
+    const Floats clamped = x < low ? low : x, shifted = clamped + magic;
+    Floats r = clamped - (shifted - magic);
     Floats p = fill(1.535336188e-4f);
     p = p * r + 1.339887440e-3f;
     p = p * r + 9.618437358e-3f;
@@ -166,11 +178,8 @@ inline Floats exp2(Floats x) {
     p = p * r + 2.402264791e-1f;
     p = p * r + 6.931472029e-1f;
     p = p * r + 1.0f;
-#if defined(__AVX512F__)
-    if constexpr (LANES == 16) return (Floats)_mm512_scalef_ps((__m512)p, (__m512)(shifted - magic));
-#endif
     Ints exponent = (bits_as<Ints>(shifted) - bits_as<Ints>(magic) + 127) << 23;
-    return p * bits_as<Floats>(exponent);
+    return x < low ? Floats{} : p * bits_as<Floats>(exponent);
 }
 
 // x / (1 + e^-x). Of numbers below -86 it gives x * 2^-125, which is still normal.
