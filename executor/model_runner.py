@@ -5,10 +5,10 @@ import torch
 
 from quire.core.protocol import StepPlan, StepResult
 from quire.core.trace import NO_SPANS, Spans
+from quire.executor.decode_inputs import DecodeInputs
 from quire.executor.embedded_prompts import EmbeddedPrompts
 from quire.executor.forward import Forward
 from quire.executor.input_batch import InputBatch, build_input_batch
-from quire.executor.models.base import GivenRows
 from quire.executor.recorded_steps import RecordedSteps
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
@@ -28,10 +28,12 @@ class ModelRunner:
         scorer: PromptScorer,
         embedded: EmbeddedPrompts,
         spans: Spans = NO_SPANS,
+        decode_inputs: DecodeInputs | None = None,
     ) -> None:
         self._forward = forward
         self._recorded_steps = recorded_steps
         self._table = table
+        self._decode_inputs = decode_inputs
         self._sampler = sampler
         self._scorer = scorer
         self._embedded = embedded
@@ -51,7 +53,8 @@ class ModelRunner:
                 self._embedded.admit(new)
             if not plan.slots:
                 return StepResult(plan.step_id, [])
-            batch = build_input_batch(plan, self._table)
+            decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
+            batch = build_input_batch(plan, self._table) if decode is None else decode
             given = self._embedded.rows(plan) if self._embedded.pending else None
         result = StepResult(plan.step_id, [])
         if self._scorer.pending:
@@ -64,19 +67,18 @@ class ModelRunner:
                 result.prompt_logprobs = self._scorer.score(plan, hidden, self._table, self._forward.compute_logits)
             return result
         with self._spans.span("forward"):
-            logits = self._logits(batch, given)
+            logits = None if decode is None or given is not None else self._recorded_steps.logits(decode)
+            if logits is None:
+                logits = self._forward.logits(batch, given)
         if len(batch.sampled_slots):
             with self._spans.span("sample"):
                 result = self._sample(plan.step_id, batch, logits)
         return result
 
-    def _logits(self, batch: InputBatch, given: GivenRows | None) -> torch.Tensor:
-        if given is None and (logits := self._recorded_steps.logits(batch)) is not None:
-            return logits
-        return self._forward.logits(batch, given)
-
     def _sample(self, step_id: int, batch: InputBatch, logits: torch.Tensor) -> StepResult:
-        sampled = self._sampler.sample(logits, SampleBatch(batch.sampled_slots, batch.sampled_positions, self._table))
+        # Copies: a logits processor may keep them, and the next step may have its own in the same place.
+        sample_batch = SampleBatch(batch.sampled_slots.copy(), batch.sampled_positions.copy(), self._table)
+        sampled = self._sampler.sample(logits, sample_batch)
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
         self._table.write(batch.sampled_slots, batch.sampled_positions, sampled.token_ids)
         with self._spans.span("result"):
@@ -85,13 +87,15 @@ class ModelRunner:
     def _result(self, step_id: int, slots: np.ndarray, sampled: Sampled) -> StepResult:
         """Reads a step's tokens off the device."""
         token_ids = sampled.token_ids.tolist()
-        usable = sampled.usable.cpu().numpy()
+        usable = sampled.usable.tolist()
         logprobs = sampled.logprobs.rows() if sampled.logprobs is not None else []
         broken = self._sampler.grammar.advance(slots, token_ids, usable)
-        if usable.all() and not broken:
+        if all(usable) and not broken:
             return StepResult(step_id, token_ids, logprobs)
         result = StepResult(step_id, token_ids, [entry for entry in logprobs if usable[entry[0]]])
-        for row in np.flatnonzero(~usable).tolist():
+        for row, is_usable in enumerate(usable):
+            if is_usable:
+                continue
             reason = self._sampler.why_nothing_fits(int(slots[row]))
             if reason is not None:
                 result.refusals.append((row, reason))

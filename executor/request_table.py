@@ -44,8 +44,9 @@ class RequestTable:
 
     def apply(self, plan: StepPlan) -> None:
         """Makes the table what `plan` says, in the plan's order: releases, admissions, new pages."""
-        for num_blocks in self.num_blocks:
-            num_blocks[plan.released] = 0
+        if plan.released:
+            for num_blocks in self.num_blocks:
+                num_blocks[plan.released] = 0
         for new in plan.admitted:
             self._admit(new)
         for slot, block_ids in plan.appended_blocks:
@@ -53,10 +54,15 @@ class RequestTable:
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""
-        index = self._flat(slots, positions)
         if self._on_host is not None:
-            return torch.from_numpy(self._on_host[index].astype(np.int64))
+            return torch.from_numpy(self.on_host(slots, positions).astype(np.int64))
+        index = self._flat(slots, positions)
         return self.token_ids.view(-1)[torch.from_numpy(index).to(self.device, non_blocking=True)].long()
+
+    def on_host(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Like `gather` where the device is the host: [n] int32."""
+        assert self._on_host is not None
+        return self._on_host[self._flat(slots, positions)]
 
     def write(self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor) -> None:
         """Puts `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values."""
@@ -70,7 +76,7 @@ class RequestTable:
             self.token_ids.view(-1)[torch.from_numpy(index).to(self.device, non_blocking=True)] = token_ids.int()
 
     def _flat(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return slots.astype(np.int64) * self.token_ids.shape[1] + positions
+        return slots * self._num_columns + positions
 
     def _admit(self, new: NewSlot) -> None:
         num_tokens = len(new.token_ids)
@@ -90,7 +96,7 @@ class RequestTable:
 
     def _reach(self, num_columns: int) -> None:
         """Grows `token_ids` until it has at least `num_columns` columns."""
-        columns = self.token_ids.shape[1]
+        columns = self._num_columns
         if num_columns <= columns:
             return
         while columns < num_columns:
@@ -100,6 +106,7 @@ class RequestTable:
         self.token_ids[:, : before.shape[1]] = before
 
     def _make_columns(self, num_columns: int) -> None:
+        self._num_columns = num_columns
         self.token_ids = torch.zeros(self.max_num_seqs, num_columns, dtype=torch.int32, device=self.device)
         # The same memory where the device is the host: NumPy takes a third of the time that torch takes for a few ids.
         self._on_host = self.token_ids.view(-1).numpy() if self.device.type == "cpu" else None

@@ -16,6 +16,7 @@ from quire.core.logging import get_logger
 from quire.core.protocol import StepPlan, StepResult, WorkerReady
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.executor import memory
+from quire.executor.decode_inputs import DecodeInputs
 from quire.executor.embedded_prompts import EmbeddedPrompts
 from quire.executor.first_touch import touch
 from quire.executor.forward import Forward
@@ -114,14 +115,7 @@ class Worker:
         forward = Forward(self._model, self._ops, kv_caches, limits.block_size)
         self._runner = ModelRunner(
             forward,
-            RecordedSteps(
-                forward,
-                self._ops,
-                max_num_seqs=limits.max_num_seqs,
-                num_pages=table.block_tables[0].shape[1],
-                device=self._device,
-                enabled=self._group.size == 1,  # collectives cannot be recorded
-            ),
+            RecordedSteps(forward, self._ops, enabled=self._group.size == 1),  # collectives cannot be recorded
             table,
             Sampler(
                 limits.max_num_seqs,
@@ -134,6 +128,8 @@ class Worker:
             PromptScorer(spec.vocab_size, mode),
             EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device),
             self._spans,
+            # Elsewhere inputs are sent to the device, and have no place of their own there.
+            DecodeInputs(table) if self._device.type == "cpu" else None,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -68,7 +68,8 @@ class Logprobs:
         """Whether the model's own logits are looked at, not those that a token is chosen from."""
         return self._mode.startswith("raw")
 
-    def admit(self, request: NewSlot) -> None:
+    def admit(self, request: NewSlot) -> bool:
+        """Takes over what a request that enters a slot wants to see; whether it wants any."""
         wanted, named = request.sampling.logprobs, request.sampling.logprob_token_ids
         self._named.pop(request.slot, None)
         if named:
@@ -78,6 +79,7 @@ class Logprobs:
             self._num_top[request.slot] = _NONE
         else:
             self._num_top[request.slot] = self._vocab_size if wanted == ALL else min(wanted, self._vocab_size)
+        return bool(named) or wanted is not None
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._num_top[batch.slots] != _NONE

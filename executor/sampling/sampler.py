@@ -24,6 +24,8 @@ from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import TopK, TopP
 from quire.ops import Backend
 
+_NO_ROWS = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -72,33 +74,35 @@ class Sampler:
         ]
         masks = (AllowedTokens, BadWords, MinTokens)
         self._masking = sum(1 << place for place, feature in enumerate(self._features) if isinstance(feature, masks))
-        self._wanted = np.zeros(max_num_seqs, np.int64)  # per slot, bit i: will want feature i some time
+        # Per slot, bit i: will want feature i some time; above them, whether logprobs, the likeliest token, a draw.
+        self._wanted = np.zeros(max_num_seqs, np.int64)
+        self._asks, self._greedy, self._draws = (1 << len(self._features) + place for place in range(3))
         self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode)
-        self._greedy = np.ones(max_num_seqs, bool)
         self._starts = np.zeros(max_num_seqs, np.uint64)  # of random numbers, made of seeds
 
     def admit(self, request: NewSlot) -> None:
         """Takes over the parameters of a request that enters a slot."""
         wanted = [feature.admit(request) for feature in self._features]
-        self._wanted[request.slot] = sum(1 << place for place, will_want in enumerate(wanted) if will_want)
-        self._logprobs.admit(request)
-        self._greedy[request.slot] = request.sampling.greedy
+        bits = sum(1 << place for place, will_want in enumerate(wanted) if will_want)
+        bits |= self._asks if self._logprobs.admit(request) else 0
+        self._wanted[request.slot] = bits | (self._greedy if request.sampling.greedy else self._draws)
         seed = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
         self._starts[request.slot] = start_of(np.array([seed], np.uint64))[0]
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
-        asked = np.flatnonzero(self._logprobs.used(batch))
+        wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
+        asked = np.flatnonzero(self._logprobs.used(batch)) if wanted & self._asks else _NO_ROWS
         values = None
         if len(asked) and self._logprobs.of_raw_logits:
             values = self._logprobs.values(_rows(logits, asked).float())
-        for feature in self._wanted_in(batch):
+        for feature in self._wanted_features(wanted):
             rows = feature.used(batch).nonzero()[0]
             if len(rows):
                 logits = self._apply(feature, logits, rows, batch)
         if len(asked) and values is None:
             values = self._logprobs.values(_rows(logits, asked).float())
-        token_ids, usable = self._choose(logits, batch)
+        token_ids, usable = self._choose(logits, batch, wanted)
         if values is None:
             return Sampled(token_ids, usable, None)
         logprobs = self._logprobs.of(values, batch.take(asked), asked, _rows(token_ids, asked))
@@ -126,17 +130,18 @@ class Sampler:
         logits[_index(rows, logits)] = feature.apply(_rows(logits, rows), batch.take(rows))
         return logits
 
-    def _wanted_in(self, batch: SampleBatch) -> list[Feature | Mask]:
+    def _wanted_features(self, wanted: int) -> list[Feature | Mask]:
         """Features that some row of the step will want, now or later; in a step of plain requests, none."""
-        wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
-        return [feature for place, feature in enumerate(self._features) if wanted >> place & 1] if wanted else []
+        if not wanted & self._asks - 1:
+            return []
+        return [feature for place, feature in enumerate(self._features) if wanted >> place & 1]
 
-    def _choose(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        greedy = self._greedy[batch.slots]
-        if greedy.all():
+    def _choose(self, logits: torch.Tensor, batch: SampleBatch, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not wanted & self._draws:
             return self._ops.likeliest(logits)
-        if not greedy.any():
+        if not wanted & self._greedy:
             return self._draw(logits, batch)
+        greedy = self._wanted[batch.slots] & self._greedy != 0
         token_ids = torch.empty(len(greedy), dtype=torch.int64, device=logits.device)
         usable = torch.empty(len(greedy), dtype=torch.bool, device=logits.device)
         rows = np.flatnonzero(greedy)

@@ -147,11 +147,11 @@ class Bench:
         rows = np.array(slots)
         positions = np.array([self.lengths[slot] for slot in slots])
         sampled = self.sampler.sample(logits.clone(), SampleBatch(rows, positions, self.table))
-        token_ids, usable = sampled.token_ids.tolist(), sampled.usable.cpu().numpy()
+        token_ids, usable = sampled.token_ids.tolist(), sampled.usable.tolist()
         assert self.masks.advance(rows, token_ids, usable) == []
         for slot in slots:
             self.lengths[slot] += 1
-        return token_ids, usable.tolist()
+        return token_ids, usable
 
 
 def preferring(*token_ids: int) -> torch.Tensor:
@@ -349,7 +349,7 @@ def test_a_token_that_came_back_after_the_mask_is_told(grammar: Callable[..., Gr
     rows, positions = np.array([0, 1]), np.array([2, 2])
     sampled = bench.sampler.sample(torch.zeros(2, VOCAB_SIZE), SampleBatch(rows, positions, bench.table))
     assert sampled.token_ids[1] == ord(">")
-    assert bench.masks.advance(rows, sampled.token_ids.tolist(), sampled.usable.numpy()) == [1]
+    assert bench.masks.advance(rows, sampled.token_ids.tolist(), sampled.usable.tolist()) == [1]
 
 
 def test_a_grammar_that_cannot_be_loaded_fails_its_own_request(grammar: Callable[..., Grammar]) -> None:

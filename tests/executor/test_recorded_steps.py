@@ -48,7 +48,7 @@ def worker(folder: Path) -> Worker:
 def expected(folder: Path) -> dict[str, list[int]]:
     """What mixed requests get from a worker that records nothing, one request at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.executor.recorded_steps.MAX_ROWS", 0)
+        patch.setattr("quire.executor.decode_inputs.MAX_ROWS", 0)
         plain = start_worker(bf16_config(folder))
         tokens: dict[str, list[int]] = {}
         for one in mixed_requests():

@@ -130,7 +130,7 @@ class GrammarMasks(Mask):
             logger.error("the grammar of a request cannot be used", exc_info=error)
         self._faults[slot] = f"{error or type(error).__name__}"
 
-    def advance(self, slots: np.ndarray, token_ids: list[int], usable: np.ndarray) -> list[int]:
+    def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
         """Holds the tokens that were chosen for the rows of `slots` [num_rows], where `usable`, against their masks.
 
         A request whose output is complete is free from then on: what is sampled for it before its end is known to the
@@ -142,7 +142,7 @@ class GrammarMasks(Mask):
         broken: list[int] = []
         if not self._masked:
             return broken
-        for row, (slot, token_id, is_usable) in enumerate(zip(slots.tolist(), token_ids, usable.tolist(), strict=True)):
+        for row, (slot, token_id, is_usable) in enumerate(zip(slots.tolist(), token_ids, usable, strict=True)):
             if (place := self._masked.get(slot)) is None:
                 continue
             if is_usable and not self._bitmask.item(place, token_id // 32) >> token_id % 32 & 1:
