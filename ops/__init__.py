@@ -163,11 +163,12 @@ class Backend(Protocol):
         """
         ...
 
-    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """A token for each row of `logits` [num_rows, vocab_size], by inverting the cumulative softmax.
 
-        `uniform` is [num_rows] float64 in [0, 1). A token whose logit is -inf is never drawn. Returns as `likeliest`;
-        false where the logits are no distribution (NaN, infinite).
+        Where it is inverted says `quire.ops.random.uniforms` of `starts` [num_rows] uint64 and `positions` [num_rows]
+        int64, both on the host. A token whose logit is -inf is never drawn. Returns as `likeliest`; false where the
+        logits are no distribution (NaN, infinite).
         """
         ...
 

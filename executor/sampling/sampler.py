@@ -18,11 +18,11 @@ from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
 from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
-from quire.executor.sampling.random import start_of, uniforms
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import TopK, TopP
 from quire.ops import Backend
+from quire.ops.random import start_of
 
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -140,7 +140,7 @@ class Sampler:
         if not wanted & self._draws:
             return self._ops.likeliest(logits)
         if not wanted & self._greedy:
-            return self._draw(logits, batch)
+            return self._ops.draw(logits, self._starts[batch.slots], batch.positions)
         greedy = self._wanted[batch.slots] & self._greedy != 0
         token_ids = torch.empty(len(greedy), dtype=torch.int64, device=logits.device)
         usable = torch.empty(len(greedy), dtype=torch.bool, device=logits.device)
@@ -149,12 +149,9 @@ class Sampler:
         token_ids[index], usable[index] = self._ops.likeliest(logits[index])
         rows = np.flatnonzero(~greedy)
         index = _index(rows, logits)
-        token_ids[index], usable[index] = self._draw(logits[index], batch.take(rows))
+        starts = self._starts[batch.slots[rows]]
+        token_ids[index], usable[index] = self._ops.draw(logits[index], starts, batch.positions[rows])
         return token_ids, usable
-
-    def _draw(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        uniform = torch.from_numpy(uniforms(self._starts[batch.slots], batch.positions))
-        return self._ops.draw(logits, uniform.to(logits.device, non_blocking=True))
 
 
 def _index(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:

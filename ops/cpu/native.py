@@ -76,7 +76,7 @@ class NativeBackend:
         self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
         self._rotary = kernel("quire_rotary", *[_POINTER] * 4, *[_LONG] * 8)
         self._silu_and_mul = kernel("quire_silu_and_mul", *[_POINTER] * 2, *[_LONG] * 5)
-        self._draw = kernel("quire_draw", *[_POINTER] * 4, *[_LONG] * 5)
+        self._draw = kernel("quire_draw", *[_POINTER] * 5, *[_LONG] * 5)
         self._likeliest = kernel("quire_likeliest", *[_POINTER] * 3, *[_LONG] * 5)
         self._apply_bitmask = kernel("quire_apply_bitmask", *[_POINTER] * 3, *[_LONG] * 6)
         self._write_cache = kernel("quire_write_cache", *[_POINTER] * 4, *[_LONG] * 8, _DOUBLE, *[_LONG] * 3)
@@ -284,16 +284,17 @@ class NativeBackend:
                 return token_ids, usable
         return eager.likeliest(logits)
 
-    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """See `Backend.draw`."""
-        if _is_rows(logits) and uniform.is_contiguous():
+        if _is_rows(logits) and starts.flags.c_contiguous and positions.flags.c_contiguous:
             token_ids, usable = _tokens(len(logits))
             if not self._draw(
-                logits.data_ptr(), uniform.data_ptr(), token_ids.data_ptr(), usable.data_ptr(), *logits.shape,
-                logits.stride(0), _dtype(logits), torch.get_num_threads(),
+                logits.data_ptr(), torch.from_numpy(starts).data_ptr(), torch.from_numpy(positions).data_ptr(),
+                token_ids.data_ptr(), usable.data_ptr(), *logits.shape, logits.stride(0), _dtype(logits),
+                torch.get_num_threads(),
             ):  # fmt: skip
                 return token_ids, usable
-        return eager.draw(logits, uniform)
+        return eager.draw(logits, starts, positions)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         """See `Backend.record`."""

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.random import uniforms
+
 _CHUNK = 512
 """Tokens per chunk of the two-level draw: running sums over chunks, then within one, instead of over the vocabulary."""
 
@@ -24,8 +26,9 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
 
 
-def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
     """See `Backend.draw`."""
+    uniform = torch.from_numpy(uniforms(starts, positions)).to(logits.device, non_blocking=True)
     weights = logits.float().softmax(-1)
     vocab_size = weights.shape[1]
     num_whole = vocab_size // _CHUNK

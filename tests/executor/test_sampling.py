@@ -16,10 +16,10 @@ from quire.core.sampling_params import SamplingParams, ThinkingMarks
 from quire.executor.request_table import RequestTable
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.penalties import Penalties
-from quire.executor.sampling.random import start_of, uniforms
 from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.executor.sampling.top_k_top_p import TopP
 from quire.ops import Backend, eager
+from quire.ops.random import start_of, uniforms
 
 VOCAB_SIZE = 50
 EOS = 7
@@ -150,6 +150,26 @@ def test_uniforms_are_the_same_forever() -> None:
         assert value == (bits >> 11) / 2**53
 
 
+def drawing(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and positions of which `uniforms` makes `values` [n]: SplitMix64 backwards."""
+
+    def unshifted(bits: int, shift: int) -> int:
+        """The z of which `bits` is z ^ (z >> shift)."""
+        z = bits
+        for _ in range(64 // shift):
+            z = bits ^ (z >> shift)
+        return z
+
+    starts = []
+    for value in values.tolist():
+        z = unshifted(int(value * 2**53) << 11, 31) * pow(0x94D049BB133111EB, -1, 2**64) % 2**64
+        z = unshifted(z, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64
+        starts.append((unshifted(z, 30) - 0x9E3779B97F4A7C15) % 2**64)
+    numbers = np.array(starts, np.uint64), np.zeros(len(starts), np.int64)
+    assert uniforms(*numbers).tolist() == values.tolist()
+    return numbers
+
+
 @pytest.fixture(params=["cpu", "plain torch"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return ops.bind("cpu") if request.param == "cpu" else cast(Backend, eager)
@@ -162,8 +182,8 @@ def test_a_token_without_probability_is_never_drawn(backend: Backend) -> None:
     allowed = [3, 511, 2047, 2048, 8997]
     logits[0, allowed] = torch.tensor([0.0, 1.0, -2.0, 0.5, 0.1])
     edges = np.concatenate([[0.0, 1 - 2.0**-53], logits.softmax(-1)[0, allowed].double().cumsum(0).numpy() - 1e-17])
-    uniform = torch.from_numpy(np.clip(edges, 0, 1 - 2.0**-53))
-    token_ids, usable = backend.draw(logits.expand(len(uniform), -1), uniform)
+    numbers = drawing(np.clip(edges, 0, 1 - 2.0**-53))
+    token_ids, usable = backend.draw(logits.expand(len(edges), -1), *numbers)
     assert set(token_ids.tolist()) <= set(allowed)
     assert token_ids[:2].tolist() == [3, 8997]
     assert usable.all()
@@ -173,10 +193,10 @@ def test_the_draw_over_a_large_vocabulary_follows_the_distribution(backend: Back
     """Quantiles: the token drawn for u is the one whose cumulative probability first exceeds u."""
     vocab_size = 5000
     logits = random_logits(1, vocab_size=vocab_size)
-    uniform = torch.from_numpy(uniforms(start_of(np.arange(2000, dtype=np.uint64)), np.zeros(2000, np.int64)))
-    token_ids, _ = backend.draw(logits.expand(2000, -1), uniform)
+    starts, positions = start_of(np.arange(2000, dtype=np.uint64)), np.arange(2000) % 7
+    token_ids, _ = backend.draw(logits.expand(2000, -1), starts, positions)
     running = logits.double().softmax(-1)[0].cumsum(0)
-    expected = torch.searchsorted(running, uniform, right=True)
+    expected = torch.searchsorted(running, torch.from_numpy(uniforms(starts, positions)), right=True)
     assert (token_ids != expected).sum() <= 2, "off by rounding at a boundary at most"
 
 
@@ -185,13 +205,13 @@ def test_the_draw_over_a_large_vocabulary_follows_the_distribution(backend: Back
 def test_tokens_of_a_backend_are_those_of_plain_torch(backend: Backend, dtype: torch.dtype, vocab_size: int) -> None:
     logits = random_logits(200, seed=5, vocab_size=vocab_size).to(dtype)
     logits[:, vocab_size // 2] = logits.max(-1).values  # a tie: the first wins
-    uniform = torch.from_numpy(uniforms(start_of(np.arange(200, dtype=np.uint64)), np.zeros(200, np.int64)))
+    numbers = start_of(np.arange(200, dtype=np.uint64)), np.arange(200)
     token_ids, usable = backend.likeliest(logits)
     assert usable.all()
     assert token_ids.tolist() == np.asarray(logits.float()).argmax(-1).tolist()
-    drawn, usable = backend.draw(logits, uniform)
+    drawn, usable = backend.draw(logits, *numbers)
     assert usable.all()
-    assert (drawn != eager.draw(logits, uniform)[0]).sum() <= 2, "off by rounding at a boundary at most"
+    assert (drawn != eager.draw(logits, *numbers)[0]).sum() <= 2, "off by rounding at a boundary at most"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -227,8 +247,8 @@ def test_unusable_rows_are_told_and_harm_no_others(backend: Backend, value: floa
     logits[2, :4600] = -torch.inf
     logits[3, 2000:] = -torch.inf
     logits[3, 4600] = value  # where all else is -inf
-    uniform = torch.full((4,), 0.5, dtype=torch.float64)
-    for token_ids, usable in (backend.likeliest(logits), backend.draw(logits, uniform)):
+    numbers = drawing(np.full(4, 0.5))
+    for token_ids, usable in (backend.likeliest(logits), backend.draw(logits, *numbers)):
         assert usable.tolist() == [True, False, True, False]
         assert set(token_ids.tolist()) <= set(range(5000))
         assert token_ids[2] >= 4600

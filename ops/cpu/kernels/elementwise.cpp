@@ -16,6 +16,8 @@ namespace {
 
 constexpr long WORTH_A_THREAD = 1 << 14;  // elements below which calling other threads costs more than they save
 
+constexpr long SINES = 64;  // elements that take as long as a sine and a cosine
+
 // body(i) for i in [0, count), on all threads if there are `elements` enough.
 template <class Body> void parallel(long count, long elements, long num_threads, Body body) {
     for_each(count, elements > WORTH_A_THREAD ? num_threads : 1, body);
@@ -92,7 +94,7 @@ extern "C" int quire_rotation(
     long dtype, long num_threads) {
     return with_type(dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel(num_tokens, num_tokens * half * 16, num_threads, [&](long token) {
+        parallel(num_tokens, num_tokens * half * SINES, num_threads, [&](long token) {
             T *c = (T*)cos + token * 2 * half, *s = (T*)sin + token * 2 * half;
             for (long i = 0; i < half; i += LANES) {
                 const long count = std::min<long>(LANES, half - i);

@@ -29,8 +29,8 @@ int quire_rotate_and_store(const void* heads, const void* weight, const void* co
                            void* cache, const int64_t* slots, long num_tokens, long num_heads, long num_kv_heads,
                            long head_dim, long rotary_dim, long token_stride, long block_size, double eps,
                            double largest, long dtype, long cache_dtype, long num_threads);
-int quire_draw(const void* logits, const double* uniforms, int64_t* token_ids, bool* usable, long num_rows, long size,
-               long stride, long dtype, long num_threads);
+int quire_draw(const void* logits, const uint64_t* starts, const int64_t* positions, int64_t* token_ids, bool* usable,
+               long num_rows, long size, long stride, long dtype, long num_threads);
 int quire_likeliest(const void* logits, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
                     long dtype, long num_threads);
 int quire_apply_bitmask(void* logits, const int64_t* rows, const uint32_t* bitmask, long count, long num_rows,

@@ -70,6 +70,14 @@ template <class T> float greatest(const T* logits, long begin, long end) {
 // e^(x - most), exactly 0 at -inf, which must never be drawn, also where all of a chunk is. NaN is kept.
 inline Floats weight(Floats x, float most) { return exp2((x - (most == -INFINITY ? 0 : most)) * LOG2_E); }
 
+// Element `position` of SplitMix64's sequence from `start`, as a fraction: see `quire.ops.random`.
+inline double uniform(uint64_t start, int64_t position) {
+    uint64_t bits = start + ((uint64_t)position + 1) * 0x9e3779b97f4a7c15;
+    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
+    bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
+    return (double)((bits ^ bits >> 31) >> 11) * 0x1p-53;
+}
+
 // Each chunk is read once and weighed by its own greatest logit; only then is it known what that weighs in the row.
 template <class T> bool draw(const T* logits, long size, double uniform, int64_t* token_id) {
     Chunks& chunks = chunks_of_thread(size);
@@ -179,12 +187,12 @@ int for_rows(const void* logits, long num_rows, long size, long stride, bool* us
 
 using namespace quire;
 
-// logits [num_rows, size], rows `stride` apart; uniforms [num_rows] → token_ids and usable [num_rows].
+// logits [num_rows, size], rows `stride` apart; starts and positions [num_rows] → token_ids and usable [num_rows].
 extern "C" int quire_draw(
-    const void* logits, const double* uniforms, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
+    const void* logits, const uint64_t* starts, const int64_t* positions, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
     long dtype, long num_threads) {
     return for_rows(logits, num_rows, size, stride, usable, dtype, num_threads, [&](auto* from, long row) {
-        return draw(from, size, uniforms[row], token_ids + row);
+        return draw(from, size, uniform(starts[row], positions[row]), token_ids + row);
     });
 }
 

@@ -1,7 +1,8 @@
 """Random numbers as a function of (seed, position).
 
 Nothing hides in a generator's state: a token depends on its request alone, not on the batch that it was sampled in,
-and a request that was preempted or moved to another engine repeats itself exactly.
+and a request that was preempted or moved to another engine repeats itself exactly. Kernels that draw have the same
+formula (`cpu/kernels/sampling.cpp`).
 """
 
 import numpy as np
