@@ -181,7 +181,7 @@ class Watch:
         self.events: list[str] = []
         self.times: list[float] = []
         for owner in (GuidanceMatcher, XGrammarMatcher):
-            self._note(monkeypatch, owner, "fill", "mask")
+            self._note(monkeypatch, owner, "fill_all", "mask")
         backend: Any = ops.bind("cpu")
         self._note(monkeypatch, backend if isinstance(backend, ModuleType) else type(backend), "apply_bitmask", "apply")
         for name in ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__array__"):
@@ -195,7 +195,8 @@ class Watch:
             self.times.append(time.monotonic())
             return original(*args, **options)
 
-        monkeypatch.setattr(owner, name, noted)
+        static = isinstance(vars(owner).get(name), staticmethod)
+        monkeypatch.setattr(owner, name, staticmethod(noted) if static else noted)
 
     def forget(self) -> None:
         """Begins anew."""

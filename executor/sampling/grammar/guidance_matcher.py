@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import llguidance
 import numpy as np
-from llguidance.numpy import fill_next_token_bitmask
 
 from quire.core.protocol import Vocabulary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
@@ -63,15 +62,21 @@ class GuidanceMatcher(Matcher):
         self._end_token_ids = end_token_ids
 
     def fill(self, bitmask: np.ndarray, row: int) -> None:
-        fill_next_token_bitmask(self._matcher, bitmask, row)
-        if self._matcher.is_error():
-            raise MatcherError(self._matcher.get_error().split("\n")[0][:300])
+        self.fill_all([self], bitmask, [row])
 
     def accept(self, token_id: int) -> bool:
-        # Asked first: a token that is refused would leave the matcher broken for good.
-        if token_id in self._end_token_ids:
-            return self._matcher.is_accepting() and self._matcher.consume_token(token_id)
-        return bool(self._matcher.validate_tokens([token_id])) and self._matcher.consume_token(token_id)
+        if token_id in self._end_token_ids and not self._matcher.is_accepting():
+            return False
+        return self._matcher.try_consume_tokens([token_id]) == 1
 
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)
+
+    @staticmethod
+    def fill_all(matchers: Sequence["GuidanceMatcher"], bitmask: np.ndarray, rows: Sequence[int]) -> None:
+        # By address: the library's wrapper looks it up in each row, which takes three times as long as a mask.
+        start, row_bytes = bitmask.ctypes.data, bitmask.strides[0]
+        for each, row in zip(matchers, rows, strict=True):
+            each._matcher.unsafe_compute_mask_ptr(start + row * row_bytes, row_bytes)
+            if each._matcher.is_error():
+                raise MatcherError(each._matcher.get_error().split("\n")[0][:300])
