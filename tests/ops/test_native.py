@@ -96,6 +96,25 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 5000])
+def test_long_contexts_are_summed_alike_however_they_are_shared_out(
+    native: NativeBackend, two_threads: None, dtype: torch.dtype, window: int | None
+) -> None:
+    """A softmax begins anew every 2,048 keys; items that cross that, and threads that meet there, must agree."""
+    step = Step(native, [(1, 9000), (40, 8210), (1, 90), (1, 2049)], dtype=dtype)
+    together = step.run(window)
+    assert_near(step, window, dtype)
+    last = int(step.query_lens[:2].sum())
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(step.run(window), together)
+        assert torch.equal(take(step, 0, 0, 1, native, window), together[:1])
+        assert torch.equal(take(step, 3, 0, 1, native, window), together[-1:])
+        chunks = [take(step, 1, first, end, native, window) for first, end in ((0, 17), (17, 18), (18, 19), (19, 40))]
+        assert torch.equal(torch.cat(chunks), together[1:last])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_broken_row_shows_and_leaves_the_others_alone(native: NativeBackend, dtype: torch.dtype) -> None:
     step = Step(native, [(1, 30), (2, 40), (1, 50)], dtype=dtype)
     healthy = step.run()
@@ -103,6 +122,14 @@ def test_a_broken_row_shows_and_leaves_the_others_alone(native: NativeBackend, d
     broken = step.run()
     assert broken[1:3].isnan().all()
     assert torch.equal(broken[[0, 3]], healthy[[0, 3]])
+
+
+def test_a_broken_key_shows_from_any_part_of_a_long_context(native: NativeBackend) -> None:
+    for position in (0, 3000, 8999):
+        step = Step(native, [(1, 9000)])
+        block = step.block_tables[0, position // 16]
+        step.kv_cache[block, 0, :, position % 16] = float("nan")
+        assert step.run().isnan().all()
 
 
 def test_pages_before_the_window_are_not_read(native: NativeBackend) -> None:

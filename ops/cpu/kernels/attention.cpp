@@ -1,22 +1,24 @@
 // Causal attention over pages, in place: nothing is gathered. See `quire.ops.Backend.attention` for the meaning.
 //
-// The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads), where G query heads
-// share a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in tiles of KEYS,
-// in each over the heads, with the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). So a decode
-// step reads whole pages. For each tile and head the keys and values are packed once for all rows of the item:
+// The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads, all or some keys), where
+// G query heads share a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in
+// tiles of KEYS, with the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). For each tile, head by
+// head, the keys and values are packed once for all rows of the item:
 //
 //     keys   [units of head_dim][KEYS]          transposed, so that a vector holds one dimension of many keys
 //     values [units of KEYS][head_dim]
 //
-// and then scores = queries * keys and out += weights * values are the same small matrix product; up to BLOCK rows take
-// them from where they lie, in the same order. A unit is what one multiply-add instruction consumes per lane: a float,
-// or a pair of bfloat16 where the machine multiplies those (summed in float32).
+// and then scores = queries * keys and out += weights * values are the same small matrix product. Up to BLOCK rows take
+// them from where they lie, with the same sums: the keys of all heads, page by page, then the values, so that a decode
+// step reads long runs of memory. A unit is what one multiply-add instruction consumes per lane: a float, or a pair of
+// bfloat16 where the machine multiplies those (summed in float32).
 //
-// Tiles begin at multiples of KEYS and a row's arithmetic does not see its neighbours: a query's result depends neither
-// on the batch nor on how a prompt was cut.
+// Tiles begin at multiples of KEYS, softmaxes begin anew at those of SPLIT, and a row's arithmetic does not see its
+// neighbours: a query's result depends neither on the batch, nor on threads, nor on how a prompt was cut.
 
 #include "kernels.h"
 #include "pages.h"
+#include "softmax.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -38,96 +40,81 @@ template <class Query> void pack_query(const Query* q, long head_dim, float* pac
 
 void pack_query(const BFloat16* q, long head_dim, Pair* packed) { std::memcpy(packed, q, head_dim * sizeof(BFloat16)); }
 
-inline void store_weights(float* to, Floats x) { store(to, x); }
-inline void store_weights(Pair* to, Floats x) { store(reinterpret_cast<BFloat16*>(to), x); }
-
 // One thread's memory for an item, laid out once for the largest that a call can need.
 template <class Unit> struct Workspace {
     long query_stride, out_stride;
-    std::unique_ptr<void, decltype(&std::free)> memory{nullptr, &std::free};
-    Unit *queries, *keys, *values, *weights;  // [rows][query_stride], packed, packed, [BLOCK][KEYS in units]
-    float *scores, *out, *most;               // [BLOCK][KEYS], [rows][out_stride], [rows]: greatest score so far
+    std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
+    Unit *queries, *keys, *values, *weights;  // [rows][query_stride], packed, packed, [rows][KEYS in units]
+    float *scores, *keep;                     // [rows][KEYS], [rows]: factor for what was summed up before
+    float *out, *most;                        // of this split: [rows][out_stride], [rows]: greatest score so far
     Floats* total;                            // [rows]: sums of weights, by lane
+    float *split, *sums;                      // [sums_size], [rows][sums_size]: of the splits before
 
     Workspace(long rows, long head_dim) {
         query_stride = round_up(head_dim, 2 * LANES) / ELEMENTS<Unit>;
         out_stride = round_up(head_dim, COLUMNS * LANES);
-        const long sizes[] = {rows * query_stride, query_stride * KEYS, out_stride * KEYS, BLOCK * KEYS,
-                              BLOCK * KEYS, rows * out_stride, rows, rows * LANES};
-        long count = 0;
-        for (long size : sizes) count += round_up(size, 16);
-        memory.reset(std::aligned_alloc(64, count * 4));
-        char* next = static_cast<char*>(memory.get());
-        auto take = [&, index = 0]() mutable {
-            char* taken = next;
-            next += round_up(sizes[index++], 16) * 4;
-            return taken;
-        };
-        queries = reinterpret_cast<Unit*>(take());
-        keys = reinterpret_cast<Unit*>(take());
-        values = reinterpret_cast<Unit*>(take());
-        weights = reinterpret_cast<Unit*>(take());
-        scores = reinterpret_cast<float*>(take());
-        out = reinterpret_cast<float*>(take());
-        most = reinterpret_cast<float*>(take());
-        total = reinterpret_cast<Floats*>(take());
+        lay_out(rows, head_dim);
+        memory.reset(static_cast<char*>(std::aligned_alloc(64, size)));
+        lay_out(rows, head_dim);
+    }
+
+private:
+    long size = 0;
+
+    void lay_out(long rows, long head_dim) {
+        size = 0;
+        take(queries, rows * query_stride);
+        take(keys, query_stride * KEYS);
+        take(values, out_stride * KEYS);
+        take(weights, rows * KEYS);
+        take(scores, rows * KEYS);
+        take(keep, rows);
+        take(out, rows * out_stride);
+        take(most, rows);
+        take(total, rows);
+        take(split, sums_size(head_dim));
+        take(sums, rows * sums_size(head_dim));
+    }
+
+    template <class T> void take(T*& part, long count) {
+        part = reinterpret_cast<T*>(memory.get() + size);
+        size += round_up(count * sizeof(T), 64);
     }
 };
-
-// Scores of one row and tile → weights 2^(score * scale - most); `scale` has the factor log2(e) in it. Keys outside
-// [begin, end) get the weight 0. Returns the factor for what was summed up under the greatest score before.
-template <bool ALL, class Unit>
-inline float soften(const float* scores, long width, long begin, long end, float scale, float& most, Floats& total,
-                    Unit* weights) {
-    Ints lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
-    const Floats hidden = fill(-INFINITY);
-    Floats x[KEYS / LANES], highest = hidden;
-    for (long n = 0; n < width / LANES; n++) {
-        x[n] = load(scores + n * LANES) * scale;
-        if constexpr (!ALL) {
-            const Ints key = lane + (int)(n * LANES);
-            x[n] = (key >= (int)begin) & (key < (int)end) ? x[n] : hidden;
-        }
-        highest = x[n] > highest ? x[n] : highest;
-    }
-    const float before = most, now = std::max(before, largest(highest));
-    const float keep = before == -INFINITY ? 0 : exp2(fill(before - now))[0];
-    Floats added{};
-    for (long n = 0; n < width / LANES; n++) {
-        Floats weight = exp2(x[n] - now);
-        if constexpr (!ALL) {
-            const Ints key = lane + (int)(n * LANES);
-            weight = (key >= (int)begin) & (key < (int)end) ? weight : Floats{};
-        }
-        added += weight;
-        store_weights(weights + n * LANES / ELEMENTS<Unit>, weight);
-    }
-    most = now;
-    total = total * keep + added;
-    return keep;
-}
 
 // One item on one thread.
 template <class Unit, class Query, class Cache> struct Attention {
     const AttentionCall& call;
     const Item& item;
+    Shared* shared;  // null: the item has all splits
     Workspace<Unit>& work;
     Ahead<Cache>& ahead;
     const long head_dim = call.head_dim, group = call.group;
     const long rows = item.num_queries * group;  // of one head
+    const long all_rows = item.num_heads * rows;
     const Walk walk{call, item};
 
     void run() {
-        begin();
-        for (long start = walk.begin; start < walk.end; start += KEYS) {
-            const Tile tile = walk.tile(start);
-            for (long head = 0; head < item.num_heads; head++) {
-                const long kv_head = item.first_head + head;
-                add(head, start, {keys(tile, kv_head), values(tile, kv_head), tile.count, head_dim, &ahead});
-            }
+        take_queries();
+        const long first = walk.begin / SPLIT, last = (walk.end - 1) / SPLIT;
+        for (long split = first; split <= last; split++) {
+            add_split(std::max(walk.begin, split * SPLIT), std::min(walk.end, (split + 1) * SPLIT));
+            if (shared) end_split(shared->sums_of(split), true);
+            else if (first < last) end_split(work.sums, split == first);
         }
-        finish();
+        if (!shared) return finish(first < last ? work.sums : nullptr);
+        if (shared->items_left.fetch_sub(1) > 1) return;
+        float* sums = shared->sums.get();
+        const long size = sums_size(head_dim);
+        for (long split = 1; split < shared->num_splits; split++)
+            for (long i = 0; i < shared->split_size; i += size)
+                merge(sums + i, sums + split * shared->split_size + i, head_dim);
+        finish(sums);
+    }
+
+    Operands<Cache> operands(const Tile& tile, long head) const {
+        const long kv_head = item.first_head + head;
+        return {keys(tile, kv_head), values(tile, kv_head), tile.count, head_dim, &ahead};
     }
 
     Rows<Cache> keys(const Tile& tile, long kv_head) const {
@@ -136,7 +123,7 @@ template <class Unit, class Query, class Cache> struct Attention {
 
     Rows<Cache> values(const Tile& tile, long kv_head) const { return keys(tile, call.num_kv_heads + kv_head); }
 
-    void begin() {
+    void take_queries() {
         for (long head = 0; head < item.num_heads; head++) {
             const Query* q = static_cast<const Query*>(call.q) +
                              (item.first_token + item.first_query) * call.q_token_stride +
@@ -145,74 +132,104 @@ template <class Unit, class Query, class Cache> struct Attention {
                 pack_query(q + row / group * call.q_token_stride + row % group * call.q_head_stride, head_dim,
                            work.queries + (head * rows + row) * work.query_stride);
         }
-        const long all = item.num_heads * rows;
-        std::fill_n(work.most, all, -INFINITY);
-        std::fill_n(work.total, all, Floats{});
-        std::fill_n(work.out, all * work.out_stride, 0.0f);
+    }
+
+    void add_split(long begin, long end) {
+        std::fill_n(work.most, all_rows, -INFINITY);
+        std::fill_n(work.total, all_rows, Floats{});
+        std::fill_n(work.out, all_rows * work.out_stride, 0.0f);
+        const bool in_place = reads_in_place(call, item.num_queries);
+        for (long start = begin; start < end; start += KEYS) {
+            const Tile tile = walk.tile(start);
+            if (in_place) add_in_place(tile);
+            else
+                for (long head = 0; head < item.num_heads; head++) add_packed(head, start, operands(tile, head));
+        }
+    }
+
+    void end_split(float* sums, bool is_first) {
+        const long size = sums_size(head_dim);
+        for (long row = 0; row < all_rows; row++, sums += size) {
+            float* split = is_first ? sums : work.split;
+            split[0] = work.most[row], split[1] = sum(work.total[row]);
+            std::memcpy(split + LANES, work.out + row * work.out_stride, (size - LANES) * sizeof(float));
+            if (!is_first) merge(sums, split, head_dim);
+        }
     }
 
     // One tile, for one head.
-    void add(long head, long start, const Operands<Cache>& tile) {
-        const bool pack = rows > BLOCK || head_dim % SPAN;
-        if (pack) {
-            pack_keys(tile, work.keys);
-            pack_values(tile, work.values, work.out_stride);
-        }
+    __attribute__((noinline)) void add_packed(long head, long start, const Operands<Cache>& tile) {
+        pack_keys(tile, work.keys);
+        pack_values(tile, work.values, work.out_stride);
         for (long row = 0; row < rows; row += BLOCK) {
             const long num = std::min<long>(BLOCK, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
             if (last_position < start) continue;  // all of the tile lies in its future
             if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // or past
-            float keep[BLOCK];
-            weigh(row, num, index, start, tile, pack, keep);
-            float* out = work.out + index * work.out_stride;
-            constexpr long stride = KEYS / ELEMENTS<Unit>;
-            if (pack)
-                multiply<Unit>(num, work.weights, stride, work.values, work.out_stride,
-                               (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, out, work.out_stride,
-                               round_up(head_dim, LANES), keep);
-            else
-                with_rows(num, [&](auto constant) {
-                    multiply_values<constant()>(work.weights, stride, tile, out, work.out_stride, keep);
-                });
+            multiply<Unit>(num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
+                           (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS,
+                           round_up(tile.count, LANES), nullptr);
+            weigh(row, num, start, tile.count, index, 0);
+            multiply<Unit>(num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
+                           (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
+                           work.out_stride, round_up(head_dim, LANES), work.keep);
         }
     }
 
-    // work.weights of `num` rows from `row` on, in the tile at `start`.
-    void weigh(long row, long num, long index, long start, const Operands<Cache>& tile, bool packed, float* keep) {
-        const long count = tile.count, width = round_up(count, LANES);
-        const Unit* queries = work.queries + index * work.query_stride;
-        if (packed)
-            multiply<Unit>(num, queries, work.query_stride, work.keys, KEYS,
-                           (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, width, nullptr);
-        else
-            with_rows(num, [&](auto constant) {
-                multiply_keys<constant()>(queries, work.query_stride, tile, work.scores);
-            });
+    // One tile, for all heads, in the order in which it lies in memory.
+    __attribute__((noinline)) void add_in_place(const Tile& tile) {
+        with_rows(rows, [&](auto constant) {
+            constexpr int ROWS = constant();
+            constexpr long stride = KEYS / ELEMENTS<Unit>;
+            const long step = rows_together(call);
+            for (long from = 0; from < tile.count; from += step)
+                for (long head = 0; head < item.num_heads; head++)
+                    multiply_keys<ROWS>(work.queries + head * ROWS * work.query_stride, work.query_stride,
+                                        operands(tile, head), from, std::min(from + step, tile.count),
+                                        work.scores + head * ROWS * KEYS);
+            for (long head = 0; head < item.num_heads; head++)
+                weigh(0, ROWS, tile.start, tile.count, head * ROWS, head * ROWS);
+            for (long from = 0; from < tile.count; from += step)
+                for (long head = 0; head < item.num_heads; head++)
+                    multiply_values<ROWS>(work.weights + head * ROWS * stride, stride, operands(tile, head), from,
+                                          std::min(from + step, tile.count), work.out + head * ROWS * work.out_stride,
+                                          work.out_stride, from ? nullptr : work.keep + head * ROWS);
+        });
+    }
+
+    // Scores of `num` rows, from `row` of a head on, in a tile of `count` keys → weights, and what to keep of the sums
+    // before. The rows are `index` among all, and `place` among those whose scores are kept. Not inlined: GCC would then
+    // no longer inline what this calls, which costs small prompts a tenth.
+    __attribute__((noinline)) void weigh(long row, long num, long start, long count, long index, long place) {
+        const long width = round_up(count, LANES);
         const float scale = (float)(call.scale * M_LOG2E);
         for (long i = 0; i < num; i++) {
             const long position = walk.first_position + (row + i) / group;
             const long from = call.window ? std::max(0L, position + 1 - call.window - start) : 0;
             const long to = std::min(count, position + 1 - start);
-            const float* scores = work.scores + i * KEYS;
-            Unit* weights = work.weights + i * KEYS / ELEMENTS<Unit>;
+            const float* scores = work.scores + (place + i) * KEYS;
+            Unit* weights = work.weights + (place + i) * KEYS / ELEMENTS<Unit>;
             float& most = work.most[index + i];
             Floats& total = work.total[index + i];
-            keep[i] = from == 0 && to == KEYS ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
-                                              : soften<false>(scores, width, from, to, scale, most, total, weights);
+            work.keep[place + i] = from == 0 && to == KEYS
+                                       ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
+                                       : soften<false>(scores, width, from, to, scale, most, total, weights);
         }
     }
 
-    void finish() {
+    // From `sums`, or, where there was but one split, from that.
+    void finish(const float* sums) {
         for (long head = 0; head < item.num_heads; head++) {
             Query* out = static_cast<Query*>(call.out) +
                          ((item.first_token + item.first_query) * call.num_kv_heads + item.first_head + head) * group *
                              head_dim;
             for (long row = 0; row < rows; row++) {
                 Query* to = out + (row / group * call.num_kv_heads * group + row % group) * head_dim;
-                const float* from = work.out + (head * rows + row) * work.out_stride;
-                const float share = 1 / sum(work.total[head * rows + row]);
+                const long index = head * rows + row;
+                const float* mine = sums + index * sums_size(head_dim);
+                const float* from = sums ? mine + LANES : work.out + index * work.out_stride;
+                const float share = 1 / (sums ? mine[1] : sum(work.total[index]));
                 for (long d = 0; d < head_dim; d += LANES) store(to + d, load(from + d) * share, head_dim - d);
             }
         }
@@ -223,11 +240,12 @@ template <class Unit, class Query, class Cache> void run(const AttentionCall& ca
     const std::vector<Item> items = items_of(call);
     const long count = (long)items.size();
     double pairs = 0;
-    for (const Item& item : items) pairs += (double)item.num_queries * item.num_heads * call.seq_lens[item.request];
+    for (const Item& item : items) pairs += (double)item.num_queries * item.num_heads * item.end_key;
     const bool is_small = pairs * call.head_dim < WORTH_THREADS;
     // A thread says early what it takes next, so that this can be fetched; the last items go to whoever is done first.
     const long contested = count - 2 * call.num_threads;
     const long rows = std::max<long>(items.empty() ? 0 : MAX_ROWS, call.group);
+    std::vector<Shared> shared = shared_of(call, items);
     std::atomic<long> taken{0};
     in_team(is_small || count <= 1 ? 1 : call.num_threads, [&] {
         long index = taken.fetch_add(1);
@@ -238,7 +256,9 @@ template <class Unit, class Query, class Cache> void run(const AttentionCall& ca
             const bool early = index < contested;
             const long next = early ? taken.fetch_add(1) : count;
             ahead.follow(items[index], next < count ? &items[next] : nullptr);
-            Attention<Unit, Query, Cache>{call, items[index], work, ahead}.run();
+            const Item& item = items[index];
+            Attention<Unit, Query, Cache>{
+                call, item, item.shared < 0 ? nullptr : &shared[item.shared], work, ahead}.run();
             index = early ? next : taken.fetch_add(1);
         }
     });

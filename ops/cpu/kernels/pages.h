@@ -5,11 +5,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "vector.h"
+
 namespace quire {
 
-constexpr int KEYS = 64;      // keys of a tile; with head_dim 128 in bfloat16 its keys and values stay in a 48 KiB L1
-constexpr int MAX_ROWS = 64;  // rows that share a packed tile; of one head, or of several with fewer rows each
-constexpr int PARTS = 8;      // items that each thread should get at least, so that all finish together
+constexpr int KEYS = 64;         // keys of a tile; with head_dim 128 in bfloat16 it stays in a 48 KiB L1
+constexpr int SPLIT = 2048;      // keys after which a softmax begins anew; the parts are put together at the end
+constexpr int MAX_ROWS = 64;     // rows that share a packed tile; of one head, or of several with fewer rows each
+constexpr int BLOCK = 4;         // rows whose sums are in registers at once
+constexpr int SPAN = 2 * LANES;  // elements of values that are taken at a time: a vector of pairs has those of two
+constexpr int PARTS = 8;         // items that each thread should get at least, so that all finish together
 
 // Mirrored in `quire.ops.cpu.native`. Strides count elements; the last dimension of every tensor is dense.
 struct AttentionCall {
@@ -27,27 +32,75 @@ struct AttentionCall {
     double scale;
 };
 
-// Queries [first_query, first_query + num_queries) of a request, against some KV heads.
-struct Item { long request, first_token, first_query, num_queries, first_head, num_heads, cost; };
+// Queries [first_query, first_query + num_queries) of a request, against keys [first_key, end_key) of some KV heads.
+struct Item {
+    long request, first_token, first_query, num_queries, first_head, num_heads, first_key, end_key;
+    long shared;  // a number for those items that have the keys of the same queries between them; or -1
+    long cost;
+};
 
-inline std::vector<Item> items_of(const AttentionCall& call) {
+// Few rows take keys and values from where they lie, in the order in which they lie; more have them packed, by head.
+inline bool reads_in_place(const AttentionCall& call, long num_queries) {
+    return num_queries * call.group <= BLOCK && call.head_dim % SPAN == 0;
+}
+
+// How many keys of a head are read in place before the next head's: a page's, for long runs of memory, but as many at
+// once as make up for beginning anew.
+inline long rows_together(const AttentionCall& call) {
+    constexpr long WORTH_A_TURN = 2048;  // elements
+    long rows = LANES;
+    while (rows < KEYS && (rows < call.block_size || rows * call.head_dim < WORTH_A_TURN)) rows *= 2;
+    return rows;
+}
+
+// Some queries of each request, against all keys of one head; and what all heads of all of them cost.
+inline std::vector<Item> pieces_of(const AttentionCall& call, long& total) {
     std::vector<Item> pieces;
     pieces.reserve(call.num_requests);
     const long queries = std::max<long>(1, MAX_ROWS / call.group);
-    long first_token = 0, total = 0;
+    long first_token = 0;
     for (long request = 0; request < call.num_requests; request++) {
         const long count = call.query_lens[request], computed = call.seq_lens[request] - count;
         for (long first = 0; first < count; first += queries) {
-            const long num = std::min(queries, count - first);
-            const long cost = (num + 8) * (computed + first + num);  // of a head; reading it costs like some queries
-            pieces.push_back({request, first_token, first, num, 0, 0, cost});
+            const long num = std::min(queries, count - first), end = computed + first + num;
+            const long first_key = call.window ? std::max(0L, computed + first + 1 - call.window) : 0;
+            const long cost = (num + 8) * end;  // reading costs like some queries
+            pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, -1, cost});
             total += cost * call.num_kv_heads;
         }
         first_token += count;
     }
-    std::vector<Item> items;
+    return pieces;
+}
+
+// All heads of a piece, by keys, so that its pages are read from end to end. False where that would be too few items.
+inline bool cut_across(const AttentionCall& call, const Item& piece, long wanted, long shared,
+                       std::vector<Item>& items) {
+    const long first = piece.first_key / SPLIT, splits = (piece.end_key - 1) / SPLIT + 1 - first;
+    const long parts = std::min(wanted, splits), rows = piece.num_queries * call.group;
+    const bool is_worth_it = parts > 1 && parts >= std::min(wanted, 2 * call.num_threads);
+    if (!is_worth_it || !reads_in_place(call, piece.num_queries) || rows * call.num_kv_heads > MAX_ROWS) return false;
+    for (long part = 0; part < parts; part++) {
+        Item item = piece;
+        item.num_heads = call.num_kv_heads, item.shared = shared;
+        item.first_key = std::max(piece.first_key, (first + part * splits / parts) * SPLIT);
+        item.end_key = std::min(piece.end_key, (first + (part + 1) * splits / parts) * SPLIT);
+        item.cost = piece.cost * call.num_kv_heads * (item.end_key - item.first_key) / piece.end_key;
+        items.push_back(item);
+    }
+    return true;
+}
+
+inline std::vector<Item> items_of(const AttentionCall& call) {
+    long total = 0, num_shared = 0;
+    std::vector<Item> pieces = pieces_of(call, total), items;
     items.reserve(pieces.size());
     for (Item& item : pieces) {
+        const long wanted = item.cost * call.num_kv_heads * PARTS * call.num_threads / total;
+        if (cut_across(call, item, wanted, num_shared, items)) {
+            num_shared++;
+            continue;
+        }
         // A lone request needs no more parts than threads: fewer heads in an item are shorter runs of memory.
         const long fair = std::max(total / (PARTS * call.num_threads * item.cost),
                                    (call.num_kv_heads + call.num_threads - 1) / call.num_threads);
@@ -82,9 +135,9 @@ struct Walk {
     Walk(const AttentionCall& call, const Item& item)
         : call(&call), table(call.block_tables + item.request * call.table_stride) {
         first_position = call.seq_lens[item.request] - call.query_lens[item.request] + item.first_query;
-        first_key = call.window ? std::max(0L, first_position + 1 - call.window) : 0;
+        first_key = item.first_key;
         begin = first_key / KEYS * KEYS;
-        end = first_position + item.num_queries;
+        end = item.end_key;
     }
 
     // The first of the tile's keys that can be read: a page before the window may have been given away.
@@ -141,9 +194,12 @@ public:
         long left = due + bytes;
         const char* next = line;
         for (; left > 0; left -= 64, next += 64) {
-            if (next >= end) {
+            while (next >= end) {
                 const long unread = next_run();
-                if (unread < 0) break;
+                if (unread < 0) {
+                    line = next, due = 0;
+                    return;
+                }
                 left -= unread;
                 next = line;
             }
@@ -159,25 +215,41 @@ private:
         long unread = 0;
         if (position == until) {
             if (!next_part()) return -1;
-            unread = (position - start) * call.head_dim * (long)sizeof(Cache);
+            const long from = start + group;
+            until = std::min(from + step, walk.end);
+            position = std::min(std::max(from, walk.first_key), until);
+            unread = (position - from) * call.head_dim * (long)sizeof(Cache);
+            page = group_page, row = group_row;
         }
         const long rows = std::min(call.block_size - row, until - position);
         line = reinterpret_cast<const char*>(static_cast<const Cache*>(call.kv_cache) +
                                              (2 * walk.table[page] + part) * part_size +
                                              (head * call.block_size + row) * call.head_dim);
         end = line + rows * call.head_dim * sizeof(Cache);
-        position += rows, page++, row = 0;
+        position += rows, row += rows;
+        if (row == call.block_size) page++, row = 0;
         return unread;
     }
 
-    // Keys, then values; then the next head, tile, item. False, and nothing changed, where the next item is not known.
+    // Packed: keys, then values; then the next head, tile, item. In place: the next head, then the tile's next rows, then
+    // its values, the next tile, item. False, and nothing changed, where the next item is not known.
     bool next_part() {
-        if (part < 1) {
-            part++;
+        if (part < 0) {
+            part = 0;
+        } else if (!in_place && part < 1) {
+            part = 1;
         } else if (head + 1 < current->first_head + current->num_heads) {
-            head++, part = 0;
+            head++;
+            if (!in_place) part = 0;
+        } else if (until < std::min(start + KEYS, walk.end)) {
+            group += step, head = current->first_head;
+            group_page = page, group_row = row;
+        } else if (in_place && part < 1) {
+            part = 1, group = 0, head = current->first_head;
+            group_page = first_page, group_row = first_row;
         } else if (start + KEYS < walk.end) {
-            start_at(start + KEYS);
+            start += KEYS, group = 0;
+            first_page = group_page = page, first_row = group_row = row;
             head = current->first_head, part = 0;
         } else if (after) {
             enter(*after);
@@ -185,32 +257,32 @@ private:
         } else {
             return false;
         }
-        position = walk.first_of(start), until = walk.end_of(start);
-        page = first_page, row = first_row;
         return true;
     }
 
     void enter(const Item& item) {
         current = &item;
         walk = Walk(call, item);
-        start_at(walk.begin);
+        in_place = reads_in_place(call, item.num_queries);
+        step = in_place ? rows_together(call) : KEYS;
+        start = walk.begin, group = 0;
+        first_page = group_page = walk.first_of(start) / call.block_size;
+        first_row = group_row = walk.first_of(start) % call.block_size;
         head = item.first_head, part = -1;
         position = until = 0;
         line = end = nullptr;
-    }
-
-    void start_at(long tile) {
-        start = tile;
-        first_page = walk.first_of(start) / call.block_size, first_row = walk.first_of(start) % call.block_size;
     }
 
     const AttentionCall& call;
     const long part_size;
     const Item *current = nullptr, *after = nullptr;
     Walk walk{};
-    long head, part, start;           // part 0: keys, 1: values
+    bool in_place;
+    long step;                        // keys that are read of one head before the next
+    long start, part, group, head;    // of the tile; 0: keys, 1: values; first key of the step, from start on
     long first_page, first_row;       // where the tile begins
-    long position, until, page, row;  // of the tile's rows, those from `position` on have not been asked for
+    long group_page, group_row;       // where the step begins
+    long position, until, page, row;  // of the step's rows, those from `position` on have not been asked for
     const char *line = nullptr, *end = nullptr;
     long due = 0;  // bytes
 };

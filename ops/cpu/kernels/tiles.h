@@ -9,7 +9,6 @@
 
 namespace quire {
 
-constexpr int BLOCK = 4;  // rows whose sums are in registers at once
 constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of them: BLOCK * COLUMNS accumulators
 
 struct Pair { uint32_t bits; };  // bfloat16 of an even index in the lower half, of the next in the upper
@@ -177,12 +176,12 @@ template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, U
 }
 
 // `multiply` by keys that are not packed, for so few rows that writing blocks of them down and reading them again would
-// take longer: each is used while it is in registers. head_dim is a multiple of SPAN.
+// take longer: each is used while it is in registers. Keys [begin, end) of the tile; head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
-void multiply_keys(const Unit* queries, long stride, const Operands<Cache>& tile, float* scores) {
+void multiply_keys(const Unit* queries, long stride, const Operands<Cache>& tile, long begin, long end, float* scores) {
     const long head_dim = tile.head_dim;
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
-    for (long column = 0; column < tile.count; column += LANES) {
+    for (long column = begin; column < end; column += LANES) {
         Floats total[ROWS] = {};
         for (long first = 0; first < head_dim; first += WIDTH) {
             Words block[LANES];
@@ -198,9 +197,6 @@ void multiply_keys(const Unit* queries, long stride, const Operands<Cache>& tile
         for (int row = 0; row < ROWS; row++) store(scores + row * KEYS + column, total[row]);
     }
 }
-
-// Values are taken two vectors at a time: a vector of pairs has the elements of two.
-constexpr long SPAN = 2 * LANES;
 
 struct Two { Words lower, upper; };
 
@@ -240,10 +236,11 @@ template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile,
     }
 }
 
-// out = keep * out + weights * values for ROWS rows and N spans of dimensions from `d` on.
+// out = keep * out + weights * values [begin, end) of a tile for ROWS rows and N spans of dimensions from `d` on; without
+// `keep` all of out stays.
 template <int ROWS, int N, class Unit, class Cache>
-inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long d,
-                                  float* out, long out_stride, const float* keep) {
+inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
+                                  long end, long d, float* out, long out_stride, const float* keep) {
     const auto [keys, values, count, head_dim, ahead] = tile;
     constexpr long E = ELEMENTS<Unit>;
     static const Cache zeros[N * SPAN] = {};
@@ -251,8 +248,9 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int n = 0; n < 2 * N; n++) total[row][n] = keep[row] * load(out + row * out_stride + n * LANES);
-    for (long i = 0; i < count; i += E) {
+        for (int n = 0; n < 2 * N; n++)
+            total[row][n] = (keep ? keep[row] : 1) * load(out + row * out_stride + n * LANES);
+    for (long i = begin; i < end; i += E) {
         const Cache* first = values[i] + d;
         const Cache* second = i + 1 < count ? values[i + E - 1] + d : zeros;
         tile.fetch_ahead(E, d, d + N * SPAN);
@@ -275,17 +273,17 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
 
 // `multiply` by values that are not packed, for so few rows that packing would not pay; head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
-void multiply_values(const Unit* weights, long weights_stride, const Operands<Cache>& tile, float* out, long out_stride,
-                     const float* keep) {
+void multiply_values(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin, long end,
+                     float* out, long out_stride, const float* keep) {
     constexpr int N = COLUMNS / 2 * (ROWS <= BLOCK / 2 ? 2 : 1);
     long d = 0;
     for (; d + N * SPAN <= tile.head_dim; d += N * SPAN)
-        multiply_values_block<ROWS, N>(weights, weights_stride, tile, d, out + d, out_stride, keep);
+        multiply_values_block<ROWS, N>(weights, weights_stride, tile, begin, end, d, out + d, out_stride, keep);
     if constexpr (N > 2)
         for (; d + 2 * SPAN <= tile.head_dim; d += 2 * SPAN)
-            multiply_values_block<ROWS, 2>(weights, weights_stride, tile, d, out + d, out_stride, keep);
+            multiply_values_block<ROWS, 2>(weights, weights_stride, tile, begin, end, d, out + d, out_stride, keep);
     for (; d < tile.head_dim; d += SPAN)
-        multiply_values_block<ROWS, 1>(weights, weights_stride, tile, d, out + d, out_stride, keep);
+        multiply_values_block<ROWS, 1>(weights, weights_stride, tile, begin, end, d, out + d, out_stride, keep);
 }
 
 }  // namespace quire

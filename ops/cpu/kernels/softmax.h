@@ -1,0 +1,97 @@
+// From scores to weights, tile by tile, and how the sums of parts are put together. See attention.cpp for the whole.
+//
+// A row's softmax begins anew at every multiple of SPLIT keys, whoever computes it, and there is one order in which its
+// splits are put together. So threads may share a context between them, and nobody's result depends on it.
+#pragma once
+
+#include "pages.h"
+#include "tiles.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace quire {
+
+inline void store_weights(float* to, Floats x) { store(to, x); }
+inline void store_weights(Pair* to, Floats x) { store(reinterpret_cast<BFloat16*>(to), x); }
+
+// Scores of one row and tile → weights 2^(score * scale - most); `scale` has the factor log2(e) in it. Keys outside
+// [begin, end) get the weight 0. Returns the factor for what was summed up under the greatest score before.
+template <bool ALL, class Unit>
+inline float soften(const float* scores, long width, long begin, long end, float scale, float& most, Floats& total,
+                    Unit* weights) {
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    const Floats hidden = fill(-INFINITY);
+    Floats x[KEYS / LANES], highest = hidden;
+    for (long n = 0; n < width / LANES; n++) {
+        x[n] = load(scores + n * LANES) * scale;
+        if constexpr (!ALL) {
+            const Ints key = lane + (int)(n * LANES);
+            x[n] = (key >= (int)begin) & (key < (int)end) ? x[n] : hidden;
+        }
+        highest = x[n] > highest ? x[n] : highest;
+    }
+    const float before = most, now = std::max(before, largest(highest));
+    const float keep = before == -INFINITY ? 0 : exp2(fill(before - now))[0];
+    Floats added{};
+    for (long n = 0; n < width / LANES; n++) {
+        Floats weight = exp2(x[n] - now);
+        if constexpr (!ALL) {
+            const Ints key = lane + (int)(n * LANES);
+            weight = (key >= (int)begin) & (key < (int)end) ? weight : Floats{};
+        }
+        added += weight;
+        store_weights(weights + n * LANES / ELEMENTS<Unit>, weight);
+    }
+    most = now;
+    total = total * keep + added;
+    return keep;
+}
+
+// Floats of one row's sums: the greatest score, the sum of the weights, and from LANES on the weighted values.
+inline long sums_size(long head_dim) { return LANES + round_up(head_dim, LANES); }
+
+// Adds a later split to `sums`. Not inlined, so that it rounds in the same way wherever it is called.
+__attribute__((noinline)) inline void merge(float* sums, const float* split, long head_dim) {
+    if (split[1] == 0) return;  // the row sees none of its keys
+    const long size = sums_size(head_dim);
+    if (sums[1] == 0) return void(std::memcpy(sums, split, size * sizeof(float)));
+    const float most = std::max(sums[0], split[0]);
+    const float keep = exp2(fill(sums[0] - most))[0], share = exp2(fill(split[0] - most))[0];
+    sums[0] = most;
+    sums[1] = sums[1] * keep + split[1] * share;
+    for (long d = LANES; d < size; d += LANES) store(sums + d, load(sums + d) * keep + load(split + d) * share);
+}
+
+// The splits of a few queries, when several items have them between them. Who is last puts them together.
+struct Shared {
+    std::atomic<long> items_left{0};
+    long first_split = 0, num_splits = 0, split_size = 0;
+    std::unique_ptr<float[]> sums;  // [num_splits][heads * rows][sums_size]
+
+    float* sums_of(long split) const { return sums.get() + (split - first_split) * split_size; }
+};
+
+inline std::vector<Shared> shared_of(const AttentionCall& call, const std::vector<Item>& items) {
+    long count = 0;
+    for (const Item& item : items) count = std::max(count, item.shared + 1);
+    std::vector<Shared> all(count);
+    for (const Item& item : items) {
+        if (item.shared < 0) continue;
+        Shared& shared = all[item.shared];
+        const long first = item.first_key / SPLIT, end = (item.end_key - 1) / SPLIT + 1;
+        const bool is_first = shared.items_left.fetch_add(1) == 0;
+        const long last = is_first ? end : std::max(end, shared.first_split + shared.num_splits);
+        shared.first_split = is_first ? first : std::min(first, shared.first_split);
+        shared.num_splits = last - shared.first_split;
+        shared.split_size = item.num_heads * item.num_queries * call.group * sums_size(call.head_dim);
+    }
+    for (Shared& shared : all) shared.sums.reset(new float[shared.num_splits * shared.split_size]);
+    return all;
+}
+
+}  // namespace quire
