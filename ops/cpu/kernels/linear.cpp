@@ -171,6 +171,10 @@ template <class Pairs, int ROWS> void multiply(const Work& work) {
         low[r] = work.is_first ? _mm512_setzero_ps() : _mm512_load_ps(work.sums + r * PANEL);
         high[r] = work.is_first ? _mm512_setzero_ps() : _mm512_load_ps(work.sums + r * PANEL + LINE);
     }
+    if (work.is_last) {  // a row's outputs are far from the next one's: memory is told early where they will go
+#pragma GCC unroll 14
+        for (int r = 0; r < ROWS; r++) __builtin_prefetch(work.out + r * work.out_stride, 1);
+    }
     auto step = [&](int i) __attribute__((always_inline)) {
         const __m512bh first = (__m512bh)_mm512_load_si512(panel + i * PANEL);
         const __m512bh second = (__m512bh)_mm512_load_si512(panel + i * PANEL + LINE);
