@@ -77,6 +77,7 @@ class Sampler:
         # Per slot, bit i: will want feature i some time; above them, whether logprobs, the likeliest token, a draw.
         self._wanted = np.zeros(max_num_seqs, np.int64)
         self._asks, self._greedy, self._draws = (1 << len(self._features) + place for place in range(3))
+        self._wanted_together: dict[int, list[Feature | Mask]] = {0: []}  # bits to features
         self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode)
         self._starts = np.zeros(max_num_seqs, np.uint64)  # of random numbers, made of seeds
 
@@ -132,9 +133,11 @@ class Sampler:
 
     def _wanted_features(self, wanted: int) -> list[Feature | Mask]:
         """Features that some row of the step will want, now or later; in a step of plain requests, none."""
-        if not wanted & self._asks - 1:
-            return []
-        return [feature for place, feature in enumerate(self._features) if wanted >> place & 1]
+        bits = wanted & self._asks - 1
+        if (known := self._wanted_together.get(bits)) is None:
+            known = [feature for place, feature in enumerate(self._features) if bits >> place & 1]
+            self._wanted_together[bits] = known
+        return known
 
     def _choose(self, logits: torch.Tensor, batch: SampleBatch, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not wanted & self._draws:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import llguidance
 import numpy as np
+import torch
 
 from quire.core.protocol import Vocabulary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
@@ -74,8 +75,9 @@ class GuidanceMatcher(Matcher):
 
     @staticmethod
     def fill_all(matchers: Sequence["GuidanceMatcher"], bitmask: np.ndarray, rows: Sequence[int]) -> None:
-        # By address: the library's wrapper looks it up in each row, which takes three times as long as a mask.
-        start, row_bytes = bitmask.ctypes.data, bitmask.strides[0]
+        # By address: the library's wrapper looks it up in each row, which takes three times as long as a mask. A tensor
+        # knows its own; `ndarray.ctypes` is Python.
+        start, row_bytes = torch.from_numpy(bitmask).data_ptr(), bitmask.strides[0]
         for each, row in zip(matchers, rows, strict=True):
             each._matcher.unsafe_compute_mask_ptr(start + row * row_bytes, row_bytes)
             if each._matcher.is_error():
