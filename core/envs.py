@@ -26,6 +26,8 @@ NUMBERS = {
 }
 FLAGS = {"ALLOW_LONG_MAX_MODEL_LEN": False, "CONFIGURE_LOGGING": True, "KEEP_ALIVE_ON_ENGINE_DEATH": False}
 TEXTS = ("API_KEY", "CACHE_ROOT", "DISABLED_KERNELS", "LOGGING_LEVEL", "LOGGING_PREFIX", "RPC_BASE_PATH")
+KERNELS = ("cpu_native",)
+"""What `DISABLED_KERNELS` may name, separated by commas."""
 
 _FLAG_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -70,11 +72,14 @@ def read_flag(name: str) -> bool:
 
 
 def check() -> None:
-    """Raises ConfigError if a number or flag is wrong: before a model is loaded, and not when it is first needed."""
+    """Raises ConfigError if a value is wrong: before a model is loaded, and not when it is first needed."""
     for name in NUMBERS:
         read_float(name)
     for name in FLAGS:
         read_flag(name)
+    for name in filter(None, os.environ.get("QUIRE_DISABLED_KERNELS", "").split(",")):  # vLLM has others
+        if name not in KERNELS:
+            raise ConfigError(f"QUIRE_DISABLED_KERNELS must be empty or {', '.join(KERNELS)}, got {name!r}.")
 
 
 def misspelt() -> list[tuple[str, str]]:

@@ -76,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
     now = datetime.now()
     asked = settings(args, args.model or "", now)
     model, timings, duration = asyncio.run(_measure(args))
+    errors = [timing.error for timing in timings if timing.error]
+    if len(errors) == len(timings):  # there is nothing to sum up
+        raise QuireError(f"All {len(errors)} requests failed; the first: {errors[0]}")
     figures = summarize(timings, duration, percentiles)
     if objectives:
         figures["request_goodput"] = request_goodput(timings, objectives, duration)
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_result:
         saved = asked | {"model_id": model} | figures | (details(timings) if args.save_detailed else {})
         write_json(str(result_path(args, model, now)), saved)
-    if errors := [timing.error for timing in timings if timing.error]:
+    if errors:
         raise QuireError(f"{len(errors)} requests failed; the first: {errors[0]}")
     return 0
 

@@ -105,6 +105,14 @@ def test_profile_of_a_load_says_where_the_timeline_went(checkpoint: Callable[...
     assert num_steps(path) == 14  # of the load alone, not of the warm-up
 
 
+def test_a_load_that_fails_altogether_says_why_and_sums_up_nothing(server: ServerProcess) -> None:
+    done = quire("bench", "serve", "--base-url", server.base_url, "--num-prompts", "2", "--model", "absent")
+    assert done.returncode == 1
+    assert "All 2 requests failed; the first: " in done.stderr
+    assert "absent" in done.stderr
+    assert "Serving benchmark" not in done.stdout
+
+
 def test_profile_of_a_server_without_a_profiler_names_the_flag(server: ServerProcess) -> None:
     done = quire("bench", "serve", "--base-url", server.base_url, "--num-prompts", "1", "--profile")
     assert done.returncode == 1
