@@ -4,6 +4,7 @@ from typing import Any
 
 from litestar import Litestar
 from litestar.config.cors import CORSConfig
+from litestar.types import Guard
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -42,14 +43,14 @@ def create_app(
     registry = registry if registry is not None else CollectorRegistry()
     register_collectors(registry, engine)
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
-    guard = ApiKeyGuard(server.accepted_api_keys)
+    guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
     documentation = None if server.disable_fastapi_docs else Documentation(server.root_path)
     models, conversations = ServedModels(engine), Conversations(engine, server)
     return Litestar(
         route_handlers=[
-            *openai_routes(engine, server, state, answers, models, conversations, [guard]),
-            anthropic_routes(Messages(server, models, conversations), answers, errors, [guard]),
+            *openai_routes(engine, server, state, answers, models, conversations, guards),
+            anthropic_routes(Messages(server, models, conversations), answers, errors, guards),
             *service_routes(engine, server, state, registry),
             *(documentation.routes() if documentation else []),
         ],

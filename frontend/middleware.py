@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Awaitable
 from typing import cast
 
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
@@ -49,6 +50,8 @@ class HttpMetrics:
             buckets=_COARSE_SECONDS,
             registry=registry,
         )
+        # Of each route, method and kind of status, with labels; to find them by label costs more than to count.
+        self._routes: dict[tuple[str, int, str], tuple[Counter, Summary, Summary, Histogram]] = {}
 
     def count(
         self, method: str, status: int, handler: str, request_bytes: int, response_bytes: int, seconds: float
@@ -56,11 +59,22 @@ class HttpMetrics:
         """One request has been answered; `handler` is its route's template."""
         if handler in _UNCOUNTED:
             return
-        self._requests.labels(method, f"{status // 100}xx", handler).inc()
-        self._request_bytes.labels(handler).observe(request_bytes)
-        self._response_bytes.labels(handler).observe(response_bytes)
+        key = (method, status // 100, handler)
+        route = self._routes.get(key) or self._routes.setdefault(key, self._labelled(*key))
+        requests, sizes, response_sizes, durations = route
+        requests.inc()
+        sizes.observe(request_bytes)
+        response_sizes.observe(response_bytes)
         self._fine.observe(seconds)
-        self._coarse.labels(handler, method).observe(seconds)
+        durations.observe(seconds)
+
+    def _labelled(self, method: str, kind: int, handler: str) -> tuple[Counter, Summary, Summary, Histogram]:
+        return (
+            self._requests.labels(method, f"{kind}xx", handler),
+            self._request_bytes.labels(handler),
+            self._response_bytes.labels(handler),
+            self._coarse.labels(handler, method),
+        )
 
 
 class RequestObserver:
@@ -103,57 +117,70 @@ class RequestObserver:
         started_at = time.monotonic()
         if self._root_path and scope["path"].startswith(self._root_path + "/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        path, status, request_bytes, response_bytes = scope["path"], 500, 0, 0
-        receive_body = self._limited(receive)
+        path = scope["path"]
         request_id = _ensure_request_id(scope) if self._request_id_headers else None
-
-        async def receive_counted() -> Message:
-            nonlocal request_bytes
-            message = await receive_body()
-            if message["type"] == "http.request":
-                request_bytes += len(message["body"])
-            return message  # type: ignore[return-value]
-
-        async def send_counted(message: Message) -> None:
-            nonlocal status, response_bytes
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                if request_id is not None:
-                    message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
-            elif message["type"] == "http.response.body":
-                response_bytes += len(message["body"])
-            await send(message)
-
+        exchange = _Exchange(receive, send, request_id, self._request_timeout)
         try:
-            await self._app(scope, receive_counted, send_counted)  # type: ignore[arg-type]
+            await self._app(scope, exchange.receive, exchange.send)  # type: ignore[arg-type]
         finally:
             seconds = time.monotonic() - started_at
-            handler = str(scope.get("path_template") or "none")
-            self._metrics.count(scope["method"], status, handler, request_bytes, response_bytes, seconds)
+            method, handler = scope["method"], str(scope.get("path_template") or "none")
+            self._metrics.count(
+                method, exchange.status, handler, exchange.request_bytes, exchange.response_bytes, seconds
+            )
             if self._access_log and path not in self._unlogged_paths:
-                logger.log(logging.INFO, "%s %s %d %.3f s", scope["method"], path, status, seconds)
+                logger.log(logging.INFO, "%s %s %d %.3f s", method, path, exchange.status, seconds)
 
-    def _limited(self, receive: Receive) -> Receive:
-        """`receive`, with a deadline for the body. What comes after it, the client's leaving, may take any time."""
-        seconds = self._request_timeout
-        if seconds is None:
-            return receive
-        deadline = asyncio.get_running_loop().time() + seconds
-        is_whole = False
 
-        async def receive_in_time() -> Message:
-            nonlocal is_whole
-            if is_whole:
-                return await receive()  # type: ignore[return-value]
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise RequestTimeoutError(f"The request's body did not arrive within {seconds:g} seconds.") from None
-            is_whole = message["type"] != "http.request" or not message["more_body"]
-            return message  # type: ignore[return-value]
+class _Exchange:
+    """One request and its answer: counts bytes on the way, and has a deadline for the request's body.
 
-        return receive_in_time  # type: ignore[return-value]
+    Args:
+        request_id: a header of the answer; left out when None.
+        body_seconds: that the body may take to arrive. What comes after it, the client's leaving, may take any time.
+    """
+
+    __slots__ = (
+        *("status", "request_bytes", "response_bytes"),
+        *("_receive", "_send", "_request_id", "_body_seconds", "_deadline", "_is_whole"),
+    )
+
+    def __init__(self, receive: Receive, send: Send, request_id: bytes | None, body_seconds: float | None) -> None:
+        self.status = 500
+        self.request_bytes = 0
+        self.response_bytes = 0
+        self._receive = receive
+        self._send = send
+        self._request_id = request_id
+        self._body_seconds = body_seconds
+        self._deadline = None if body_seconds is None else asyncio.get_running_loop().time() + body_seconds
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """Raises RequestTimeoutError."""
+        if self._is_whole:
+            return await self._receive()  # type: ignore[return-value]
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"The request's body did not arrive within {self._body_seconds:g} seconds."
+            ) from None
+        self._is_whole = message["type"] != "http.request" or not message["more_body"]
+        if message["type"] == "http.request":
+            self.request_bytes += len(message["body"])
+        return message  # type: ignore[return-value]
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Passes `message` on; no coroutine of its own, which each token would run through."""
+        if message["type"] == "http.response.body":
+            self.response_bytes += len(message["body"])
+        elif message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._request_id is not None:
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", self._request_id)]}
+        return self._send(message)
 
 
 def _ensure_request_id(scope: HTTPScope) -> bytes:

@@ -199,6 +199,7 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         log_level=_UVICORN_LEVELS.get(server.uvicorn_log_level, server.uvicorn_log_level),
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody here asks for a client's address
         timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE")),
         timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
         ssl_keyfile=server.ssl_keyfile,

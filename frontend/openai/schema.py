@@ -4,6 +4,7 @@ Every field is honoured, or refused by name with a reason, or known to be withou
 see `refused_fields.py`. Anything else is an unknown field. `null` means unset.
 """
 
+import functools
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -116,11 +117,10 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ParameterError: the field, by name.
         """
-        for name in self.__struct_fields__:
-            if name in UNSUPPORTED:
-                value = getattr(self, name)
-                if value is not None and value not in UNSUPPORTED[name].nothing:
-                    raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
+        for name in _unsupported_fields(type(self)):
+            value = getattr(self, name)
+            if value is not None and value not in UNSUPPORTED[name].nothing:
+                raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
         if self.stream_options is not None:
             if not self.stream:
                 raise ParameterError("stream_options needs stream=true.", param="stream_options")
@@ -371,6 +371,11 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tokens: list[int]
     model: str | None = None
+
+
+@functools.cache
+def _unsupported_fields(kind: type[GenerationRequest]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name in UNSUPPORTED]
 
 
 def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:
