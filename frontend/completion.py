@@ -11,6 +11,15 @@ from quire.frontend.tokenizer import Tokenizer
 class Completion:
     """What arrived for one sequence, and what of it has not been handed out yet."""
 
+    # By the next step the model's weights have pushed all of this out of the caches. What a token touches has slots, of
+    # which several share a line, and no dictionary beside the object.
+    __slots__ = (
+        *("request", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
+        *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
+        *("_kind", "_include_stop", "_tokenizer", "_detokenizer", "_texts", "_token_ids", "_logprobs"),
+        *("_cumulative_logprob",),
+    )
+
     def __init__(
         self,
         index: int,

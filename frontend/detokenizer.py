@@ -17,6 +17,8 @@ class Detokenizer:
         prompt_token_ids: what the completion continues; decides leading spaces and characters cut in two.
     """
 
+    __slots__ = ("_held", "_include_stop", "_min_tokens", "_num_tokens", "_scanner", "_stream", "stop")
+
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
         self._stream = open_stream(
             tokenizer,

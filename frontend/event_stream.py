@@ -1,7 +1,7 @@
 """Server-sent events: sends frames as they come, and ends at once when the client goes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from litestar.types import Receive, Scope, Send
@@ -37,6 +37,10 @@ class EventStream:
         keep_alive_seconds: silence after which a comment line is sent; 0 sends none.
         error_frame: makes the event of an error, as the protocol spells it.
     """
+
+    __slots__ = (
+        *("_frames", "_state", "_errors", "_keep_alive_seconds", "_error_frame", "_started", "_sent_at", "_helpers"),
+    )
 
     def __init__(
         self,
@@ -75,12 +79,13 @@ class EventStream:
         try:
             async with aclosing(self._frames) as frames:
                 async for frame in frames:
-                    if frame == ACCEPTED:
+                    if self._started:  # nearly always
+                        await self._send(frame, send)
+                    elif frame == ACCEPTED:
                         undecided = asyncio.get_running_loop().call_later(UNDECIDED_SECONDS, self._start_early, send)
-                        continue
-                    if not self._started:
+                    else:
                         await self._start(send)
-                    await self._send(frame, send)
+                        await self._send(frame, send)
                 if not self._started:
                     await self._start(send)
         except Exception as error:
@@ -103,10 +108,10 @@ class EventStream:
         if self._keep_alive_seconds:
             self._helpers.append(asyncio.create_task(self._keep_alive(send)))
 
-    async def _send(self, frame: bytes, send: Send) -> None:
+    def _send(self, frame: bytes, send: Send) -> Awaitable[None]:
         if self._keep_alive_seconds:  # only then: Python 3.11 makes a system call of each look at the running loop
             self._sent_at = asyncio.get_running_loop().time()
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
+        return send({"type": "http.response.body", "body": frame, "more_body": True})
 
     async def _send_error(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = self._errors.report(error, f"{scope['method']} {scope['path']}")  # type: ignore[typeddict-item]

@@ -28,6 +28,12 @@ class RequestStream:
         on_close: called once, when nothing more will come.
     """
 
+    __slots__ = (
+        *("request_id", "_prompt", "_sampling", "_metrics", "_abort_in_engine", "_on_close", "_arrived_at"),
+        *("_arrival_time", "_finished_at", "_error", "_loop", "_has_news", "_reader", "_only_news", "_only_last"),
+        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_tell"),
+    )
+
     def __init__(
         self,
         request_id: str,
@@ -60,6 +66,8 @@ class RequestStream:
         self._prompt_rows: PromptRows | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)
+        # Whether a reader may see what there is before the end: the prompt's log-probabilities come first.
+        self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
     @property
     def requests(self) -> list[tuple[EngineRequest, Callable[[RequestDelta], None]]]:
@@ -81,6 +89,7 @@ class RequestStream:
         if delta.prompt_logprobs is not None:
             assert self._prompt_rows is not None
             self._prompt_rows.add(delta.prompt_logprobs)
+            self._may_tell = self._prompt_rows.complete and not self._only_last
             if self._prompt_rows.complete and any(each.has_news for each in self._completions):
                 self._wake()  # another of the n was ahead
             return
@@ -98,11 +107,6 @@ class RequestStream:
                 self._finish(now)
         if self._finished_at is not None or (completion.has_news and self._may_tell):
             self._wake()
-
-    @property
-    def _may_tell(self) -> bool:
-        """Whether a reader may see what there is before the end: the prompt's log-probabilities come first."""
-        return not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
     def _fail(self, failure: RequestFailure) -> None:
         match failure.kind:
@@ -194,7 +198,7 @@ class RequestStream:
             finally:
                 self._reader = None
         self._has_news = False
-        self._done = self.finished
+        self._done = self._finished_at is not None
         if self._error is not None:
             raise self._error
         return self._take()
@@ -232,7 +236,7 @@ class RequestStream:
             prompt=self._prompt.text,
             prompt_token_ids=self._prompt.token_ids,
             outputs=[each.take() for each in self._completions if each.has_news or everything],
-            finished=self.finished,
+            finished=self._done,
             prompt_logprobs=None if self._prompt_rows is None else self._prompt_rows.rows,
             num_cached_tokens=self._completions[0].num_cached_tokens,
             metrics=self._times() if everything or self._done else None,

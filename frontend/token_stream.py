@@ -60,14 +60,18 @@ class ByteLevelStream:
     this is all that a token costs.
     """
 
+    __slots__ = ("_decoder", "_piece", "_skipped", "_whole_texts", "_within_character")
+
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> None:
         self._piece = tokenizer.piece
         self._whole_texts = tokenizer.whole_texts
         self._skipped = skipped
         self._decoder = _utf8_decoder()
         self._within_character = False
-        for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:  # a prompt of ids may end within a character
-            self.push(token_id)
+        tail = prompt_token_ids[-_CONTEXT_TOKENS:]
+        if tail and (tail[-1] in skipped or not self._whole_texts[tail[-1]]):  # it may end within a character
+            for token_id in tail:
+                self.push(token_id)
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:

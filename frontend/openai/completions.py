@@ -1,7 +1,6 @@
 """POST /v1/completions: prompts in, their continuations out, whole or as a stream of events."""
 
 import functools
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -86,10 +85,10 @@ class TextCompletions:
         try:
             yield ACCEPTED
             chunks = _Chunks(request, reply, self._formatter(request), self._encoder, self._engine.tokenizer)
-            num_unfinished = len(streams)
+            num_unfinished, is_echo_alone = len(streams), request.is_echo_alone
             async with aclosing(merge(streams)) as outputs:
                 async for index, output in outputs:
-                    frame = chunks.add(index, without_generated(output) if request.is_echo_alone else output)
+                    frame = chunks.add(index, without_generated(output) if is_echo_alone else output)
                     num_unfinished -= output.finished
                     if not num_unfinished:  # one write for the last text and the end
                         frame += chunks.end()
@@ -220,8 +219,22 @@ class TextCompletions:
         return formatter.completion(rows, len(echoed))
 
 
+class _Told(msgspec.Struct):
+    """What has been told of one choice."""
+
+    text_event: TextEvent | None = None
+    num_tokens: int = 0
+    num_characters: int = 0  # of the tokens with log-probabilities, and of what is echoed
+    begun: bool = False  # an event that is not of text alone came
+
+
 class _Chunks:
     """Turns the outputs of one request's prompts into events, and counts tokens on the way."""
+
+    __slots__ = (
+        *("_reply", "_formatter", "_encoder", "_tokenizer", "_echo", "_scores_echo", "_return_token_ids", "_n"),
+        *("_prompts", "_told", "_text_only"),
+    )
 
     def __init__(
         self,
@@ -240,10 +253,8 @@ class _Chunks:
         self._return_token_ids = bool(request.return_token_ids)
         self._n = request.n or 1
         self._prompts: dict[int, tuple[int, int]] = {}  # prompt index -> (prompt tokens, cached tokens)
-        self._num_tokens: Counter[int] = Counter()  # by choice
-        self._offsets: dict[int, int] = {}  # choice index -> characters of the tokens told so far
+        self._told: dict[int, _Told] = {}  # by choice
         self._text_only = not (self._return_token_ids or self._echo or reply.continuous_usage)
-        self._text_events: dict[int, TextEvent] = {}  # by choice
 
     def add(self, prompt_index: int, output: RequestOutput) -> bytes:
         """Events for what is new; empty when there is nothing to tell."""
@@ -251,9 +262,11 @@ class _Chunks:
         frames = []
         for each in output.outputs:
             index = prompt_index * self._n + each.index
-            self._num_tokens[index] += len(each.token_ids)
+            told = self._told.get(index) or self._told.setdefault(index, _Told())
+            told.num_tokens += len(each.token_ids)
             if self._text_only and each.text and each.finish_reason is None and not each.logprobs:
-                frames.append(self._text_event(index).fill(each.text))
+                text_event = told.text_event or self._start_text(index, told)
+                frames.append(text_event.fill(each.text))
             elif each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
                 frames.append(self._frame([self._choice(index, each, output)]))
         return b"".join(frames)
@@ -264,23 +277,23 @@ class _Chunks:
             return DONE
         return self._frame([], usage=self._usage()) + DONE
 
-    def _text_event(self, index: int) -> TextEvent:
-        event = self._text_events.get(index)
-        if event is None:
-            empty = CompletionChunkChoice(index=index, text="")
-            event = self._text_events[index] = TextEvent(self._frame([empty]), "text", self._encoder)
-        return event
+    def _start_text(self, index: int, told: _Told) -> TextEvent:
+        empty = CompletionChunkChoice(index=index, text="")
+        told.text_event = TextEvent(self._frame([empty]), "text", self._encoder)
+        return told.text_event
 
     def _choice(self, index: int, each: CompletionOutput, output: RequestOutput) -> CompletionChunkChoice:
-        first = index not in self._offsets
+        told = self._told[index]
+        first = not told.begun
         echoed = prompt_text(output, self._tokenizer) if first and self._echo else ""
-        offset = self._offsets.get(index, 0) + len(echoed)
+        offset = told.num_characters + len(echoed)
         rows: Sequence[dict[int, Logprob] | None] = each.logprobs or []
         if first and self._scores_echo:
             offset, rows = 0, [*(output.prompt_logprobs or []), *rows]
         first_id = output.prompt_token_ids[0]
         logprobs = self._formatter.completion(rows, offset, first_id=first_id) if rows else None
-        self._offsets[index] = offset + (sum(map(len, logprobs.tokens)) if logprobs is not None else 0)
+        told.num_characters = offset + (sum(map(len, logprobs.tokens)) if logprobs is not None else 0)
+        told.begun = True
         return CompletionChunkChoice(
             index=index,
             text=echoed + each.text,
@@ -296,7 +309,7 @@ class _Chunks:
         if usage is None and reply.continuous_usage:
             [choice] = choices
             prompt_tokens, cached_tokens = self._prompts[choice.index // self._n]
-            usage = reply.usage(prompt_tokens, self._num_tokens[choice.index], cached_tokens)
+            usage = reply.usage(prompt_tokens, self._told[choice.index].num_tokens, cached_tokens)
         chunk = CompletionChunk(
             id=reply.id,
             created=reply.created,
@@ -308,7 +321,8 @@ class _Chunks:
 
     def _usage(self) -> Usage:
         prompt_tokens, cached_tokens = (sum(column) for column in zip(*self._prompts.values(), strict=True))
-        return self._reply.usage(prompt_tokens, self._num_tokens.total(), cached_tokens)
+        num_tokens = sum(told.num_tokens for told in self._told.values())
+        return self._reply.usage(prompt_tokens, num_tokens, cached_tokens)
 
 
 def without_generated(output: RequestOutput) -> RequestOutput:

@@ -90,6 +90,8 @@ class TextEvent:
         field: the text's key. In JSON a quote within a string is escaped, so `"field":""` cannot be part of one.
     """
 
+    __slots__ = ("_encode", "_head", "_tail")
+
     def __init__(self, sample: bytes, field: str, encoder: msgspec.json.Encoder) -> None:
         key = f'"{field}":'.encode()
         head, self._tail = sample.split(key + b'""')
