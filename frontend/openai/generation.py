@@ -112,16 +112,31 @@ class OutputStream(Protocol):
         """Ends what still runs. Harmless at the end."""
 
 
-async def merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+class _Single(AsyncIterator[tuple[int, RequestOutput]]):
+    """What `merge` makes of one stream: nearly always, and with every token."""
+
+    __slots__ = ("_outputs",)
+
+    def __init__(self, stream: OutputStream) -> None:
+        self._outputs = aiter(stream)
+
+    async def __anext__(self) -> tuple[int, RequestOutput]:
+        return 0, await anext(self._outputs)
+
+    async def aclose(self) -> None:
+        """The caller closes the stream."""
+
+
+def merge(streams: Sequence[OutputStream]) -> "_Single | AsyncGenerator[tuple[int, RequestOutput], None]":
     """(prompt index, output) of all streams as they come.
 
     Raises:
         QuireError: the first that any stream raises; the others are left for the caller to close.
     """
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
+    return _Single(streams[0]) if len(streams) == 1 else _merge(streams)
+
+
+async def _merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
     async def pump(index: int, stream: OutputStream) -> None:
