@@ -66,9 +66,9 @@ class GuidanceMatcher(Matcher):
         self.fill_all([self], bitmask, [row])
 
     def accept(self, token_id: int) -> bool:
-        if token_id in self._end_token_ids and not self._matcher.is_accepting():
-            return False
-        return self._matcher.try_consume_tokens([token_id]) == 1
+        if token_id in self._end_token_ids:  # asked first: a refused one would leave the matcher broken for good
+            return self._matcher.is_accepting() and self._matcher.consume_token(token_id)
+        return self._matcher.try_consume_tokens([token_id]) == 1  # which stops before an end
 
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)
