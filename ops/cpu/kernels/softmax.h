@@ -19,10 +19,11 @@ inline void store_weights(float* to, Floats x) { store(to, x); }
 inline void store_weights(Pair* to, Floats x) { store(reinterpret_cast<BFloat16*>(to), x); }
 
 // Scores of one row and tile → weights 2^(score * scale - most); `scale` has the factor log2(e) in it. Keys outside
-// [begin, end) get the weight 0. Returns the factor for what was summed up under the greatest score before.
+// [begin, end) get the weight 0. Returns the factor for what was summed up under the greatest score before. Inlined:
+// calls cost long prompts a percent.
 template <bool ALL, class Unit>
-inline float soften(const float* scores, long width, long begin, long end, float scale, float& most, Floats& total,
-                    Unit* weights) {
+__attribute__((always_inline)) inline float soften(const float* scores, long width, long begin, long end, float scale,
+                                                   float& most, Floats& total, Unit* weights) {
     Ints lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
     const Floats hidden = fill(-INFINITY);
