@@ -60,3 +60,11 @@ def test_a_forked_process_has_a_team_of_its_own(native: NativeBackend) -> None:
     if child == 0:
         os._exit(0 if many_calls(native, x, expected, 50) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_helpers_make_way_for_other_threads(native: NativeBackend) -> None:
+    x = torch.randn(64, 1024)
+    assert many_calls(native, x, alone(native, x), 3)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert own + 5 in {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir("/proc/self/task")}
+    assert own == os.getpriority(os.PRIO_PROCESS, os.getpid())
