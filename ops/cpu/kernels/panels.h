@@ -1,0 +1,116 @@
+// How weights lie for linear.cpp, and what a kernel that multiplies by them is told.
+//
+// [panel][step][32] pairs: a panel has 32 outputs, a step two neighbouring inputs. In a gated layer (arXiv:2002.05202) a
+// panel holds gates in its lower half and what they are for in its upper, so that silu and product happen where the sums
+// are, and only their result is written.
+#pragma once
+
+#include "vector.h"
+
+#include <algorithm>
+
+namespace quire {
+
+constexpr long PANEL = 32;  // outputs
+constexpr long LINE = 16;   // pairs in a cache line
+
+inline long ceil_div(long value, long by) { return (value + by - 1) / by; }
+
+// row[i][j] → row[j][i]
+inline void transpose(__m512i row[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        row[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        row[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        row[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        row[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int half = 0; half < 16; half += 8)
+        for (int i = 0; i < 4; i++) {
+            t[half + i] = _mm512_shuffle_i32x4(row[half + i], row[half + i + 4], 0x88);
+            t[half + i + 4] = _mm512_shuffle_i32x4(row[half + i], row[half + i + 4], 0xdd);
+        }
+    for (int i = 0; i < 8; i++) {
+        row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    }
+}
+
+// Up to 16 rows of `size` → pairs: to[step * to_stride + row], zero for rows past `count` and inputs past `size`. The
+// number of steps is a multiple of `depth`, 1 or 16.
+inline void interleave(const BFloat16* from, long stride, long count, long size, uint32_t* to, long to_stride,
+                       long depth) {
+    constexpr long AHEAD = 8 * 2 * LINE;
+    for (long first = 0; first < size; first += 2 * LINE) {
+        const long left = size - first;
+        const __mmask32 mask = left >= 2 * LINE ? ~0u : (1u << left) - 1;
+        __m512i row[16];
+        for (int i = 0; i < 16; i++) {
+            const BFloat16* at = from + i * stride + first;
+            if (i < count) _mm_prefetch(at + AHEAD, _MM_HINT_T0);
+            row[i] = i < count ? _mm512_maskz_loadu_epi16(mask, at) : _mm512_setzero_si512();
+        }
+        transpose(row);
+        const long steps = std::min(LINE, round_up(ceil_div(left, 2), depth));
+        for (long i = 0; i < steps; i++) _mm512_store_si512(to + (first / 2 + i) * to_stride, row[i]);
+    }
+}
+
+// Some rows times one panel, or a part of its steps.
+struct Work {
+    const void* x;
+    long x_stride;  // bytes, where it is not packed
+    bool is_packed;
+    const uint32_t* panel;
+    long steps;
+    const uint32_t* fetch;  // cache lines to fetch meanwhile, so many every four steps
+    long fetch_rate;
+    float* sums;  // [rows][32]: read unless this is the first part, written unless it is the last
+    bool is_first, is_last;
+    BFloat16* out;  // the last part adds the bias, if any, and writes `count` outputs of each row
+    long out_stride;
+    const BFloat16 *low_bias, *high_bias;  // of either half of the panel, or null
+    long count;
+    bool is_gated;
+};
+
+inline __m512 load_some(const BFloat16* from, __mmask16 mask) {
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16);
+}
+
+inline Floats rounded(__m512 x) {
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16);
+}
+
+// Where the sums of a work's rows become outputs.
+class Outputs {
+public:
+    explicit Outputs(const Work& work)
+        : work(work), mask(work.count >= PANEL ? ~0u : (1u << work.count) - 1), has_bias(work.low_bias) {
+        if (!has_bias) return;
+        low_bias = load_some(work.low_bias, (__mmask16)mask);
+        high_bias = load_some(work.high_bias, (__mmask16)(work.is_gated ? mask : mask >> 16));
+    }
+
+    __attribute__((always_inline)) void write(int row, __m512 low, __m512 high) const {
+        if (has_bias) low += low_bias, high += high_bias;
+        BFloat16* to = work.out + row * work.out_stride;
+        if (work.is_gated) {  // silu(low) * high, both rounded first: what `quire_silu_and_mul` makes of the outputs
+            const __m512 product = (__m512)(silu(rounded(low)) * rounded(high));
+            return _mm256_mask_storeu_epi16(to, (__mmask16)mask, (__m256i)_mm512_cvtneps_pbh(product));
+        }
+        _mm512_mask_storeu_epi16(to, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+
+private:
+    const Work& work;
+    const __mmask32 mask;
+    const bool has_bias;
+    __m512 low_bias, high_bias;
+};
+
+}  // namespace quire

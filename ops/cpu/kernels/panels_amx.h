@@ -1,0 +1,117 @@
+// Rows times panels on processors with AMX: 16 rows and 16 outputs in an instruction, 32 inputs deep.
+//
+// Up to 32 rows and a panel's 32 outputs have four tiles of sums, which stay in their registers while the panel passes by.
+// A tile of x is read from where it lies, or from [16 steps][32 rows][16 pairs] if it is packed.
+#pragma once
+
+#include "panels.h"
+
+#include <cstring>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace quire {
+
+constexpr int MOST_ROWS = 32;           // of a work
+constexpr int PACKED_ROWS = 32;         // that a packed one has room for
+constexpr long DEPTH = 16;              // steps of an instruction: a panel has a multiple of them
+constexpr long MOST_TILES = 32;         // works that are done while a panel is in cache
+constexpr long MOST_STEPS = 1536;       // of a panel at once: 192 KB
+constexpr long GROUP_PAIRS = 96 << 10;  // of panels that take turns: 384 KB
+constexpr int FEW_TILES = 4;            // up to here one panel at a time measures best
+
+// Linux gives a process these registers only if it asks for them, and its later threads with it.
+inline bool may_multiply() {
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
+    static const bool is_allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return is_allowed;
+}
+
+// Whether x is read where it is. Never where an instruction would read past the end of its rows.
+inline bool is_read_in_place(long rows, long in_features, long, long) {
+    return in_features % (2 * DEPTH) == 0 && rows <= 16;
+}
+
+// Up to 32 rows of `size` inputs → a packed work's x, with zeros for inputs past `size`.
+inline void pack_rows(const BFloat16* from, long stride, long count, long size, uint32_t* to) {
+    for (long first = 0; first < size; first += 2 * DEPTH, to += DEPTH * PACKED_ROWS)
+        for (long row = 0; row < count; row++) {
+            const __mmask32 mask = size - first >= 2 * DEPTH ? ~0u : (1u << (size - first)) - 1;
+            _mm512_store_si512(to + row * LINE, _mm512_maskz_loadu_epi16(mask, from + row * stride + first));
+        }
+}
+
+class Multiplier {
+public:
+    ~Multiplier() {
+        if (rows) _tile_release();
+    }
+
+    void operator()(const Work& work, int rows) {
+        configure(rows);
+        rows > 16 ? multiply<true>(work) : multiply<false>(work);
+        if (!work.is_last) return;
+        const Outputs outputs(work);
+        for (int r = 0; r < rows; r++)
+            outputs.write(r, _mm512_load_ps(work.sums + r * PANEL), _mm512_load_ps(work.sums + r * PANEL + LINE));
+    }
+
+private:
+    int rows = 0;
+
+    // Tiles 0 and 1: sums of the upper rows, low and high; 2 and 3: of the lower. 4 and 5: x; 6 and 7: the panel.
+    void configure(int wanted) {
+        if (rows == wanted) return;
+        rows = wanted;
+        const uint8_t upper = std::min(rows, 16), lower = std::max(rows - 16, 1);
+        alignas(64) struct {
+            uint8_t palette, start, reserved[14];
+            uint16_t row_bytes[16];
+            uint8_t rows[16];
+        } config{1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {upper, upper, lower, lower, upper, lower, 16, 16}};
+        _tile_loadconfig(&config);
+    }
+
+    template <bool IS_TALL> static void multiply(const Work& work) {
+        constexpr long WIDTH = PANEL * 4, LOWER = 16;  // bytes of a step and of a row of sums; first of the lower rows
+        if (work.is_first) {
+            _tile_zero(0);
+            _tile_zero(1);
+            if constexpr (IS_TALL) {
+                _tile_zero(2);
+                _tile_zero(3);
+            }
+        } else {
+            _tile_loadd(0, work.sums, WIDTH);
+            _tile_loadd(1, work.sums + LINE, WIDTH);
+            if constexpr (IS_TALL) {
+                _tile_loadd(2, work.sums + LOWER * PANEL, WIDTH);
+                _tile_loadd(3, work.sums + LOWER * PANEL + LINE, WIDTH);
+            }
+        }
+        const long stride = work.is_packed ? 64 : work.x_stride, advance = work.is_packed ? PACKED_ROWS * 64 : 64;
+        const char* x = static_cast<const char*>(work.x);
+        const uint32_t *panel = work.panel, *fetch = work.fetch;
+        for (long left = work.steps; left > 0; left -= DEPTH, x += advance, panel += DEPTH * PANEL) {
+            for (long i = 0; i < work.fetch_rate * (DEPTH / 4); i++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
+            _tile_loadd(4, x, stride);
+            _tile_loadd(6, panel, WIDTH);
+            _tile_loadd(7, panel + LINE, WIDTH);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if constexpr (IS_TALL) {
+                _tile_loadd(5, x + LOWER * stride, stride);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, work.sums, WIDTH);
+        _tile_stored(1, work.sums + LINE, WIDTH);
+        if constexpr (IS_TALL) {
+            _tile_stored(2, work.sums + LOWER * PANEL, WIDTH);
+            _tile_stored(3, work.sums + LOWER * PANEL + LINE, WIDTH);
+        }
+    }
+};
+
+}  // namespace quire
