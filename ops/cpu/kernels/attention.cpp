@@ -21,6 +21,7 @@
 #include "softmax.h"
 #include "threads.h"
 #include "tiles.h"
+#include "tiles_amx.h"
 
 #include <algorithm>
 #include <atomic>
@@ -40,6 +41,11 @@ template <class Query> void pack_query(const Query* q, long head_dim, float* pac
 
 void pack_query(const BFloat16* q, long head_dim, Pair* packed) { std::memcpy(packed, q, head_dim * sizeof(BFloat16)); }
 
+// One of `count` columns.
+void pack_query_column(const BFloat16* q, long head_dim, Pair* packed, long count) {
+    for (long d = 0; d < head_dim; d += 2, packed += count) *packed = read<Pair>(q + d);
+}
+
 // One thread's memory for an item, laid out once for the largest that a call can need.
 template <class Unit> struct Workspace {
     long query_stride, out_stride;
@@ -49,6 +55,7 @@ template <class Unit> struct Workspace {
     float *out, *most;                        // of this split: [rows][out_stride], [rows]: greatest score so far
     Floats* total;                            // [rows]: sums of weights, by lane
     float *split, *sums;                      // [sums_size], [rows][sums_size]: of the splits before
+    typename RegistersOf<Unit>::type registers;
 
     Workspace(long rows, long head_dim) {
         query_stride = round_up(head_dim, 2 * LANES) / ELEMENTS<Unit>;
@@ -124,13 +131,21 @@ template <class Unit, class Query, class Cache> struct Attention {
     Rows<Cache> values(const Tile& tile, long kv_head) const { return keys(tile, call.num_kv_heads + kv_head); }
 
     void take_queries() {
+        const bool in_place = reads_in_place(call, item.num_queries);
         for (long head = 0; head < item.num_heads; head++) {
             const Query* q = static_cast<const Query*>(call.q) +
                              (item.first_token + item.first_query) * call.q_token_stride +
                              (item.first_head + head) * group * call.q_head_stride;
-            for (long row = 0; row < rows; row++)
-                pack_query(q + row / group * call.q_token_stride + row % group * call.q_head_stride, head_dim,
-                           work.queries + (head * rows + row) * work.query_stride);
+            Unit* to = work.queries + head * rows * work.query_stride;
+            for (long row = 0; row < rows; row++) {
+                const Query* from = q + row / group * call.q_token_stride + row % group * call.q_head_stride;
+                if constexpr (QUERIES_IN_COLUMNS<Unit>)
+                    if (in_place) {
+                        pack_query_column(from, head_dim, to + row, rows);
+                        continue;
+                    }
+                pack_query(from, head_dim, to + row * work.query_stride);
+            }
         }
     }
 
@@ -161,17 +176,17 @@ template <class Unit, class Query, class Cache> struct Attention {
     __attribute__((noinline)) void add_packed(long head, long start, const Operands<Cache>& tile) {
         pack_keys(tile, work.keys);
         pack_values(tile, work.values, work.out_stride);
-        for (long row = 0; row < rows; row += BLOCK) {
-            const long num = std::min<long>(BLOCK, rows - row), index = head * rows + row;
+        for (long row = 0; row < rows; row += ROWS_AT_ONCE<Unit>) {
+            const long num = std::min<long>(ROWS_AT_ONCE<Unit>, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
             if (last_position < start) continue;  // all of the tile lies in its future
             if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // or past
-            multiply<Unit>(num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
+            multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
                            (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS,
                            round_up(tile.count, LANES), nullptr);
             weigh(row, num, start, tile.count, index, 0);
-            multiply<Unit>(num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
+            multiply(work.registers, num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
                            (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
                            work.out_stride, round_up(head_dim, LANES), work.keep);
         }
@@ -185,16 +200,16 @@ template <class Unit, class Query, class Cache> struct Attention {
             const long step = rows_together(call);
             for (long from = 0; from < tile.count; from += step)
                 for (long head = 0; head < item.num_heads; head++)
-                    multiply_keys<ROWS>(work.queries + head * ROWS * work.query_stride, work.query_stride,
+                    multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride, work.query_stride,
                                         operands(tile, head), from, std::min(from + step, tile.count),
-                                        work.scores + head * ROWS * KEYS);
+                                        work.scores + head * ROWS * KEYS, work.keys);
             for (long head = 0; head < item.num_heads; head++)
                 weigh(0, ROWS, tile.start, tile.count, head * ROWS, head * ROWS);
             for (long from = 0; from < tile.count; from += step)
                 for (long head = 0; head < item.num_heads; head++)
-                    multiply_values<ROWS>(work.weights + head * ROWS * stride, stride, operands(tile, head), from,
+                    multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride, operands(tile, head), from,
                                           std::min(from + step, tile.count), work.out + head * ROWS * work.out_stride,
-                                          work.out_stride, from ? nullptr : work.keep + head * ROWS);
+                                          work.out_stride, from ? nullptr : work.keep + head * ROWS, work.values);
         });
     }
 
@@ -202,7 +217,7 @@ template <class Unit, class Query, class Cache> struct Attention {
     // before. The rows are `index` among all, and `place` among those whose scores are kept. Not inlined: GCC would then
     // no longer inline what this calls, which costs small prompts a tenth.
     __attribute__((noinline)) void weigh(long row, long num, long start, long count, long index, long place) {
-        const long width = round_up(count, LANES);
+        const long width = round_up(count, KEYS_AT_ONCE<Unit>);
         const float scale = (float)(call.scale * M_LOG2E);
         for (long i = 0; i < num; i++) {
             const long position = walk.first_position + (row + i) / group;
@@ -281,6 +296,10 @@ template <class Query> bool run_for(const AttentionCall& call) {
 // Returns 0, or 1 if this machine's build has no code for the dtypes: `out` is untouched then.
 extern "C" int quire_attention(const quire::AttentionCall* call) {
     using namespace quire;
+#if defined(QUIRE_HAS_AMX)
+    if (call->q_dtype == BFLOAT16 && call->kv_dtype == BFLOAT16 && call->head_dim % 32 == 0 && may_use_tiles())
+        return run<TiledPair, BFloat16, BFloat16>(*call), 0;
+#endif
 #if defined(__AVX512BF16__)
     if (call->q_dtype == BFLOAT16 && call->kv_dtype == BFLOAT16 && call->head_dim % 2 == 0)
         return run<Pair, BFloat16, BFloat16>(*call), 0;

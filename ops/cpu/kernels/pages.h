@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "amx.h"
 #include "vector.h"
 
 namespace quire {
@@ -14,6 +15,11 @@ constexpr int SPLIT = 2048;      // keys after which a softmax begins anew; the 
 constexpr int MAX_ROWS = 64;     // rows that share a packed tile; of one head, or of several with fewer rows each
 constexpr int BLOCK = 4;         // rows whose sums are in registers at once
 constexpr int SPAN = 2 * LANES;  // elements of values that are taken at a time: a vector of pairs has those of two
+#if defined(QUIRE_HAS_AMX)
+constexpr int FEWEST_KEYS = 32;  // whose values are multiplied at once
+#else
+constexpr int FEWEST_KEYS = LANES;
+#endif
 constexpr int PARTS = 8;         // items that each thread should get at least, so that all finish together
 
 // Mirrored in `quire.ops.cpu.native`. Strides count elements; the last dimension of every tensor is dense.
@@ -48,7 +54,7 @@ inline bool reads_in_place(const AttentionCall& call, long num_queries) {
 // once as make up for beginning anew.
 inline long rows_together(const AttentionCall& call) {
     constexpr long WORTH_A_TURN = 2048;  // elements
-    long rows = LANES;
+    long rows = FEWEST_KEYS;
     while (rows < KEYS && (rows < call.block_size || rows * call.head_dim < WORTH_A_TURN)) rows *= 2;
     return rows;
 }

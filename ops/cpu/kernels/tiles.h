@@ -11,6 +11,8 @@ namespace quire {
 
 constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of them: BLOCK * COLUMNS accumulators
 
+struct NoRegisters {};
+
 struct Pair { uint32_t bits; };  // bfloat16 of an even index in the lower half, of the next in the upper
 
 inline Floats add_product(Floats total, float a, const float* b) { return total + a * load(b); }
@@ -66,7 +68,7 @@ template <class Body> inline void with_rows(long rows, Body body) {
 
 // `width` is a multiple of LANES; `rows` at most BLOCK.
 template <class Unit>
-void multiply(long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c,
+void multiply(NoRegisters, long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c,
               long c_stride, long width, const float* keep) {
     with_rows(rows, [&](auto constant) {
         multiply_rows<constant()>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
@@ -121,6 +123,10 @@ inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) 
 
 template <class Unit> constexpr int ELEMENTS = 1;  // of a unit
 template <> constexpr int ELEMENTS<Pair> = 2;
+template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;  // of `multiply`
+template <class Unit> constexpr int KEYS_AT_ONCE = LANES;  // whose weights are multiplied by values
+template <class Unit> constexpr bool QUERIES_IN_COLUMNS = false;  // for `multiply_keys`
+template <class Unit> struct RegistersOf { using type = NoRegisters; };
 
 // One head's keys, or values, of a tile: rows of head_dim elements, which lie wherever their pages do.
 template <class Cache> struct Rows {
@@ -178,7 +184,8 @@ template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, U
 // `multiply` by keys that are not packed, for so few rows that writing blocks of them down and reading them again would
 // take longer: each is used while it is in registers. Keys [begin, end) of the tile; head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
-void multiply_keys(const Unit* queries, long stride, const Operands<Cache>& tile, long begin, long end, float* scores) {
+void multiply_keys(NoRegisters, const Unit* queries, long stride, const Operands<Cache>& tile, long begin, long end,
+                   float* scores, Unit*) {
     const long head_dim = tile.head_dim;
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
     for (long column = begin; column < end; column += LANES) {
@@ -273,8 +280,8 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
 
 // `multiply` by values that are not packed, for so few rows that packing would not pay; head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
-void multiply_values(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin, long end,
-                     float* out, long out_stride, const float* keep) {
+void multiply_values(NoRegisters, const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
+                     long end, float* out, long out_stride, const float* keep, Unit*) {
     constexpr int N = COLUMNS / 2 * (ROWS <= BLOCK / 2 ? 2 : 1);
     long d = 0;
     for (; d + N * SPAN <= tile.head_dim; d += N * SPAN)
