@@ -12,15 +12,17 @@ namespace quire {
 
 constexpr int KEYS = 64;         // keys of a tile; with head_dim 128 in bfloat16 it stays in a 48 KiB L1
 constexpr int SPLIT = 2048;      // keys after which a softmax begins anew; the parts are put together at the end
-constexpr int MAX_ROWS = 64;     // rows that share a packed tile; of one head, or of several with fewer rows each
 constexpr int BLOCK = 4;         // rows whose sums are in registers at once
 constexpr int SPAN = 2 * LANES;  // elements of values that are taken at a time: a vector of pairs has those of two
-#if defined(QUIRE_HAS_AMX)
-constexpr int FEWEST_KEYS = 32;  // whose values are multiplied at once
-#else
-constexpr int FEWEST_KEYS = LANES;
-#endif
 constexpr int PARTS = 8;         // items that each thread should get at least, so that all finish together
+
+// MAX_ROWS share a packed tile; of one head, or of several with fewer rows each. FEWEST_KEYS have their values multiplied
+// at once. Where arithmetic is fast, what is packed must serve more of it.
+#if defined(QUIRE_HAS_AMX)
+constexpr int MAX_ROWS = 256, FEWEST_KEYS = 32;
+#else
+constexpr int MAX_ROWS = 64, FEWEST_KEYS = LANES;
+#endif
 
 // Mirrored in `quire.ops.cpu.native`. Strides count elements; the last dimension of every tensor is dense.
 struct AttentionCall {

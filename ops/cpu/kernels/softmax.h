@@ -37,7 +37,7 @@ __attribute__((always_inline)) inline float soften(const float* scores, long wid
         highest = x[n] > highest ? x[n] : highest;
     }
     const float before = most, now = std::max(before, largest(highest));
-    const float keep = before == -INFINITY ? 0 : exp2(fill(before - now))[0];
+    const float keep = now == before ? 1 : before == -INFINITY ? 0 : exp2(fill(before - now))[0];
     Floats added{};
     for (long n = 0; n < width / LANES; n++) {
         Floats weight = exp2(x[n] - now);
