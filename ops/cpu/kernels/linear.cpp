@@ -2,8 +2,8 @@
 //
 // A weight lies in panels (panels.h). Some rows make a tile, whose sums stay in registers while a panel passes by. Few rows
 // are bound by memory, so while a panel serves one tile after another, the next is fetched into the cache. Many rows are
-// bound by arithmetic: several panels take turns on each tile then, which keeps both in cache and writes a row's outputs
-// side by side.
+// bound by arithmetic, and keep in cache what the next work takes too: on AMX a part of a panel, which many tiles take;
+// otherwise several panels take turns on each tile, which also writes a row's outputs side by side.
 //
 // Each output is one chain of sums over the steps, in order, whatever the tile: a row's result does not depend on how
 // many rows there are, nor on the number of threads.
@@ -81,17 +81,18 @@ struct Block {
     }
 
     long group_size() const {
-        if (tiles.count <= FEW_TILES || steps > MOST_STEPS) return 1;
+        if (tiles.count <= FEW_TILES || steps > most_steps(tiles.count)) return 1;
         return std::clamp(GROUP_PAIRS / (steps * PANEL), 1L, MOST_PANELS);
     }
 
     // All rows' outputs of panels [first, end); panels from `next` on come afterwards.
     void compute(long first, long end, long next, float* sums, Multiplier& multiply) const {
         const long num_outputs = call.out_features / (call.is_gated ? 2 : 1), width = call.is_gated ? LINE : PANEL;
-        for (long step = 0; step < steps; step += MOST_STEPS) {
-            const long count = std::min(MOST_STEPS, steps - step), after = step + count;
+        const long most = most_steps(tiles.count);
+        for (long step = 0; step < steps; step += most) {
+            const long count = std::min(most, steps - step), after = step + count;
             const bool is_last = after == steps;
-            const long lines = 2 * std::min(MOST_STEPS, is_last ? steps : steps - after);  // of what comes afterwards
+            const long lines = 2 * std::min(most, is_last ? steps : steps - after);  // of what comes afterwards
             const long share = ceil_div(lines, tiles.count), rate = ceil_div(share, std::max(1L, count / 4));
             for (int tile = 0; tile < tiles.count; tile++)
                 for (long index = first; index < end; index++) {
@@ -133,8 +134,8 @@ struct Block {
 int linear(const LinearCall& call) {
     const long steps = count_steps(call.in_features);
     const long num_panels = count_panels(call.out_features, call.is_gated);
-    const long num_blocks = ceil_div(call.rows, MOST_TILES * MOST_ROWS);
-    const long num_tiles = std::min(ceil_div(call.rows, MOST_ROWS), MOST_TILES);
+    const long most = most_tiles(std::max(1L, steps)), num_blocks = ceil_div(call.rows, most * MOST_ROWS);
+    const long num_tiles = std::min(ceil_div(call.rows, MOST_ROWS), most);
     std::unique_ptr<uint32_t, decltype(&std::free)> packed(nullptr, &std::free);
     if (!is_read_in_place(call.rows, call.in_features, call.out_features, call.x_stride)) {
         packed.reset((uint32_t*)std::aligned_alloc(64, std::max(1L, num_tiles * steps) * 4 * PACKED_ROWS));

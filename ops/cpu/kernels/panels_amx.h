@@ -1,7 +1,10 @@
 // Rows times panels on processors with AMX: 16 rows and 16 outputs in an instruction, 32 inputs deep.
 //
-// Up to 32 rows and a panel's 32 outputs have four tiles of sums, which stay in their registers while the panel passes by.
-// A tile of x is read from where it lies, or from [16 steps][32 rows][16 pairs] if it is packed.
+// Up to 32 rows and a panel's 32 outputs have four tiles of sums, which stay in their registers while a part of the panel
+// passes by. A tile of x is read from where it lies, or from [16 steps][32 rows][16 pairs] if it is packed.
+//
+// Four products take four tiles of inputs. They come as fast as they are multiplied only if half of them are in the first
+// cache: so that a part of the panel stays there, x is read past it.
 #pragma once
 
 #include "panels.h"
@@ -15,10 +18,15 @@ namespace quire {
 constexpr int MOST_ROWS = 32;           // of a work
 constexpr int PACKED_ROWS = 32;         // that a packed one has room for
 constexpr long DEPTH = 16;              // steps of an instruction: a panel has a multiple of them
-constexpr long MOST_TILES = 32;         // works that are done while a panel is in cache
-constexpr long MOST_STEPS = 1536;       // of a panel at once: 192 KB
-constexpr long GROUP_PAIRS = 96 << 10;  // of panels that take turns: 384 KB
-constexpr int FEW_TILES = 4;            // up to here one panel at a time measures best
+constexpr long MOST_TILES = 24;         // works that are done while a panel is in cache
+constexpr long GROUP_PAIRS = 0;         // panels do not take turns
+constexpr int FEW_TILES = MOST_TILES;
+
+// So many that their x stays in the second cache meanwhile: 1.5 MB.
+inline long most_tiles(long steps) { return std::clamp((384L << 10) / (PACKED_ROWS * steps), 4L, MOST_TILES); }
+
+// Of a panel at once: 32 KB if several tiles take it from the first cache.
+inline long most_steps(int num_tiles) { return num_tiles == 1 ? 1536 : 256; }
 
 // Linux gives a process these registers only if it asks for them, and its later threads with it.
 inline bool may_multiply() {
@@ -49,7 +57,7 @@ public:
 
     void operator()(const Work& work, int rows) {
         configure(rows);
-        rows > 16 ? multiply<true>(work) : multiply<false>(work);
+        rows > 16 ? multiply<true>(work, rows) : multiply<false>(work, rows);
         if (!work.is_last) return;
         const Outputs outputs(work);
         for (int r = 0; r < rows; r++)
@@ -72,7 +80,7 @@ private:
         _tile_loadconfig(&config);
     }
 
-    template <bool IS_TALL> static void multiply(const Work& work) {
+    template <bool IS_TALL> static void multiply(const Work& work, int rows) {
         constexpr long WIDTH = PANEL * 4, LOWER = 16;  // bytes of a step and of a row of sums; first of the lower rows
         if (work.is_first) {
             _tile_zero(0);
@@ -92,15 +100,25 @@ private:
         const long stride = work.is_packed ? 64 : work.x_stride, advance = work.is_packed ? PACKED_ROWS * 64 : 64;
         const char* x = static_cast<const char*>(work.x);
         const uint32_t *panel = work.panel, *fetch = work.fetch;
+        alignas(64) char nowhere[64];
+        int row = work.is_last && !work.is_first ? 0 : rows;  // whose outputs' place is fetched next
         for (long left = work.steps; left > 0; left -= DEPTH, x += advance, panel += DEPTH * PANEL) {
             for (long i = 0; i < work.fetch_rate * (DEPTH / 4); i++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
-            _tile_loadd(4, x, stride);
+            if constexpr (IS_TALL) {
+                for (int i = 0; i < 4 && row < rows; i++, row++)
+                    _mm_prefetch(work.out + row * work.out_stride, _MM_HINT_T1);
+                // After some 3,000 cycles without one, a store of a tile takes 1,000 more.
+                if (left % (8 * DEPTH) == 0) _tile_stored(7, nowhere, 0);
+                _tile_stream_loadd(4, x, stride);
+            } else {
+                _tile_loadd(4, x, stride);
+            }
             _tile_loadd(6, panel, WIDTH);
             _tile_loadd(7, panel + LINE, WIDTH);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             if constexpr (IS_TALL) {
-                _tile_loadd(5, x + LOWER * stride, stride);
+                _tile_stream_loadd(5, x + LOWER * stride, stride);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
             }

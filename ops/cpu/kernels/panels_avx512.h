@@ -14,9 +14,13 @@ constexpr int MOST_ROWS = 14;           // of a work: with two weights and one x
 constexpr int PACKED_ROWS = 16;         // that a packed one has room for
 constexpr long DEPTH = 1;               // a panel has a multiple of so many steps
 constexpr long MOST_TILES = 72;         // works that are done while a panel is in cache
-constexpr long MOST_STEPS = 1536;       // of a panel at once: 192 KB
 constexpr long GROUP_PAIRS = 96 << 10;  // of panels that take turns: 384 KB
 constexpr int FEW_TILES = 8;            // up to here one panel at a time measures best
+
+inline long most_tiles(long) { return MOST_TILES; }
+
+// Of a panel at once: 192 KB.
+inline long most_steps(int) { return 1536; }
 
 inline bool may_multiply() { return true; }
 
