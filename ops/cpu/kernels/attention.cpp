@@ -11,7 +11,7 @@
 // and then scores = queries * keys and out += weights * values are the same small matrix product. Up to BLOCK rows take
 // them from where they lie, with the same sums: the keys of all heads, page by page, then the values, so that a decode
 // step reads long runs of memory. A unit is what one multiply-add instruction consumes per lane: a float, or a pair of
-// bfloat16 where the machine multiplies those (summed in float32).
+// bfloat16 where the machine multiplies those (summed in float32), with vectors (tiles.h) or with tiles (tiles_amx.h).
 //
 // Tiles begin at multiples of KEYS, softmaxes begin anew at those of SPLIT, and a row's arithmetic does not see its
 // neighbours: a query's result depends neither on the batch, nor on threads, nor on how a prompt was cut.
@@ -183,12 +183,12 @@ template <class Unit, class Query, class Cache> struct Attention {
             if (last_position < start) continue;  // all of the tile lies in its future
             if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // or past
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
-                           (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS,
-                           round_up(tile.count, LANES), nullptr);
+                     (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(tile.count, LANES),
+                     nullptr);
             weigh(row, num, start, tile.count, index, 0);
             multiply(work.registers, num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
-                           (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
-                           work.out_stride, round_up(head_dim, LANES), work.keep);
+                     (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
+                     work.out_stride, round_up(head_dim, LANES), work.keep);
         }
     }
 
@@ -200,16 +200,17 @@ template <class Unit, class Query, class Cache> struct Attention {
             const long step = rows_together(call);
             for (long from = 0; from < tile.count; from += step)
                 for (long head = 0; head < item.num_heads; head++)
-                    multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride, work.query_stride,
-                                        operands(tile, head), from, std::min(from + step, tile.count),
-                                        work.scores + head * ROWS * KEYS, work.keys);
+                    multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride,
+                                        work.query_stride, operands(tile, head), from,
+                                        std::min(from + step, tile.count), work.scores + head * ROWS * KEYS, work.keys);
             for (long head = 0; head < item.num_heads; head++)
                 weigh(0, ROWS, tile.start, tile.count, head * ROWS, head * ROWS);
             for (long from = 0; from < tile.count; from += step)
                 for (long head = 0; head < item.num_heads; head++)
-                    multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride, operands(tile, head), from,
-                                          std::min(from + step, tile.count), work.out + head * ROWS * work.out_stride,
-                                          work.out_stride, from ? nullptr : work.keep + head * ROWS, work.values);
+                    multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
+                                          operands(tile, head), from, std::min(from + step, tile.count),
+                                          work.out + head * ROWS * work.out_stride, work.out_stride,
+                                          from ? nullptr : work.keep + head * ROWS, work.values);
         });
     }
 

@@ -8,10 +8,11 @@
 // Each output is one chain of sums over the steps, in order, whatever the tile: a row's result does not depend on how
 // many rows there are, nor on the number of threads.
 
+#include "amx.h"
 #include "kernels.h"
 #include "threads.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(QUIRE_HAS_AMX)
 #include "panels_amx.h"
 #define QUIRE_HAS_PANELS 1
 #elif defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)

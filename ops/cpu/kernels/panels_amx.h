@@ -7,11 +7,8 @@
 // cache: so that a part of the panel stays there, x is read past it.
 #pragma once
 
+#include "amx.h"
 #include "panels.h"
-
-#include <cstring>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 namespace quire {
 
@@ -28,12 +25,7 @@ inline long most_tiles(long steps) { return std::clamp((384L << 10) / (PACKED_RO
 // Of a panel at once: 32 KB if several tiles take it from the first cache.
 inline long most_steps(int num_tiles) { return num_tiles == 1 ? 1536 : 256; }
 
-// Linux gives a process these registers only if it asks for them, and its later threads with it.
-inline bool may_multiply() {
-    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
-    static const bool is_allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-    return is_allowed;
-}
+inline bool may_multiply() { return may_use_tiles(); }
 
 // Whether x is read where it is. Never where an instruction would read past the end of its rows.
 inline bool is_read_in_place(long rows, long in_features, long, long) {
@@ -51,12 +43,11 @@ inline void pack_rows(const BFloat16* from, long stride, long count, long size, 
 
 class Multiplier {
 public:
-    ~Multiplier() {
-        if (rows) _tile_release();
-    }
-
     void operator()(const Work& work, int rows) {
-        configure(rows);
+        registers.shape(rows, [&](int tile) {
+            const bool is_upper = tile < 2 || tile == 4, is_lower = tile == 2 || tile == 3 || tile == 5;
+            return is_upper ? TileShape{std::min(rows, 16)} : is_lower ? TileShape{std::max(rows - 16, 1)} : TileShape{};
+        });
         rows > 16 ? multiply<true>(work, rows) : multiply<false>(work, rows);
         if (!work.is_last) return;
         const Outputs outputs(work);
@@ -65,21 +56,9 @@ public:
     }
 
 private:
-    int rows = 0;
+    TileRegisters registers;
 
     // Tiles 0 and 1: sums of the upper rows, low and high; 2 and 3: of the lower. 4 and 5: x; 6 and 7: the panel.
-    void configure(int wanted) {
-        if (rows == wanted) return;
-        rows = wanted;
-        const uint8_t upper = std::min(rows, 16), lower = std::max(rows - 16, 1);
-        alignas(64) struct {
-            uint8_t palette, start, reserved[14];
-            uint16_t row_bytes[16];
-            uint8_t rows[16];
-        } config{1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {upper, upper, lower, lower, upper, lower, 16, 16}};
-        _tile_loadconfig(&config);
-    }
-
     template <bool IS_TALL> static void multiply(const Work& work, int rows) {
         constexpr long WIDTH = PANEL * 4, LOWER = 16;  // bytes of a step and of a row of sums; first of the lower rows
         if (work.is_first) {
