@@ -48,7 +48,9 @@ public:
             const bool is_upper = tile < 2 || tile == 4, is_lower = tile == 2 || tile == 3 || tile == 5;
             return is_upper ? TileShape{std::min(rows, 16)} : is_lower ? TileShape{std::max(rows - 16, 1)} : TileShape{};
         });
-        rows > 16 ? multiply<true>(work, rows) : multiply<false>(work, rows);
+        const bool is_whole = work.is_first && work.is_last;
+        if (rows <= 16) multiply<false, false>(work, rows);
+        else is_whole ? multiply<true, false>(work, rows) : multiply<true, true>(work, rows);
         if (!work.is_last) return;
         const Outputs outputs(work);
         for (int r = 0; r < rows; r++)
@@ -59,7 +61,8 @@ private:
     TileRegisters registers;
 
     // Tiles 0 and 1: sums of the upper rows, low and high; 2 and 3: of the lower. 4 and 5: x; 6 and 7: the panel.
-    template <bool IS_TALL> static void multiply(const Work& work, int rows) {
+    // IS_SHARED: a part of a panel, which many tiles take.
+    template <bool IS_TALL, bool IS_SHARED> static void multiply(const Work& work, int rows) {
         constexpr long WIDTH = PANEL * 4, LOWER = 16;  // bytes of a step and of a row of sums; first of the lower rows
         if (work.is_first) {
             _tile_zero(0);
@@ -80,10 +83,10 @@ private:
         const char* x = static_cast<const char*>(work.x);
         const uint32_t *panel = work.panel, *fetch = work.fetch;
         alignas(64) char nowhere[64];
-        int row = work.is_last && !work.is_first ? 0 : rows;  // whose outputs' place is fetched next
+        int row = work.is_last ? 0 : rows;  // whose outputs' place is fetched next
         for (long left = work.steps; left > 0; left -= DEPTH, x += advance, panel += DEPTH * PANEL) {
             for (long i = 0; i < work.fetch_rate * (DEPTH / 4); i++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
-            if constexpr (IS_TALL) {
+            if constexpr (IS_SHARED) {
                 for (int i = 0; i < 4 && row < rows; i++, row++)
                     _mm_prefetch(work.out + row * work.out_stride, _MM_HINT_T1);
                 // After some 3,000 cycles without one, a store of a tile takes 1,000 more.
@@ -91,13 +94,14 @@ private:
                 _tile_stream_loadd(4, x, stride);
             } else {
                 _tile_loadd(4, x, stride);
+                if constexpr (IS_TALL) _tile_loadd(5, x + LOWER * stride, stride);
             }
             _tile_loadd(6, panel, WIDTH);
             _tile_loadd(7, panel + LINE, WIDTH);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
+            if constexpr (IS_SHARED) _tile_stream_loadd(5, x + LOWER * stride, stride);
             if constexpr (IS_TALL) {
-                _tile_stream_loadd(5, x + LOWER * stride, stride);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
             }
