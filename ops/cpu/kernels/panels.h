@@ -69,7 +69,7 @@ struct Work {
     long steps;
     const uint32_t* fetch;  // cache lines to fetch meanwhile, so many every four steps
     long fetch_rate;
-    float* sums;  // [rows][32]: read unless this is the first part, written unless it is the last
+    float* sums;  // [rows][32]: read unless this is the first part; the last one leaves nothing of use there
     bool is_first, is_last;
     BFloat16* out;  // the last part adds the bias, if any, and writes `count` outputs of each row
     long out_stride;

@@ -11,7 +11,7 @@ namespace quire {
 
 #if defined(QUIRE_HAS_AMX)
 
-struct TiledPair : Pair {};
+struct TiledPair : Pair {};  // a pair that is multiplied by these instructions
 template <> constexpr int ELEMENTS<TiledPair> = 2;
 template <> constexpr int ROWS_AT_ONCE<TiledPair> = 16;
 template <> constexpr int KEYS_AT_ONCE<TiledPair> = 32;
