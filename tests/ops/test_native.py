@@ -81,11 +81,15 @@ def take(step: Step, row: int, first: int, last: int, native: NativeBackend, win
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 30])
-@pytest.mark.parametrize("head_dim", [32, 40, 128])  # few queries read keys and values in place, or packed, or in place
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim"),
+    [(4, 32), (4, 40), (4, 128), (14, 64), (16, 32)],  # a decode step reads keys and values in place, but not with 40
+)
 def test_bits_depend_neither_on_the_batch_nor_on_chunks(
-    native: NativeBackend, two_threads: None, dtype: torch.dtype, window: int | None, head_dim: int
+    native: NativeBackend, two_threads: None, dtype: torch.dtype, window: int | None, num_heads: int, head_dim: int
 ) -> None:
-    step = Step(native, [(1, 90), (150, 150), (1, 7), (40, 260), (1, 300)], dtype=dtype, head_dim=head_dim)
+    rows = [(1, 90), (150, 150), (1, 7), (40, 260), (1, 300)]
+    step = Step(native, rows, dtype=dtype, num_heads=num_heads, head_dim=head_dim)
     together = step.run(window)
     assert torch.equal(take(step, 0, 0, 1, native, window), together[:1])
     assert torch.equal(take(step, 3, 0, 40, native, window), together[152:192])
@@ -143,7 +147,7 @@ def test_pages_before_the_window_are_not_read(native: NativeBackend) -> None:
     assert torch.equal(step.run(window=20), expected)
 
 
-def test_too_many_heads_of_a_group_fall_back_to_torch_falls_back(native: NativeBackend) -> None:
+def test_attention_with_too_many_heads_of_a_group_falls_back(native: NativeBackend) -> None:
     assert_near(Step(native, MIXED[:4], num_heads=65, num_kv_heads=1, head_dim=8), None, torch.float32)
 
 

@@ -8,9 +8,9 @@
 //     keys   [units of head_dim][KEYS]          transposed, so that a vector holds one dimension of many keys
 //     values [units of KEYS][head_dim]
 //
-// and then scores = queries * keys and out += weights * values are the same small matrix product. Up to BLOCK rows take
-// them from where they lie, with the same sums: the keys of all heads, page by page, then the values, so that a decode
-// step reads long runs of memory. A unit is what one multiply-add instruction consumes per lane: a float, or a pair of
+// and then scores = queries * keys and out += weights * values are the same small matrix product. Few rows take them from
+// where they lie, with the same sums: the keys of all heads, page by page, then the values, so that a decode step reads
+// long runs of memory. A unit is what one multiply-add instruction consumes per lane: a float, or a pair of
 // bfloat16 where the machine multiplies those (summed in float32), with vectors (tiles.h) or with tiles (tiles_amx.h).
 //
 // Tiles begin at multiples of KEYS, softmaxes begin anew at those of SPLIT, and a row's arithmetic does not see its
@@ -131,7 +131,6 @@ template <class Unit, class Query, class Cache> struct Attention {
     Rows<Cache> values(const Tile& tile, long kv_head) const { return keys(tile, call.num_kv_heads + kv_head); }
 
     void take_queries() {
-        const bool in_place = reads_in_place(call, item.num_queries);
         for (long head = 0; head < item.num_heads; head++) {
             const Query* q = static_cast<const Query*>(call.q) +
                              (item.first_token + item.first_query) * call.q_token_stride +
@@ -140,7 +139,7 @@ template <class Unit, class Query, class Cache> struct Attention {
             for (long row = 0; row < rows; row++) {
                 const Query* from = q + row / group * call.q_token_stride + row % group * call.q_head_stride;
                 if constexpr (QUERIES_IN_COLUMNS<Unit>)
-                    if (in_place) {
+                    if (item.in_place) {
                         pack_query_column(from, head_dim, to + row, rows);
                         continue;
                     }
@@ -153,10 +152,9 @@ template <class Unit, class Query, class Cache> struct Attention {
         std::fill_n(work.most, all_rows, -INFINITY);
         std::fill_n(work.total, all_rows, Floats{});
         std::fill_n(work.out, all_rows * work.out_stride, 0.0f);
-        const bool in_place = reads_in_place(call, item.num_queries);
         for (long start = begin; start < end; start += KEYS) {
             const Tile tile = walk.tile(start);
-            if (in_place) add_in_place(tile);
+            if (item.in_place) add_in_place(tile);
             else
                 for (long head = 0; head < item.num_heads; head++) add_packed(head, start, operands(tile, head));
         }
@@ -194,7 +192,7 @@ template <class Unit, class Query, class Cache> struct Attention {
 
     // One tile, for all heads, in the order in which it lies in memory.
     __attribute__((noinline)) void add_in_place(const Tile& tile) {
-        with_rows(rows, [&](auto constant) {
+        with_rows<ROWS_IN_PLACE<Unit>>(rows, [&](auto constant) {
             constexpr int ROWS = constant();
             constexpr long stride = KEYS / ELEMENTS<Unit>;
             const long step = rows_together(call);
@@ -253,7 +251,7 @@ template <class Unit, class Query, class Cache> struct Attention {
 };
 
 template <class Unit, class Query, class Cache> void run(const AttentionCall& call) {
-    const std::vector<Item> items = items_of(call);
+    const std::vector<Item> items = items_of(call, ROWS_IN_PLACE<Unit>);
     const long count = (long)items.size();
     double pairs = 0;
     for (const Item& item : items) pairs += (double)item.num_queries * item.num_heads * item.end_key;

@@ -16,10 +16,10 @@ constexpr int BLOCK = 4;         // rows whose sums are in registers at once
 constexpr int SPAN = 2 * LANES;  // elements of values that are taken at a time: a vector of pairs has those of two
 constexpr int PARTS = 8;         // items that each thread should get at least, so that all finish together
 
-// MAX_ROWS share a packed tile; of one head, or of several with fewer rows each. FEWEST_KEYS have their values multiplied
-// at once. Where arithmetic is fast, what is packed must serve more of it.
+// MAX_ROWS share a packed tile; of one head, or of several with fewer rows each. Where arithmetic is fast, what is packed
+// must serve more of it. FEWEST_KEYS of a head are read in place before the next head's.
 #if defined(QUIRE_HAS_AMX)
-constexpr int MAX_ROWS = 256, FEWEST_KEYS = 32;
+constexpr int MAX_ROWS = 256, FEWEST_KEYS = KEYS;
 #else
 constexpr int MAX_ROWS = 64, FEWEST_KEYS = LANES;
 #endif
@@ -45,12 +45,8 @@ struct Item {
     long request, first_token, first_query, num_queries, first_head, num_heads, first_key, end_key;
     long shared;  // a number for those items that have the keys of the same queries between them; or -1
     long cost;
+    bool in_place;  // few rows take keys and values from where they lie; more have them packed, head by head
 };
-
-// Few rows take keys and values from where they lie, in the order in which they lie; more have them packed, by head.
-inline bool reads_in_place(const AttentionCall& call, long num_queries) {
-    return num_queries * call.group <= BLOCK && call.head_dim % SPAN == 0;
-}
 
 // How many keys of a head are read in place before the next head's: a page's, for long runs of memory, but as many at
 // once as make up for beginning anew.
@@ -62,7 +58,7 @@ inline long rows_together(const AttentionCall& call) {
 }
 
 // Some queries of each request, against all keys of one head; and what all heads of all of them cost.
-inline std::vector<Item> pieces_of(const AttentionCall& call, long& total) {
+inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& total) {
     std::vector<Item> pieces;
     pieces.reserve(call.num_requests);
     const long queries = std::max<long>(1, MAX_ROWS / call.group);
@@ -73,7 +69,8 @@ inline std::vector<Item> pieces_of(const AttentionCall& call, long& total) {
             const long num = std::min(queries, count - first), end = computed + first + num;
             const long first_key = call.window ? std::max(0L, computed + first + 1 - call.window) : 0;
             const long cost = (num + 8) * end;  // reading costs like some queries
-            pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, -1, cost});
+            const bool in_place = num * call.group <= few && call.head_dim % SPAN == 0;
+            pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, -1, cost, in_place});
             total += cost * call.num_kv_heads;
         }
         first_token += count;
@@ -87,7 +84,7 @@ inline bool cut_across(const AttentionCall& call, const Item& piece, long wanted
     const long first = piece.first_key / SPLIT, splits = (piece.end_key - 1) / SPLIT + 1 - first;
     const long parts = std::min(wanted, splits), rows = piece.num_queries * call.group;
     const bool is_worth_it = parts > 1 && parts >= std::min(wanted, 2 * call.num_threads);
-    if (!is_worth_it || !reads_in_place(call, piece.num_queries) || rows * call.num_kv_heads > MAX_ROWS) return false;
+    if (!is_worth_it || !piece.in_place || rows * call.num_kv_heads > MAX_ROWS) return false;
     for (long part = 0; part < parts; part++) {
         Item item = piece;
         item.num_heads = call.num_kv_heads, item.shared = shared;
@@ -99,9 +96,10 @@ inline bool cut_across(const AttentionCall& call, const Item& piece, long wanted
     return true;
 }
 
-inline std::vector<Item> items_of(const AttentionCall& call) {
+// Up to `few` rows of a head are read in place.
+inline std::vector<Item> items_of(const AttentionCall& call, long few) {
     long total = 0, num_shared = 0;
-    std::vector<Item> pieces = pieces_of(call, total), items;
+    std::vector<Item> pieces = pieces_of(call, few, total), items;
     items.reserve(pieces.size());
     for (Item& item : pieces) {
         const long wanted = item.cost * call.num_kv_heads * PARTS * call.num_threads / total;
@@ -201,8 +199,8 @@ public:
     __attribute__((always_inline)) void advance(long bytes) {
         long left = due + bytes;
         const char* next = line;
-        for (; left > 0; left -= 64, next += 64) {
-            while (next >= end) {
+        while (left > 0) {
+            if (next >= end) {
                 const long unread = next_run();
                 if (unread < 0) {
                     line = next, due = 0;
@@ -210,8 +208,13 @@ public:
                 }
                 left -= unread;
                 next = line;
+                continue;
             }
-            __builtin_prefetch(next);
+            const long lines = (std::min<long>(left, end - next) + 63) / 64;
+            left -= 64 * lines;
+#pragma GCC unroll 4
+            for (long i = 0; i < lines; i++) __builtin_prefetch(next + 64 * i);
+            next += 64 * lines;
         }
         line = next;
         due = left;
@@ -244,15 +247,15 @@ private:
     bool next_part() {
         if (part < 0) {
             part = 0;
-        } else if (!in_place && part < 1) {
+        } else if (!current->in_place && part < 1) {
             part = 1;
         } else if (head + 1 < current->first_head + current->num_heads) {
             head++;
-            if (!in_place) part = 0;
+            if (!current->in_place) part = 0;
         } else if (until < std::min(start + KEYS, walk.end)) {
             group += step, head = current->first_head;
             group_page = page, group_row = row;
-        } else if (in_place && part < 1) {
+        } else if (current->in_place && part < 1) {
             part = 1, group = 0, head = current->first_head;
             group_page = first_page, group_row = first_row;
         } else if (start + KEYS < walk.end) {
@@ -271,8 +274,7 @@ private:
     void enter(const Item& item) {
         current = &item;
         walk = Walk(call, item);
-        in_place = reads_in_place(call, item.num_queries);
-        step = in_place ? rows_together(call) : KEYS;
+        step = item.in_place ? rows_together(call) : KEYS;
         start = walk.begin, group = 0;
         first_page = group_page = walk.first_of(start) / call.block_size;
         first_row = group_row = walk.first_of(start) % call.block_size;
@@ -285,7 +287,6 @@ private:
     const long part_size;
     const Item *current = nullptr, *after = nullptr;
     Walk walk{};
-    bool in_place;
     long step;                        // keys that are read of one head before the next
     long start, part, group, head;    // of the tile; 0: keys, 1: values; first key of the step, from start on
     long first_page, first_row;       // where the tile begins

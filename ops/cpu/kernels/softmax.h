@@ -15,8 +15,9 @@
 
 namespace quire {
 
-inline void store_weights(float* to, Floats x) { store(to, x); }
-inline void store_weights(Pair* to, Floats x) { store(reinterpret_cast<BFloat16*>(to), x); }
+// The n-th vector of a row's weights.
+inline void store_weights(float* row, long n, Floats x) { store(row + n * LANES, x); }
+inline void store_weights(Pair* row, long n, Floats x) { store(reinterpret_cast<BFloat16*>(row) + n * LANES, x); }
 
 // Scores of one row and tile → weights 2^(score * scale - most); `scale` has the factor log2(e) in it. Keys outside
 // [begin, end) get the weight 0. Returns the factor for what was summed up under the greatest score before. Inlined:
@@ -46,7 +47,7 @@ __attribute__((always_inline)) inline float soften(const float* scores, long wid
             weight = (key >= (int)begin) & (key < (int)end) ? weight : Floats{};
         }
         added += weight;
-        store_weights(weights + n * LANES / ELEMENTS<Unit>, weight);
+        store_weights(weights, n, weight);
     }
     most = now;
     total = total * keep + added;

@@ -56,21 +56,18 @@ void multiply_rows(const Unit* a, long a_stride, const Unit* b, long b_stride, l
         multiply_block<ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
 }
 
-// Calls body with `rows`, 1 to BLOCK, as a constant.
-template <class Body> inline void with_rows(long rows, Body body) {
-    switch (rows) {
-        case 1: return body(std::integral_constant<int, 1>());
-        case 2: return body(std::integral_constant<int, 2>());
-        case 3: return body(std::integral_constant<int, 3>());
-        default: return body(std::integral_constant<int, 4>());
-    }
+// Calls body with `rows`, 1 to MOST, as a constant.
+template <int MOST, class Body> inline void with_rows(long rows, Body body) {
+    if constexpr (MOST > 1)
+        if (rows < MOST) return with_rows<MOST - 1>(rows, body);
+    body(std::integral_constant<int, MOST>());
 }
 
 // `width` is a multiple of LANES; `rows` at most BLOCK.
 template <class Unit>
 void multiply(NoRegisters, long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c,
               long c_stride, long width, const float* keep) {
-    with_rows(rows, [&](auto constant) {
+    with_rows<BLOCK>(rows, [&](auto constant) {
         multiply_rows<constant()>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
     });
 }
@@ -123,7 +120,8 @@ inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) 
 
 template <class Unit> constexpr int ELEMENTS = 1;  // of a unit
 template <> constexpr int ELEMENTS<Pair> = 2;
-template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;  // of `multiply`
+template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;   // of `multiply`
+template <class Unit> constexpr int ROWS_IN_PLACE = BLOCK;  // of `multiply_keys` and `multiply_values`
 template <class Unit> constexpr int KEYS_AT_ONCE = LANES;  // whose weights are multiplied by values
 template <class Unit> constexpr bool QUERIES_IN_COLUMNS = false;  // for `multiply_keys`
 template <class Unit> struct RegistersOf { using type = NoRegisters; };

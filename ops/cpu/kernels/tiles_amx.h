@@ -14,27 +14,34 @@ namespace quire {
 struct TiledPair : Pair {};  // a pair that is multiplied by these instructions
 template <> constexpr int ELEMENTS<TiledPair> = 2;
 template <> constexpr int ROWS_AT_ONCE<TiledPair> = 16;
+template <> constexpr int ROWS_IN_PLACE<TiledPair> = 8;
 template <> constexpr int KEYS_AT_ONCE<TiledPair> = 32;
 template <> constexpr bool QUERIES_IN_COLUMNS<TiledPair> = true;
 template <> struct RegistersOf<TiledPair> { using type = TileRegisters; };
 
-// Values [begin, end) of a tile → packed [pairs of values][stride], with zeros up to a multiple of 32 values.
-inline void pack_pairs(const Operands<BFloat16>& tile, long begin, long end, TiledPair* packed, long stride) {
-    const auto [keys, values, count, head_dim, ahead] = tile;
-    alignas(64) static const BFloat16 zeros[SPAN] = {};
-    for (long i = begin; i < begin + round_up(end - begin, 32); i += 2, packed += stride) {
-        const bool has_first = i < end, has_second = i + 1 < end;
-        if (has_first) tile.fetch_ahead(has_second ? 2 : 1, 0, head_dim);
-        const BFloat16 *first = has_first ? values[i] : zeros, *second = has_second ? values[i + 1] : zeros;
-        for (long d = 0; d < head_dim; d += SPAN) {
-            const Two two = units_of(packed, first + has_first * d, second + has_second * d);
-            std::memcpy(packed + d, &two, sizeof(two));
-        }
-    }
+// A pair is of a key and the 16th after it, so that a decode step can take 16 neighbours from where they lie.
+inline void store_weights(TiledPair* row, long n, Floats x) {
+    TiledPair* to = row + n / 2 * LANES;
+    const Words bits = (Words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x));
+    const Words pairs = n % 2 ? read<Words>(to) | bits << 16 : bits;
+    std::memcpy(to, &pairs, sizeof(pairs));
 }
 
+// Values → packed [pairs of values][stride], with zeros up to a multiple of 32 values.
 inline void pack_values(const Operands<BFloat16>& tile, TiledPair* packed, long stride) {
-    pack_pairs(tile, 0, tile.count, packed, stride);
+    const auto [keys, values, count, head_dim, ahead] = tile;
+    alignas(64) static const BFloat16 zeros[SPAN] = {};
+    for (long start = 0; start < count; start += 2 * LANES) {
+        for (long i = start; i < start + LANES; i++, packed += stride) {
+            const bool has_first = i < count, has_second = i + LANES < count;
+            if (has_first) tile.fetch_ahead(has_second ? 2 : 1, 0, head_dim);
+            const BFloat16 *first = has_first ? values[i] : zeros, *second = has_second ? values[i + LANES] : zeros;
+            for (long d = 0; d < head_dim; d += SPAN) {
+                const Two two = units_of(packed, first + has_first * d, second + has_second * d);
+                std::memcpy(packed + d, &two, sizeof(two));
+            }
+        }
+    }
 }
 
 inline void scale_rows(long rows, float* c, long stride, long width, const float* keep) {
@@ -93,11 +100,23 @@ inline void multiply(TileRegisters& registers, long rows, const TiledPair* a, lo
         multiply_columns<1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
 }
 
-// Tile 0: sums of 16 keys; 1: the keys; 2: queries. 3: sums of 16 dimensions; 4: weights; 5: values.
+// 16 keys, or values, from `begin` on, as one matrix: from where they lie, if they are neighbours, or from a copy. Those
+// from `end` on count as zero.
+inline const BFloat16* neighbours(const Rows<BFloat16>& rows, long begin, long end, long head_dim, TiledPair* scratch) {
+    if (begin + LANES <= end && rows.offsets[begin + LANES - 1] - rows.offsets[begin] == (LANES - 1) * head_dim)
+        return rows[begin];
+    BFloat16* copy = reinterpret_cast<BFloat16*>(scratch);
+    std::memset(copy, 0, LANES * head_dim * sizeof(BFloat16));
+    for (long i = begin; i < std::min(begin + LANES, end); i++)
+        std::memcpy(copy + (i - begin) * head_dim, rows[i], head_dim * sizeof(BFloat16));
+    return copy;
+}
+
+// Tile 0: sums of 16 keys; 1: the keys; 2: queries. 3: sums of 32 dimensions; 4: weights; 5: values.
 template <int ROWS> void shape_few(TileRegisters& registers) {
     registers.shape(-ROWS, [](int tile) {
         if (tile == 0 || tile == 2) return TileShape{16, 4 * ROWS};
-        return tile == 3 || tile == 4 ? TileShape{ROWS} : TileShape{};
+        return tile == 3 || tile == 4 ? TileShape{2 * ROWS} : TileShape{};
     });
 }
 
@@ -105,45 +124,65 @@ template <int ROWS> void shape_few(TileRegisters& registers) {
 template <int ROWS>
 void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, const Operands<BFloat16>& tile, long begin,
                    long end, float* scores, TiledPair* scratch) {
-    const auto [keys, values, count, head_dim, ahead] = tile;
+    const long head_dim = tile.head_dim;
+    alignas(64) float sums[KEYS][ROWS];
     shape_few<ROWS>(registers);
     for (long column = begin; column < end; column += LANES) {
-        const BFloat16* from = keys[column];
-        if (keys.offsets[column + LANES - 1] - keys.offsets[column] != (LANES - 1) * head_dim) {
-            BFloat16* copy = reinterpret_cast<BFloat16*>(scratch);
-            for (long i = 0; i < LANES; i++)
-                std::memcpy(copy + i * head_dim, keys[column + i], head_dim * sizeof(BFloat16));
-            from = copy;
-        }
-        tile.fetch_ahead(std::min<long>(LANES, count - column), 0, head_dim);
+        const BFloat16* keys = neighbours(tile.keys, column, end, head_dim, scratch);
         _tile_zero(0);
-        for (long d = 0; d < head_dim; d += 2 * LANES) {
-            _tile_loadd(1, from + d, head_dim * sizeof(BFloat16));
+        for (long d = 0; d < head_dim; d += SPAN) {
+            tile.fetch_ahead(std::min<long>(LANES, end - column), d, d + SPAN);
+            _tile_loadd(1, keys + d, head_dim * sizeof(BFloat16));
             _tile_loadd(2, queries + d / 2 * ROWS, 4 * ROWS);
             _tile_dpbf16ps(0, 1, 2);
         }
-        alignas(64) float sums[LANES][ROWS];
-        _tile_stored(0, sums, 4 * ROWS);
-        for (int row = 0; row < ROWS; row++)
-            for (int i = 0; i < LANES; i++) scores[row * KEYS + column + i] = sums[i][row];
+        _tile_stored(0, sums[column], 4 * ROWS);
     }
+    for (int row = 0; row < ROWS; row++)
+        for (long i = begin; i < round_up(end, LANES); i++) scores[row * KEYS + i] = sums[i][row];
 }
 
+// See `multiply_values` in tiles.h. Values lie as [keys][head_dim], where an instruction wants pairs of keys. So a pair is
+// taken from two dimensions of one key, and every row has two of weights: one for even dimensions, with zeros for the odd,
+// and one the other way round. The sums of a pair's first keys, and those of their second ones, are the parts that an
+// instruction adds up, and are added in the same order here.
 template <int ROWS>
 void multiply_values(TileRegisters& registers, const TiledPair* weights, long weights_stride,
                      const Operands<BFloat16>& tile, long begin, long end, float* out, long out_stride,
                      const float* keep, TiledPair* scratch) {
     const long head_dim = tile.head_dim;
+    float* sums = reinterpret_cast<float*>(scratch);  // [2][head_dim / SPAN][ROWS][2][LANES]
+    const long half_size = ROWS * head_dim;
     shape_few<ROWS>(registers);
     if (keep) scale_rows(ROWS, out, out_stride, head_dim, keep);
-    for (; begin < end; begin += 32) {
-        pack_pairs(tile, begin, std::min(begin + 32, end), scratch, head_dim);
-        _tile_loadd(4, weights + begin / 2, weights_stride * 4);
-        for (long d = 0; d < head_dim; d += LANES) {
-            _tile_loadd(3, out + d, out_stride * 4);
-            _tile_loadd(5, scratch + d, head_dim * 4);
-            _tile_dpbf16ps(3, 4, 5);
-            _tile_stored(3, out + d, out_stride * 4);
+    for (; begin < end; begin += 2 * LANES) {
+        Words shares[2][ROWS][2];
+        for (int row = 0; row < ROWS; row++) {
+            const Words pairs = read<Words>(weights + row * weights_stride + begin / 2);
+            shares[0][row][0] = pairs & 0xffff, shares[0][row][1] = pairs << 16;
+            shares[1][row][0] = pairs >> 16, shares[1][row][1] = pairs & 0xffff0000;
+        }
+        for (int half = 0; half < 2; half++) {
+            const long first = begin + half * LANES, count = std::clamp<long>(end - first, 0, LANES);
+            const BFloat16* values = neighbours(tile.values, first, end, head_dim, scratch + 2 * half_size);
+            _tile_loadd(4, shares[half], 64);
+            for (long d = 0; d < head_dim; d += SPAN) {
+                tile.fetch_ahead(count, d, d + SPAN);
+                _tile_zero(3);
+                _tile_loadd(5, values + d, head_dim * sizeof(BFloat16));
+                _tile_dpbf16ps(3, 4, 5);
+                _tile_stored(3, sums + half * half_size + d * ROWS, 64);
+            }
+        }
+        for (long d = 0; d < head_dim; d += SPAN) {
+            for (int row = 0; row < ROWS; row++) {
+                const float *first = sums + d * ROWS + row * SPAN, *second = first + half_size;
+                const Words even = bits_as<Words>(load(first) + load(second));
+                const Words odd = bits_as<Words>(load(first + LANES) + load(second + LANES));
+                float* to = out + row * out_stride + d;
+                store(to, load(to) + bits_as<Floats>(interleave<false>(even, odd)));
+                store(to + LANES, load(to + LANES) + bits_as<Floats>(interleave<true>(even, odd)));
+            }
         }
     }
 }
