@@ -143,9 +143,9 @@ void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, con
 }
 
 // See `multiply_values` in tiles.h. Values lie as [keys][head_dim], where an instruction wants pairs of keys. So a pair is
-// taken from two dimensions of one key, and every row has two of weights: one for even dimensions, with zeros for the odd,
-// and one the other way round. The sums of a pair's first keys, and those of their second ones, are the parts that an
-// instruction adds up, and are added in the same order here.
+// taken from two dimensions of one key, and a row has two rows of weights: with zeros for odd dimensions, and with zeros
+// for even ones. The sums over first keys of pairs, and those over second keys, are what an instruction adds up at its
+// end, and they are added in the same order here.
 template <int ROWS>
 void multiply_values(TileRegisters& registers, const TiledPair* weights, long weights_stride,
                      const Operands<BFloat16>& tile, long begin, long end, float* out, long out_stride,
