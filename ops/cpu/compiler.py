@@ -1,8 +1,8 @@
 """Builds this folder's C++ kernels for the machine it runs on, once, and keeps the result in the user's cache folder.
 
-The sources include no torch header, so a build takes about two seconds and outlives a torch update. It happens when a
-worker first binds the CPU backend on a machine: at start-up, before the weights are read, so that all of a process's
-tokens come from the same kernels. Without a working compiler the torch operations serve.
+The sources include no torch header, so a build takes seconds (seven on two cores) and outlives a torch update. It happens
+when a worker first binds the CPU backend on a machine: at start-up, before the weights are read, so that all of a
+process's tokens come from the same kernels. Without a working compiler the torch operations serve.
 
 `CXX` names the compiler (default c++, then g++, then clang++). `QUIRE_CACHE_ROOT` moves the cache from
 `$XDG_CACHE_HOME/quire` or `~/.cache/quire`. `QUIRE_DISABLED_KERNELS=cpu_native` leaves the kernels out.
@@ -19,6 +19,8 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -66,9 +68,11 @@ def build(folder: Path) -> Path:
         return library
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     started = time.monotonic()
+    logger.info("building the CPU kernels for this machine, once")
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
-        sources = [str(path) for path in sorted(_SOURCES.glob("*.cpp"))]
-        _run([*compiler, *_FLAGS, "-c", *sources], scratch)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            commands = [[*compiler, *_FLAGS, "-c", str(path)] for path in sorted(_SOURCES.glob("*.cpp"))]
+            list(pool.map(_run, commands, repeat(scratch)))
         objects = sorted(path.name for path in Path(scratch).glob("*.o"))
         _run([*compiler, "-shared", "-pthread", "-o", "kernels.so", *objects], scratch)
         os.replace(Path(scratch) / "kernels.so", library)  # at once: another process sees all of it or nothing

@@ -28,6 +28,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 namespace quire {
@@ -90,7 +91,7 @@ private:
 };
 
 // One item on one thread.
-template <class Unit, class Query, class Cache> struct Attention {
+template <class Unit, class Cache> struct Attention {
     const AttentionCall& call;
     const Item& item;
     Shared* shared;  // null: the item has all splits
@@ -102,7 +103,7 @@ template <class Unit, class Query, class Cache> struct Attention {
     const Walk walk{call, item};
 
     void run() {
-        take_queries();
+        with_query_type([&](auto* type) { take_queries(type); });
         const long first = walk.begin / SPLIT, last = (walk.end - 1) / SPLIT;
         for (long split = first; split <= last; split++) {
             add_split(std::max(walk.begin, split * SPLIT), std::min(walk.end, (split + 1) * SPLIT));
@@ -130,7 +131,13 @@ template <class Unit, class Query, class Cache> struct Attention {
 
     Rows<Cache> values(const Tile& tile, long kv_head) const { return keys(tile, call.num_kv_heads + kv_head); }
 
-    void take_queries() {
+    // body(null pointer of the type of queries and outputs).
+    template <class Body> void with_query_type(Body body) const {
+        if constexpr (ELEMENTS<Unit> == 1) with_type(call.q_dtype, body);
+        else body(static_cast<BFloat16*>(nullptr));
+    }
+
+    template <class Query> void take_queries(const Query*) {
         for (long head = 0; head < item.num_heads; head++) {
             const Query* q = static_cast<const Query*>(call.q) +
                              (item.first_token + item.first_query) * call.q_token_stride +
@@ -234,6 +241,10 @@ template <class Unit, class Query, class Cache> struct Attention {
 
     // From `sums`, or, where there was but one split, from that.
     void finish(const float* sums) {
+        with_query_type([&](auto* type) { finish(sums, type); });
+    }
+
+    template <class Query> void finish(const float* sums, Query*) {
         for (long head = 0; head < item.num_heads; head++) {
             Query* out = static_cast<Query*>(call.out) +
                          ((item.first_token + item.first_query) * call.num_kv_heads + item.first_head + head) * group *
@@ -250,7 +261,7 @@ template <class Unit, class Query, class Cache> struct Attention {
     }
 };
 
-template <class Unit, class Query, class Cache> void run(const AttentionCall& call) {
+template <class Unit, class Cache> void run(const AttentionCall& call) {
     const std::vector<Item> items = items_of(call, ROWS_IN_PLACE<Unit>);
     const long count = (long)items.size();
     double pairs = 0;
@@ -271,22 +282,11 @@ template <class Unit, class Query, class Cache> void run(const AttentionCall& ca
             const long next = early ? taken.fetch_add(1) : count;
             ahead.follow(items[index], next < count ? &items[next] : nullptr);
             const Item& item = items[index];
-            Attention<Unit, Query, Cache>{
+            Attention<Unit, Cache>{
                 call, item, item.shared < 0 ? nullptr : &shared[item.shared], work, ahead}.run();
             index = early ? next : taken.fetch_add(1);
         }
     });
-}
-
-template <class Query> bool run_for(const AttentionCall& call) {
-    switch (call.kv_dtype) {
-        case FLOAT32: return run<float, Query, float>(call), true;
-        case BFLOAT16: return run<float, Query, BFloat16>(call), true;
-#if defined(QUIRE_HAS_FLOAT16)
-        case FLOAT16: return run<float, Query, Half>(call), true;
-#endif
-        default: return false;
-    }
 }
 
 }  // namespace
@@ -297,18 +297,13 @@ extern "C" int quire_attention(const quire::AttentionCall* call) {
     using namespace quire;
 #if defined(QUIRE_HAS_AMX)
     if (call->q_dtype == BFLOAT16 && call->kv_dtype == BFLOAT16 && call->head_dim % 32 == 0 && may_use_tiles())
-        return run<TiledPair, BFloat16, BFloat16>(*call), 0;
+        return run<TiledPair, BFloat16>(*call), 0;
 #endif
 #if defined(__AVX512BF16__)
     if (call->q_dtype == BFLOAT16 && call->kv_dtype == BFLOAT16 && call->head_dim % 2 == 0)
-        return run<Pair, BFloat16, BFloat16>(*call), 0;
+        return run<Pair, BFloat16>(*call), 0;
 #endif
-    switch (call->q_dtype) {
-        case FLOAT32: return !run_for<float>(*call);
-        case BFLOAT16: return !run_for<BFloat16>(*call);
-#if defined(QUIRE_HAS_FLOAT16)
-        case FLOAT16: return !run_for<Half>(*call);
-#endif
-        default: return 1;
-    }
+    if (with_type(call->q_dtype, [](auto*) {})) return 1;
+    return with_type(call->kv_dtype,
+                     [&](auto* type) { run<float, std::remove_pointer_t<decltype(type)>>(*call); });
 }

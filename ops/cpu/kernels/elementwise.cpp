@@ -23,18 +23,6 @@ template <class Body> void parallel(long count, long elements, long num_threads,
     for_each(count, elements > WORTH_A_THREAD ? num_threads : 1, body);
 }
 
-// Calls body with a null pointer of the dtype's type.
-template <class Body> int with_type(long dtype, Body body) {
-    switch (dtype) {
-        case FLOAT32: return body(static_cast<float*>(nullptr)), 0;
-        case BFLOAT16: return body(static_cast<BFloat16*>(nullptr)), 0;
-#if defined(QUIRE_HAS_FLOAT16)
-        case FLOAT16: return body(static_cast<Half*>(nullptr)), 0;
-#endif
-        default: return 1;
-    }
-}
-
 template <class T> void normalise(const T* x, const T* weight, T* out, long size, float eps) {
     Floats squares{};
     for (long i = 0; i < size; i += LANES) {

@@ -167,19 +167,11 @@ template <class Bits> void mask(Bits* logits, const uint32_t* words, long size, 
 template <class Body>
 int for_rows(const void* logits, long num_rows, long size, long stride, bool* usable, long dtype, long num_threads,
              Body body) {
-    auto run = [&](auto* type) {
+    return with_type(dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         for_each(num_rows, num_rows * size > WORTH_A_THREAD ? num_threads : 1,
                  [&](long row) { usable[row] = body((const T*)logits + row * stride, row); });
-    };
-    switch (dtype) {
-        case FLOAT32: return run(static_cast<float*>(nullptr)), 0;
-        case BFLOAT16: return run(static_cast<BFloat16*>(nullptr)), 0;
-#if defined(QUIRE_HAS_FLOAT16)
-        case FLOAT16: return run(static_cast<Half*>(nullptr)), 0;
-#endif
-        default: return 1;
-    }
+    });
 }
 
 }  // namespace

@@ -35,6 +35,18 @@ enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 #define QUIRE_HAS_FLOAT16 1
 #endif
 
+// Calls body with a null pointer of the dtype's type. 1, without a call, where this machine's build has no such type.
+template <class Body> inline int with_type(long dtype, Body body) {
+    switch (dtype) {
+        case FLOAT32: return body(static_cast<float*>(nullptr)), 0;
+        case BFLOAT16: return body(static_cast<BFloat16*>(nullptr)), 0;
+#if defined(QUIRE_HAS_FLOAT16)
+        case FLOAT16: return body(static_cast<Half*>(nullptr)), 0;
+#endif
+        default: return 1;
+    }
+}
+
 inline long round_up(long value, long multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 template <class To, class From> inline To bits_as(const From& from) {
