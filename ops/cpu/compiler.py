@@ -1,8 +1,8 @@
 """Builds this folder's C++ kernels for the machine it runs on, once, and keeps the result in the user's cache folder.
 
-The sources include no torch header, so a build takes seconds (seven on two cores) and outlives a torch update. It happens
-when a worker first binds the CPU backend on a machine: at start-up, before the weights are read, so that all of a
-process's tokens come from the same kernels. Without a working compiler the torch operations serve.
+The sources include no torch header, so a build takes seconds (seven on two cores) and outlives a torch update. It
+happens when a worker first binds the CPU backend on a machine: at start-up, before the weights are read, so that all of
+a process's tokens come from the same kernels. Without a working compiler the torch operations serve.
 
 `CXX` names the compiler (default c++, then g++, then clang++). `QUIRE_CACHE_ROOT` moves the cache from
 `$XDG_CACHE_HOME/quire` or `~/.cache/quire`. `QUIRE_DISABLED_KERNELS=cpu_native` leaves the kernels out.
