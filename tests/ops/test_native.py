@@ -67,6 +67,15 @@ def test_odd_shapes(
         assert_near(step, window, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_whose_keys_lie_as_if_they_were_neighbours(native: NativeBackend, dtype: torch.dtype) -> None:
+    """With one KV head and pages of 7 tokens, key 15 can lie 15 rows after key 0 with another page's keys between."""
+    for seed in range(40):
+        rows = [(1, 20), (20, 20)]
+        step = Step(native, rows, num_heads=2, num_kv_heads=1, head_dim=32, block_size=7, dtype=dtype, seed=seed)
+        assert_near(step, None, dtype)
+
+
 def take(step: Step, row: int, first: int, last: int, native: NativeBackend, window: int | None) -> Tensor:
     """New tokens [first, last) of one row of a step, computed as a step of their own."""
     start = int(step.query_lens[:row].sum())

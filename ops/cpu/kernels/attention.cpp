@@ -126,7 +126,8 @@ template <class Unit, class Cache> struct Attention {
     }
 
     Rows<Cache> keys(const Tile& tile, long kv_head) const {
-        return {static_cast<const Cache*>(call.kv_cache) + kv_head * call.block_size * head_dim, tile.offsets};
+        return {static_cast<const Cache*>(call.kv_cache) + kv_head * call.block_size * head_dim, tile.offsets,
+                tile.are_neighbours};
     }
 
     Rows<Cache> values(const Tile& tile, long kv_head) const { return keys(tile, call.num_kv_heads + kv_head); }

@@ -124,8 +124,12 @@ inline std::vector<Item> items_of(const AttentionCall& call, long few) {
 }
 
 // Where the keys [start, start + count) of one request are: offsets from those of the same head on page 0. Past `count`
-// the last one is repeated.
-struct Tile { long start, count, offsets[KEYS]; };
+// the last one is repeated. Of each LANES of them, whether all lie in one piece: their ends alone do not tell, since
+// they may be on different pages.
+struct Tile {
+    long start, count, offsets[KEYS];
+    bool are_neighbours[KEYS / LANES];
+};
 
 // Keys of one request that are neighbours on a page: `rows` of them, the first at the offset.
 struct Run { long offset, rows; };
@@ -159,7 +163,7 @@ struct Walk {
 
     Tile tile(long start) const {
         const long until = end_of(start);
-        Tile found{start, until - start, {}};
+        Tile found{start, until - start, {}, {}};
         long position = first_of(start), i = 0;
         const long before = position - start;  // the first key that is seen stands for those
         Run next = run(position, until);
@@ -172,6 +176,12 @@ struct Walk {
             next = run(position, until);
         }
         for (const long last = found.offsets[i - 1]; i < KEYS; i++) found.offsets[i] = last;
+        for (long first = 0; first < KEYS; first += LANES) {
+            bool are = true;
+            for (long k = first + 1; k < first + LANES; k++)
+                are &= found.offsets[k] - found.offsets[k - 1] == call->head_dim;
+            found.are_neighbours[first / LANES] = are;
+        }
         return found;
     }
 };

@@ -122,7 +122,7 @@ template <class Unit> constexpr int ELEMENTS = 1;  // of a unit
 template <> constexpr int ELEMENTS<Pair> = 2;
 template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;   // of `multiply`
 template <class Unit> constexpr int ROWS_IN_PLACE = BLOCK;  // of `multiply_keys` and `multiply_values`
-template <class Unit> constexpr int KEYS_AT_ONCE = LANES;  // whose weights are multiplied by values
+template <class Unit> constexpr int KEYS_AT_ONCE = LANES;   // whose weights are multiplied by values
 template <class Unit> constexpr bool QUERIES_IN_COLUMNS = false;  // for `multiply_keys`
 template <class Unit> struct RegistersOf { using type = NoRegisters; };
 
@@ -130,6 +130,7 @@ template <class Unit> struct RegistersOf { using type = NoRegisters; };
 template <class Cache> struct Rows {
     const Cache* head;  // on page 0
     const long* offsets;
+    const bool* are_neighbours;  // see Tile
     const Cache* operator[](long i) const { return head + offsets[i]; }
 };
 
@@ -154,7 +155,7 @@ inline void take_keys(const Operands<Cache>& tile, long column, long first, Word
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
     const long whole = WHOLE ? first + WIDTH : head_dim;
     // Most often they are neighbours on a page.
-    if (keys.offsets[column + LANES - 1] - keys.offsets[column] == (LANES - 1) * head_dim) {
+    if (keys.are_neighbours[column / LANES]) {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * head_dim, first, whole);
     } else {

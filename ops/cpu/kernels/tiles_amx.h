@@ -103,8 +103,7 @@ inline void multiply(TileRegisters& registers, long rows, const TiledPair* a, lo
 // 16 keys, or values, from `begin` on, as one matrix: from where they lie, if they are neighbours, or from a copy. Those
 // from `end` on count as zero.
 inline const BFloat16* neighbours(const Rows<BFloat16>& rows, long begin, long end, long head_dim, TiledPair* scratch) {
-    if (begin + LANES <= end && rows.offsets[begin + LANES - 1] - rows.offsets[begin] == (LANES - 1) * head_dim)
-        return rows[begin];
+    if (begin + LANES <= end && rows.are_neighbours[begin / LANES]) return rows[begin];
     BFloat16* copy = reinterpret_cast<BFloat16*>(scratch);
     std::memset(copy, 0, LANES * head_dim * sizeof(BFloat16));
     for (long i = begin; i < std::min(begin + LANES, end); i++)
