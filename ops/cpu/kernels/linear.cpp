@@ -11,6 +11,7 @@
 #include "amx.h"
 #include "kernels.h"
 #include "threads.h"
+#include "vector.h"
 
 #if defined(QUIRE_HAS_AMX)
 #include "panels_amx.h"
