@@ -11,27 +11,27 @@ import numpy as np
 import torch
 
 from quire import ops
-from quire.core.config import EngineConfig
+from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.core.protocol import StepPlan, StepResult, WorkerReady
 from quire.core.trace import NO_SPANS, SpanList, Spans
-from quire.executor import memory
-from quire.executor.decode_inputs import DecodeInputs
-from quire.executor.embedded_prompts import EmbeddedPrompts
-from quire.executor.first_touch import touch
-from quire.executor.forward import Forward
-from quire.executor.model_runner import ModelRunner
+from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+from quire.executor.memory import plan as memory
+from quire.executor.memory.first_touch import touch
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
-from quire.executor.parallel import ParallelGroup
-from quire.executor.recorded_steps import RecordedSteps
-from quire.executor.request_table import RequestTable
+from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
+from quire.executor.step.decode_inputs import DecodeInputs
+from quire.executor.step.embedded_prompts import EmbeddedPrompts
+from quire.executor.step.forward import Forward
+from quire.executor.step.model_runner import ModelRunner
+from quire.executor.step.recorded_steps import RecordedSteps
+from quire.executor.step.request_table import RequestTable
 from quire.executor.timed_ops import timed
-from quire.executor.weights import open_weights
+from quire.executor.weights.readers import open_weights
 
 logger = get_logger(__name__)
 

@@ -5,25 +5,26 @@ import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Literal
 
-from quire.core.config import EngineArgs, EngineConfig
-from quire.core.engine_client import EngineClient
+from quire.core.config.engine_args import EngineArgs
+from quire.core.config.resolved import EngineConfig
+from quire.core.engine.client import EngineClient
 from quire.core.errors import ConfigError, EngineDeadError, ParameterError
 from quire.core.logging import get_logger
-from quire.core.protocol import EngineReady, EngineRequest
-from quire.core.sampling_params import SamplingParams
-from quire.frontend import launch
-from quire.frontend.cli.refusals import Refusals
-from quire.frontend.completion import Completion
+from quire.core.wire.protocol import EngineReady, EngineRequest
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
-from quire.frontend.input_processor import InputProcessor
-from quire.frontend.metrics import EngineMetrics
-from quire.frontend.output_processor import RequestStream
+from quire.frontend.launch.launcher import EngineSetup
+from quire.frontend.launch.refusals import Refusals
+from quire.frontend.metrics.metrics import EngineMetrics
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.prompt import Prompt, PromptLike, ReadEmbeds
-from quire.frontend.served_model import ServedModel
-from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.truncation import Truncation
-from quire.frontend.turns import in_turns
+from quire.frontend.requests.completion import Completion
+from quire.frontend.requests.input_processor import InputProcessor
+from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds
+from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.turns import in_turns
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.truncation import Truncation
 
 logger = get_logger(__name__)
 
@@ -85,10 +86,10 @@ class AsyncLLM:
         """
         if args is not None and options:
             raise ConfigError("Give engine options either as EngineArgs or as keywords, not both.")
-        return cls.from_setup(launch.EngineSetup.from_args(args or _read_options(options), usage))
+        return cls.from_setup(EngineSetup.from_args(args or _read_options(options), usage))
 
     @classmethod
-    def from_setup(cls, setup: launch.EngineSetup) -> "AsyncLLM":
+    def from_setup(cls, setup: EngineSetup) -> "AsyncLLM":
         """As `from_engine_args`, with options that are resolved and an engine that may have been launched ahead.
 
         Raises:
@@ -320,7 +321,7 @@ class AsyncLLM:
 
 
 def _embeds_reader(hidden_size: int) -> ReadEmbeds:
-    from quire.frontend.prompt_embeds import EmbedsReader  # NumPy, which other servers start without
+    from quire.frontend.requests.prompt_embeds import EmbedsReader  # NumPy, which other servers start without
 
     return EmbedsReader(hidden_size).read
 

@@ -7,16 +7,16 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from quire.core.config import EngineConfig
+from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ParameterError
-from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from quire.frontend.chat_template import Message
-from quire.frontend.event_loop import EventLoopThread
+from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import open_progress
-from quire.frontend.prompt import PromptLike
+from quire.frontend.requests.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
+from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.text.chat_template import Message
 
 _TOKENIZED_AT_ONCE = 256
 """Prompts per batch of tokenization: the engine starts on the first batch while the second is read."""

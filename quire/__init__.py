@@ -4,23 +4,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.core.sampling_params import SamplingParams
-    from quire.core.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+    from quire.core.wire.sampling_params import SamplingParams
+    from quire.core.wire.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
-    from quire.frontend.beam_search import BeamSearchParams
     from quire.frontend.llm import LLM
     from quire.frontend.outputs import CompletionOutput, RequestOutput
+    from quire.frontend.requests.beam_search import BeamSearchParams
 
     __version__: str
 
 _LAZY = {
     "LLM": "quire.frontend.llm",
     "AsyncLLM": "quire.frontend.async_llm",
-    "SamplingParams": "quire.core.sampling_params",
-    "StructuredOutputsParams": "quire.core.structured_outputs",
-    "GuidedDecodingParams": "quire.core.structured_outputs",
-    "BeamSearchParams": "quire.frontend.beam_search",
+    "SamplingParams": "quire.core.wire.sampling_params",
+    "StructuredOutputsParams": "quire.core.wire.structured_outputs",
+    "GuidedDecodingParams": "quire.core.wire.structured_outputs",
+    "BeamSearchParams": "quire.frontend.requests.beam_search",
     "LogitsProcessor": "quire.executor.sampling.custom",
     "RequestOutput": "quire.frontend.outputs",
     "CompletionOutput": "quire.frontend.outputs",

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, Part, RowLinear
-from quire.executor.weights import Shard
+from quire.executor.weights.readers import Shard
 from quire.ops import AttentionBatch
 
 

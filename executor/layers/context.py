@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.parallel import ParallelGroup
-from quire.executor.weights import Shard, WeightReader
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.readers import Shard, WeightReader
 from quire.ops import Backend
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.weights import Shard
+from quire.executor.weights.readers import Shard
 
 
 class Part(NamedTuple):

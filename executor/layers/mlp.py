@@ -4,7 +4,7 @@ from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import GatedLinear, Part, RowLinear
-from quire.executor.weights import Shard
+from quire.executor.weights.readers import Shard
 
 
 class GatedMLP:

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.weights import Shard
+from quire.executor.weights.readers import Shard
 
 
 class VocabularyWeight:

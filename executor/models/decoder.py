@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quire.core.config import ModelSpec
+from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, AttentionShape, Wanted
 from quire.executor.layers.context import ModelContext

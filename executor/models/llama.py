@@ -1,6 +1,6 @@
 """Llama (arXiv:2302.13971, 2407.21783) and Mistral (arXiv:2310.06825), which is Llama with a window on every layer."""
 
-from quire.core.config import ModelSpec
+from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.decoder import Decoder, attention_shape

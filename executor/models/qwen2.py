@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (arXiv:2407.10671, 2412.15115)."""
 
-from quire.core.config import ModelSpec
+from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.decoder import Decoder, attention_shape, sliding_windows

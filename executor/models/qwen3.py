@@ -1,6 +1,6 @@
 """Qwen3, dense (arXiv:2505.09388)."""
 
-from quire.core.config import ModelSpec
+from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.decoder import Decoder, attention_shape, rms_norm_eps, sliding_windows

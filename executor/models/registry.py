@@ -2,7 +2,7 @@
 
 import importlib
 
-from quire.core.config import ModelSpec
+from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.models.base import Model, ModelContext
 

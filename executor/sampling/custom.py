@@ -12,7 +12,7 @@ import torch
 
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.core.protocol import NewSlot
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import SampleBatch
 
 logger = get_logger(__name__)

@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from quire.core.protocol import NewSlot
-from quire.executor.request_table import RequestTable
+from quire.core.wire.protocol import NewSlot
+from quire.executor.step.request_table import RequestTable
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from quire.core.protocol import NewSlot
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import SampleBatch
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.core.config import LogprobsMode
-from quire.core.protocol import NewSlot, TokenLogprobs
+from quire.core.config.model import LogprobsMode
+from quire.core.wire.protocol import NewSlot, TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
 
 _NONE = -2

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from quire.core.protocol import NewSlot
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import Mask, SampleBatch
 
 

@@ -7,7 +7,7 @@ logit -= frequency * count + presence * (count > 0)       count: occurrences in 
 import numpy as np
 import torch
 
-from quire.core.protocol import NewSlot
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import SampleBatch
 
 

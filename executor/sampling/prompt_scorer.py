@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import torch
 
-from quire.core.config import LogprobsMode
-from quire.core.protocol import NewSlot, PromptLogprobs, StepPlan, TokenLogprobs
-from quire.executor.request_table import RequestTable
+from quire.core.config.model import LogprobsMode
+from quire.core.wire.protocol import NewSlot, PromptLogprobs, StepPlan, TokenLogprobs
 from quire.executor.sampling.logprobs import ALL, scores, token_logprobs
+from quire.executor.step.request_table import RequestTable
 
 _MAX_LOGITS = 2**23
 """Logits at once; a prompt's are computed in slices of this size, because all of them may not fit in memory."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.core.config import LogprobsMode
-from quire.core.protocol import NewSlot
+from quire.core.config.model import LogprobsMode
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.custom import CustomFeature

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.core.protocol import NewSlot
-from quire.core.sampling_params import ThinkingMarks
+from quire.core.wire.protocol import NewSlot
+from quire.core.wire.sampling_params import ThinkingMarks
 from quire.executor.sampling.feature import Mask, SampleBatch
 
 

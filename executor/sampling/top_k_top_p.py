@@ -7,7 +7,7 @@ kept stay too, so the outcome depends on the row's values alone, never on how a 
 import numpy as np
 import torch
 
-from quire.core.protocol import NewSlot
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.cut import drop_below
 from quire.executor.sampling.feature import SampleBatch
 

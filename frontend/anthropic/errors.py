@@ -6,7 +6,7 @@ import msgspec
 from litestar import Request, Response
 
 from quire.frontend.anthropic.answers import ErrorAnswer, ErrorCause
-from quire.frontend.errors import ErrorReporter, Problem
+from quire.frontend.http.errors import ErrorReporter, Problem
 
 _TYPES = {
     400: "invalid_request_error",

@@ -9,9 +9,9 @@ from quire.frontend.anthropic.answers import ErrorAnswer, MessageAnswer, TokenCo
 from quire.frontend.anthropic.errors import AnthropicErrors, error_frame
 from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.frontend.anthropic.service import Messages
-from quire.frontend.errors import ErrorReporter
-from quire.frontend.http_answers import HttpAnswers, documented
-from quire.frontend.json_request import JsonRequest
+from quire.frontend.http.answers import HttpAnswers, documented
+from quire.frontend.http.errors import ErrorReporter
+from quire.frontend.http.json_request import JsonRequest
 
 
 def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorReporter, guards: list[Guard]) -> Router:

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from quire.frontend.anthropic.answers import MessageAnswer, MessageUsage, TokenCount
 from quire.frontend.anthropic.builder import MessageBuilder
 from quire.frontend.anthropic.schema import NAMES, CountTokensRequest, MessagesRequest
-from quire.frontend.event_stream import ACCEPTED
-from quire.frontend.openai.conversation import Conversations
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.turn import Turn
+from quire.frontend.http.event_stream import ACCEPTED
+from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import ChatRequest
-from quire.frontend.openai.turn import Turn
-from quire.frontend.server_config import ServerConfig
 
 CALL_PREFIX = "toolu_"
 """How ids of calls begin."""

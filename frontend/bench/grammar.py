@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import ParameterError
-from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.core.structured_outputs import StructuredOutputsParams
+from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.cli.arguments import CommandParser, add_engine_options

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from quire.core.errors import ConfigError
-from quire.core.sampling_params import SamplingParams
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
 from quire.frontend.cli.arguments import CommandParser, add_engine_options

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from quire.core.config import EngineArgs
+from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError, QuireError
 from quire.frontend.llm import LLM
 

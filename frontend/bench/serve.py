@@ -20,7 +20,7 @@ from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.load import Target, run_load
 from quire.frontend.bench.profile import add_profile_argument, server_recording
 from quire.frontend.bench.result_file import add_result_arguments, details, result_path, settings
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")

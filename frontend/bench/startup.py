@@ -18,13 +18,13 @@ import httpx
 import msgspec
 import numpy as np
 
-from quire.core.config import EngineArgs
+from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import QuireError
-from quire.frontend import device
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.memory import ResidentMemory, checkpoint_bytes, resident_memory
+from quire.frontend.checkpoint.model_source import find_model
 from quire.frontend.cli.arguments import CommandParser, add_engine_options
-from quire.frontend.model_source import find_model
+from quire.frontend.launch import device
 
 PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 0.005

@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from quire.core.config import EngineArgs
+from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError
-from quire.core.sampling_params import SamplingParams
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import write_json
 from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
 from quire.frontend.cli.arguments import CommandParser, add_engine_options

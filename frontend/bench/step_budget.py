@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quire.core.config import ModelSpec
+from quire.core.config.resolved import ModelSpec
 from quire.core.errors import QuireError
 
 ROWS = {

@@ -3,17 +3,17 @@
 import argparse
 import time
 
-from quire.core.config import EngineArgs
-from quire.core.sampling_params import SamplingParams
+from quire.core.config.engine_args import EngineArgs
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
 from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
+from quire.frontend.checkpoint.model_source import find_model, find_tokenizer
 from quire.frontend.cli.arguments import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
-from quire.frontend.model_source import find_model, find_tokenizer
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import Struct
 
-from quire.core.config import EngineArgs, convert_group
+from quire.core.config.engine_args import EngineArgs, convert_group
 from quire.core.errors import ConfigError
-from quire.frontend.batch_config import BatchConfig
+from quire.frontend.batch.config import BatchConfig
 from quire.frontend.cli import config_file, help_pages
 from quire.frontend.cli.dotted import DottedValue, merge
-from quire.frontend.cli.refusals import Refusals
 from quire.frontend.cli.values import Field, fields_of
-from quire.frontend.server_config import ServerConfig
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.launch.refusals import Refusals
 
 USAGE_ERROR = 2
 NUMBER = re.compile(r"-\d*\.?\d+")

@@ -15,8 +15,8 @@ import yaml
 
 from quire.core.errors import ConfigError
 from quire.frontend.cli.dotted import DottedValue
-from quire.frontend.cli.refusals import Refusals
 from quire.frontend.cli.values import Field
+from quire.frontend.launch.refusals import Refusals
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every request succeeded."""
-    from quire.frontend.run_batch import run_batch  # here, so that --help need not load the engine's client
+    from quire.frontend.batch.run_batch import run_batch  # here, so that --help need not load the engine's client
 
     configure("batch")
     try:

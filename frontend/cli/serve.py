@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from quire.frontend.cli.arguments import CommandParser, add_engine_options, add_server_options
 
 if TYPE_CHECKING:
-    from quire.frontend.launch import EngineSetup
-    from quire.frontend.server_config import ServerConfig
+    from quire.frontend.http.server_config import ServerConfig
+    from quire.frontend.launch.launcher import EngineSetup
 
 COMMON = [
     "--host", "--port", "--api-key", "--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs",
@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> None:
     """Serves until told to stop."""
     # Imports are here, so that --help need not load the server, and late, so that the engine loads beside them.
     from quire.core.logging import configure
-    from quire.frontend.launch import EngineSetup
-    from quire.frontend.listener import bind, release
+    from quire.frontend.http.listener import bind, release
+    from quire.frontend.launch.launcher import EngineSetup
 
     configure("serve")
     listener = bind(args.server_config)
@@ -46,7 +46,7 @@ def _serve(setup: "EngineSetup", server: "ServerConfig", listener: socket.socket
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM
-    from quire.frontend.server import serve
+    from quire.frontend.http.server import serve
 
     engine = AsyncLLM.from_setup(setup)
     # People at a terminal, and whoever tries the demo model, want to see what to do next; a service's log does not.

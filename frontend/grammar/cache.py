@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from quire.core.protocol import Grammar
+from quire.core.wire.protocol import Grammar
 
 
 class GrammarCache:

@@ -3,17 +3,17 @@
 import asyncio
 import os
 
-from quire.core.config import StructuredOutputsOptions
+from quire.core.config.structured_outputs import StructuredOutputsOptions
 from quire.core.errors import ParameterError
 from quire.core.logging import get_logger
-from quire.core.protocol import Grammar
-from quire.core.structured_outputs import ConstraintKind, StructuredOutputsParams
+from quire.core.wire.protocol import Grammar
+from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
 from quire.frontend.grammar.helper import Helper, HelperDied
 from quire.frontend.grammar.messages import Compile, Compiled, Refused, Setup
 from quire.frontend.grammar.pool import HelperPool
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from quire.core.config import StructuredOutputsOptions
+from quire.core.config.structured_outputs import StructuredOutputsOptions
 from quire.core.errors import ParameterError
-from quire.core.structured_outputs import ConstraintKind, StructuredOutputsParams
+from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputsParams
 
 MAX_BYTES = 256 * 2**10
 MAX_REGEX_BYTES = 16 * 2**10

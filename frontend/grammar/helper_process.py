@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import Backend, GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Compiled, Refused, Setup, framed
 from quire.frontend.grammar.schema import SchemaError
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 
 _BACKENDS = "quire.frontend.grammar.backends."
 BACKENDS = {

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import ParameterError
-from quire.core.sampling_params import MAX_COMPLETIONS
+from quire.core.wire.sampling_params import MAX_COMPLETIONS
 from quire.frontend.openai.answers import ChatCompletion, CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.generation import INLINE_CHOICES, cancel
 from quire.frontend.openai.list_price import check_lists
 from quire.frontend.openai.schema import ChatRequest
-from quire.frontend.turns import apart, in_turns
+from quire.frontend.requests.turns import apart, in_turns
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):

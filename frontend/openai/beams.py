@@ -5,9 +5,9 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.beam_search import BeamSearch, BeamSearchParams
 from quire.frontend.openai.schema import GenerationRequest
-from quire.frontend.prompt import PromptLike
+from quire.frontend.requests.beam_search import BeamSearch, BeamSearchParams
+from quire.frontend.requests.prompt import PromptLike
 
 _NOTHING: dict[str, Sequence[Any]] = {
     "presence_penalty": (0,),

@@ -6,18 +6,18 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.event_stream import ACCEPTED
-from quire.frontend.events import Event, Finish
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.events import Event, Finish
+from quire.frontend.http.event_stream import ACCEPTED
+from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, Usage
 from quire.frontend.openai.chat_events import ChatChunks, read_message, told_reason
-from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.server_config import ServerConfig
-from quire.frontend.turns import apart
+from quire.frontend.requests.turns import apart
 
 
 class ChatCompletions:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from quire.frontend.event_stream import DONE
-from quire.frontend.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.chat.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from quire.frontend.chat.turn import Choice, Turn
+from quire.frontend.http.event_stream import DONE
 from quire.frontend.openai.answers import (
     ChatChunk,
     ChatChunkChoice,
@@ -21,7 +22,6 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest
-from quire.frontend.openai.turn import Choice, Turn
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 
 

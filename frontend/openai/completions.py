@@ -7,11 +7,11 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET
 
-from quire.core.sampling_params import SamplingParams
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.event_stream import ACCEPTED, DONE
-from quire.frontend.fill_in_middle import fill_in_middle
-from quire.frontend.input_processor import INLINE_CHARACTERS
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.http.event_stream import ACCEPTED, DONE
+from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import (
     Completion,
     CompletionChoice,
@@ -21,7 +21,6 @@ from quire.frontend.openai.answers import (
     Usage,
 )
 from quire.frontend.openai.beams import open_beams
-from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import (
     INLINE_CHOICES,
     OutputStream,
@@ -39,10 +38,11 @@ from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
-from quire.frontend.prompt import PromptLike
-from quire.frontend.server_config import ServerConfig
-from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.turns import apart, in_turns
+from quire.frontend.requests.input_processor import INLINE_CHARACTERS
+from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.turns import apart, in_turns
+from quire.frontend.text.fill_in_middle import fill_in_middle
+from quire.frontend.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from quire.core.logging import get_logger
+from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.frontend.openai.schema import GenerationRequest
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.server_config import ServerConfig
-from quire.frontend.turns import in_turns
+from quire.frontend.requests.turns import in_turns
 
 logger = get_logger(__name__)
 T = TypeVar("T")

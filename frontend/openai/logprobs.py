@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quire.frontend.openai.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from quire.frontend.outputs import Logprob
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
 """JSON has no -inf."""

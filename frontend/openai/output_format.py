@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.core.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
+from quire.core.wire.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
 
 TEXT = {"type": "text"}
 GUIDED_FIELDS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}

@@ -6,15 +6,15 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.core.sampling_params import SamplingParams
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.input_processor import INLINE_CHARACTERS
+from quire.frontend.chat.conversation import Conversations
 from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS
-from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
-from quire.frontend.turns import apart, in_turns
+from quire.frontend.requests.input_processor import INLINE_CHARACTERS
+from quire.frontend.requests.turns import apart, in_turns
 
 
 class RenderedRequest(Struct, kw_only=True):

@@ -9,8 +9,12 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http_answers import HttpAnswers, documented, json_answer
-from quire.frontend.json_request import JsonRequest, decode_body
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.http.answers import HttpAnswers, documented, json_answer
+from quire.frontend.http.json_request import JsonRequest, decode_body
+from quire.frontend.http.openapi_document import BODY
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.answers import (
     ChatCompletion,
     Completion,
@@ -22,16 +26,12 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.render import RenderedRequest, Rendering
 from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire.frontend.openai.tokenize import Tokenization
-from quire.frontend.openapi_document import BODY
-from quire.frontend.server_config import ServerConfig
-from quire.frontend.server_state import ServerState
 
 R = TypeVar("R", ChatRequest, CompletionRequest, contravariant=True)
 

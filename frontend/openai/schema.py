@@ -10,15 +10,15 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.core.repetition import RepetitionDetection
-from quire.core.sampling_lists import check_extra_args
-from quire.core.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
+from quire.core.wire.repetition import RepetitionDetection
+from quire.core.wire.sampling_lists import check_extra_args
+from quire.core.wire.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
+from quire.frontend.chat.tool_fields import check_messages, read_tool_choice, read_tools
 from quire.frontend.openai.list_price import check_lists
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.refused_fields import UNSUPPORTED
-from quire.frontend.openai.tool_fields import check_messages, read_tool_choice, read_tools
-from quire.frontend.prompt import MAX_EMBEDS_BYTES, PromptLike
-from quire.frontend.truncation import Side, Truncation
+from quire.frontend.requests.prompt import MAX_EMBEDS_BYTES, PromptLike
+from quire.frontend.text.truncation import Side, Truncation
 
 MAX_SALT_CHARACTERS = 1024
 

@@ -4,12 +4,12 @@ import functools
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.conversation import Conversations
 from quire.frontend.openai.answers import DetokenizeResponse, TokenizeResponse
-from quire.frontend.openai.conversation import Conversations
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import DetokenizeRequest, TokenizeRequest
-from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.turns import apart
+from quire.frontend.requests.turns import apart
+from quire.frontend.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4096
 """More are looked up in a thread."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from quire.frontend.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.chat.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.frontend.parsing.call_ids import random_call_id
 
 

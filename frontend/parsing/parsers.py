@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
-from quire.core.sampling_params import ThinkingMarks
+from quire.core.wire.sampling_params import ThinkingMarks
 from quire.frontend.parsing.call_ids import CHAT_PREFIX, mistral_call_id, random_call_id, with_mistral_ids
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog

@@ -4,10 +4,12 @@ import os
 import signal
 import time
 
-from quire.core.config import CacheConfig, EngineConfig, LoadConfig, ModelSpec, SchedulerLimits
+from quire.core.config.cache import CacheConfig
+from quire.core.config.load import LoadConfig
+from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ModelLoadError
-from quire.core.protocol import StepPlan, StepResult, WorkerReady
-from quire.executor.null_worker import NullWorker
+from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+from quire.executor.processes.null_worker import NullWorker
 
 
 def make_config(tensor_parallel_size: int = 1) -> EngineConfig:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from quire import ops
-from quire.core.config import LoadConfig, ModelSpec
+from quire.core.config.load import LoadConfig
+from quire.core.config.resolved import ModelSpec
 from quire.executor.models.base import Model, ModelContext, Wanted
 from quire.executor.models.registry import build_model
-from quire.executor.parallel import ParallelGroup
-from quire.executor.weights import open_weights
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.readers import open_weights
 from quire.ops import AttentionBatch
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from quire import LogitsProcessor
-from quire.core.protocol import NewSlot
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.custom import ProcessorContext
 from quire.executor.sampling.feature import SampleBatch
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from quire import AsyncLLM, SamplingParams
-from quire.core.config import EngineArgs
+from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError, EngineDeadError, OverloadedError, ParameterError
-from quire.core.sampling_params import RequestOutputKind
-from quire.frontend.event_loop import EventLoopThread
+from quire.core.wire.sampling_params import RequestOutputKind
+from quire.frontend.launch.event_loop import EventLoopThread
 
 DELTA = RequestOutputKind.DELTA
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=DELTA)

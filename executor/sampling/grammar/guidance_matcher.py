@@ -6,7 +6,7 @@ import llguidance
 import numpy as np
 import torch
 
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 
 

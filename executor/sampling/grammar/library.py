@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.core.protocol import Grammar, Vocabulary
+from quire.core.wire.protocol import Grammar, Vocabulary
 from quire.executor.sampling.grammar.matcher import Loader, Matcher
 
 _MATCHERS = "quire.executor.sampling.grammar."

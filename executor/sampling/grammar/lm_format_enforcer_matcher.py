@@ -8,7 +8,7 @@ import numpy as np
 from lmformatenforcer import CharacterLevelParser, JsonSchemaParser, RegexParser, StringParser, UnionParser
 from lmformatenforcer.tokenenforcer import TokenEnforcer, TokenEnforcerTokenizerData
 
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.executor.sampling.grammar.matcher import Matcher
 
 

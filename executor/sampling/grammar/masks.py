@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from quire.core.logging import get_logger
-from quire.core.protocol import NewSlot
+from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import Mask, SampleBatch
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError

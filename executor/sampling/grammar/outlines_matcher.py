@@ -3,7 +3,7 @@
 import numpy as np
 from outlines_core import Guide, Index
 
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.executor.sampling.grammar.matcher import Matcher
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.light_import import without
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.executor.sampling.grammar.matcher import Matcher
 
 with without("transformers"):  # for a class method that is not used here

@@ -5,7 +5,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 
 
 class BenchRequest(Struct):

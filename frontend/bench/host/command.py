@@ -8,8 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from quire.core.engine.garbage import calm_garbage_collector
 from quire.core.errors import ConfigError
-from quire.core.garbage import calm_garbage_collector
 from quire.frontend.bench.descriptors import make_room
 from quire.frontend.bench.figures import write_json
 from quire.frontend.bench.host.null_engine import NullSetup

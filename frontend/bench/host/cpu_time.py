@@ -7,8 +7,8 @@ import psutil
 # Module on the command line -> role.
 _ROLES = {
     "quire.frontend.bench.host.null_server": "frontend",
-    "quire.frontend.launch": "engine",
-    "quire.executor.worker_process": "worker",
+    "quire.frontend.launch.launcher": "engine",
+    "quire.executor.processes.worker_process": "worker",
 }
 
 

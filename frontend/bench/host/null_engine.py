@@ -4,16 +4,18 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from quire.core.config import EngineArgs, EngineConfig
-from quire.core.engine_client import EngineClient
-from quire.frontend import launch, model_source
+from quire.core.config.engine_args import EngineArgs
+from quire.core.config.resolved import EngineConfig
+from quire.core.engine.client import EngineClient
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.metrics import EngineMetrics
-from quire.frontend.model_spec import read_model_spec
-from quire.frontend.served_model import ServedModel
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.checkpoint import model_source
+from quire.frontend.checkpoint.model_spec import read_model_spec
+from quire.frontend.checkpoint.served_model import ServedModel
+from quire.frontend.launch.launcher import EngineLauncher, resolve
+from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.text.tokenizer import Tokenizer
 
-NULL_WORKER = "quire.executor.null_worker:NullWorker"
+NULL_WORKER = "quire.executor.processes.null_worker:NullWorker"
 MIN_BATCHED_TOKENS = 8192
 
 
@@ -44,17 +46,17 @@ class NullSetup(Struct, frozen=True):
         args = self.engine_args
         folder = model_source.find_model(args.model, args.load)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
-        return launch.resolve(args, read_model_spec(folder, args.model, tokenizer_folder), "server"), tokenizer_folder
+        return resolve(args, read_model_spec(folder, args.model, tokenizer_folder), "server"), tokenizer_folder
 
     def client(self) -> EngineClient:
         """The engine alone: ids in, ids out."""
         config, _ = self.resolve()
-        return EngineClient(launch.EngineLauncher(config, worker_factory=NULL_WORKER))
+        return EngineClient(EngineLauncher(config, worker_factory=NULL_WORKER))
 
     def llm(self) -> AsyncLLM:
         """The engine with text and metrics, as a server has it."""
         config, tokenizer_folder = self.resolve()
         model = ServedModel.from_args(self.engine_args, tokenizer_folder)
         metrics = EngineMetrics(model.name, config.max_model_len)
-        client = EngineClient(launch.EngineLauncher(config, worker_factory=NULL_WORKER), on_stats=metrics.on_stats)
+        client = EngineClient(EngineLauncher(config, worker_factory=NULL_WORKER), on_stats=metrics.on_stats)
         return AsyncLLM(config, model, client, Tokenizer.from_folder(tokenizer_folder), metrics)

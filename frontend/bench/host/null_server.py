@@ -7,8 +7,8 @@ import uvloop
 
 from quire.core.logging import configure
 from quire.frontend.bench.host.null_engine import NullSetup
-from quire.frontend.server import serve
-from quire.frontend.server_config import ServerConfig
+from quire.frontend.http.server import serve
+from quire.frontend.http.server_config import ServerConfig
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ import httpx
 import msgspec
 
 from quire.core.errors import QuireError
-from quire.core.protocol import EngineRequest, RequestDelta
-from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.wire.protocol import EngineRequest, RequestDelta
+from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.bench.host.http_client import CompletionConnection
 from quire.frontend.bench.host.null_engine import NullSetup
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.core import protocol
-from quire.core.config import EngineConfig
-from quire.core.protocol import EngineRequest, SchedulerStats, StepOutputs, StepResult
-from quire.core.sampling_params import SamplingParams
-from quire.core.scheduler import Scheduler
+from quire.core.config.resolved import EngineConfig
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.wire import protocol
+from quire.core.wire.protocol import EngineRequest, SchedulerStats, StepOutputs, StepResult
+from quire.core.wire.sampling_params import SamplingParams
 
 INPUT_LEN = 32
 WARMUP_STEPS = 5

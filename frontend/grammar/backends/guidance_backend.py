@@ -6,7 +6,7 @@ from typing import Any
 
 import llguidance
 
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.guidance_tags import TagWriter
 from quire.frontend.grammar.backends.lark import as_lark, inline_json, inline_regex, inline_text

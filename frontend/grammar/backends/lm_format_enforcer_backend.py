@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from quire.core.light_import import without
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap

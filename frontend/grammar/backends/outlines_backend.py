@@ -5,7 +5,7 @@ import string
 
 from outlines_core import Index, Vocabulary, json_schema
 
-from quire.core import protocol
+from quire.core.wire import protocol
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap

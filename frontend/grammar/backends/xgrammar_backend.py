@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.light_import import absent, without
-from quire.core.protocol import Vocabulary
+from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
 from quire.frontend.grammar.constraint import Constraint

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.events import (
+from quire.frontend.chat.events import (
     Event,
     Finish,
     ReasoningDelta,

@@ -9,9 +9,9 @@ from litestar import delete, get, post
 from litestar.params import Parameter
 from litestar.types import ASGIApp
 
-from quire.frontend.errors import Problem
-from quire.frontend.http_answers import HttpAnswers, documented, json_answer
-from quire.frontend.json_request import JsonRequest
+from quire.frontend.http.answers import HttpAnswers, documented, json_answer
+from quire.frontend.http.errors import Problem
+from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.openai.responses.answers import DeletedResponse, Response
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses

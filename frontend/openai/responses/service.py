@@ -12,8 +12,11 @@ import msgspec
 from quire.core.errors import OverloadedError, ParameterError, QuireError, RequestError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.errors import describe
-from quire.frontend.openai.conversation import Conversations
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.turn import Turn
+from quire.frontend.http.errors import describe
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.generation import MAX_ID_CHARACTERS
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.models import ServedModels
@@ -24,9 +27,6 @@ from quire.frontend.openai.responses.items import encrypt, input_items, to_messa
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
 from quire.frontend.openai.responses.store import Recording, ResponseStore, StoredResponse
 from quire.frontend.openai.responses.truncation import fit
-from quire.frontend.openai.turn import Turn
-from quire.frontend.server_config import ServerConfig
-from quire.frontend.server_state import ServerState
 
 logger = get_logger(__name__)
 

@@ -6,9 +6,9 @@ import operator
 
 import msgspec
 
-from quire.frontend.openai.conversation import Conversations
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.turn import Rendered
 from quire.frontend.openai.schema import ChatRequest
-from quire.frontend.openai.turn import Rendered
 
 NUM_ESTIMATES = 6
 """Attempts that go by the sizes of turns; where these mislead, the next go by halving."""

@@ -1,0 +1,65 @@
+"""All engine options as a user wrote them.
+
+Command-line flags, YAML keys, Python keywords, the documentation and validation all derive from the groups.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.config.cache import CacheConfig
+from quire.core.config.device import DeviceConfig
+from quire.core.config.load import LoadConfig
+from quire.core.config.model import ModelConfig
+from quire.core.config.observability import ObservabilityConfig
+from quire.core.config.parallel import ParallelConfig
+from quire.core.config.scheduler import SchedulerConfig
+from quire.core.config.structured_outputs import StructuredOutputsConfig
+from quire.core.errors import ConfigError
+
+
+class EngineArgs(Struct, frozen=True, kw_only=True):
+    """All engine options as a user wrote them, by group."""
+
+    model: ModelConfig = ModelConfig()
+    load: LoadConfig = LoadConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    device: DeviceConfig = DeviceConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+    structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
+
+    @classmethod
+    def from_flat(cls, **options: Any) -> "EngineArgs":
+        """Builds the groups from keywords such as `model=`, `max_num_seqs=`, checked and converted by type.
+
+        Raises:
+            ConfigError: an unknown keyword or a value out of range, by name.
+        """
+        if isinstance(options.get("served_model_name"), str):
+            options["served_model_name"] = [options["served_model_name"]]
+        groups = {}
+        for group in msgspec.structs.fields(cls):
+            names = {field.name for field in msgspec.structs.fields(group.type)}
+            chosen = {name: options.pop(name) for name in list(options) if name in names}
+            groups[group.name] = convert_group(group.type, chosen)
+        if options:
+            raise ConfigError(f"Unknown engine option {sorted(options)[0]!r}; `quire serve --help=all` lists them.")
+        return cls(**groups)
+
+    def flat(self) -> dict[str, Any]:
+        """All options as keywords for `from_flat`."""
+        groups = (getattr(self, group.name) for group in msgspec.structs.fields(self))
+        return {name: value for group in groups for name, value in msgspec.structs.asdict(group).items()}
+
+
+def convert_group(kind: type, values: dict[str, Any]) -> Any:
+    """`values` as the options Struct `kind`; a wrong one raises ConfigError that names the option."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        name = text.split("`$.")[-1].split("`")[0].split("[")[0] if "`$." in text else kind.__name__
+        raise ConfigError(f"{name}: {text.split(' - at')[0]} (got {values.get(name)!r}).") from None

@@ -1,0 +1,85 @@
+"""Options: the checkpoint and how to read it."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True):
+    """The checkpoint and how to read it."""
+
+    model: Annotated[
+        str | None, Meta(description="Folder or hub id of the checkpoint; the embedded demo model when left out.")
+    ] = None
+    tokenizer: Annotated[str | None, Meta(description="Folder or hub id of the tokenizer, if not the model's own.")] = (
+        None
+    )
+    skip_tokenizer_init: Annotated[bool, Meta(description="Run on token ids alone; text in or out is refused.")] = False
+    revision: Annotated[str | None, Meta(description="Branch, tag or commit of the model on the hub.")] = None
+    tokenizer_revision: Annotated[
+        str | None, Meta(description="Branch, tag or commit of the tokenizer on the hub.")
+    ] = None
+    hf_token: Annotated[
+        str | None,
+        Meta(
+            description="Token for gated repositories on the hub; without a value, the one that `hf auth login` saved.",
+            extra={"value_optional": True},
+        ),
+    ] = None
+    served_model_name: Annotated[
+        list[str] | None, Meta(description="Names that clients may use for the model; the first one is reported.")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "float", "half"],
+        Meta(description="Type of weights and activations; auto takes the checkpoint's own."),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        Meta(
+            description="Longest prompt plus output in tokens; auto (-1) takes what fits in memory, "
+            "unset takes the checkpoint's own limit.",
+            extra={"parse": "human_int_or_auto"},
+        ),
+    ] = None
+    seed: Annotated[int, Meta(description="Seeds dummy weights and the seeds drawn for requests that bring none.")] = 0
+    max_logprobs: Annotated[
+        int, Meta(ge=-1, description="Most logprobs a request may ask for; -1 lifts the limit.")
+    ] = 20
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(
+            description="What is returned as logprobs: log-probabilities or logits, of the model itself (raw) or after "
+            "penalties, masks, temperature and cuts (processed)."
+        ),
+    ] = "raw_logprobs"
+    generation_config: Annotated[
+        str,
+        Meta(
+            description="Source of default sampling parameters: auto (the model's folder), vllm (none), or a folder, "
+            "whose max_new_tokens then limits every request to a server."
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any],
+        Meta(
+            description="Default sampling parameters that win over the model's own; max_new_tokens limits every "
+            "request to a server.",
+            extra={"parse": "json"},
+        ),
+    ] = {}
+    enable_prompt_embeds: Annotated[
+        bool, Meta(description="Take prompts as embeddings too, in prompt_embeds: a safetensors file in base64.")
+    ] = False
+    logits_processors: Annotated[
+        list[str] | None,
+        Meta(
+            description="Subclasses of quire.LogitsProcessor that workers load, as module:Class; they change logits "
+            "before penalties."
+        ),
+    ] = None
+    hf_overrides: Annotated[
+        dict[str, Any],
+        Meta(description="Values that replace those of the checkpoint's config.json.", extra={"parse": "json"}),
+    ] = {}

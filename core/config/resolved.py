@@ -1,0 +1,64 @@
+"""What `EngineArgs` is resolved to, once, when an engine is launched: every default filled in."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from quire.core.config.cache import CacheConfig
+from quire.core.config.load import LoadConfig
+from quire.core.config.model import LogprobsMode
+
+
+class ModelSpec(Struct, frozen=True, kw_only=True):
+    """Facts about the checkpoint that engine and workers share, read once from its folder.
+
+    `hf_config` is config.json with overrides applied; model files read architecture details from it.
+    """
+
+    path: str  # local folder
+    name: str  # as the user wrote it
+    architecture: str
+    hf_config: dict[str, Any]
+    dtype: Literal["bfloat16", "float16", "float32"]
+    vocab_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    max_position_embeddings: int
+    eos_token_ids: list[int]
+
+
+class SchedulerLimits(Struct, frozen=True, kw_only=True):
+    """`SchedulerConfig` and the paging half of `CacheConfig` with every default filled in."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_queued_reqs: int | None = None
+    long_prefill_token_threshold: int = 0
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    async_scheduling: bool = True
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    """Everything that an engine process and its workers need, resolved; sent to each as MessagePack."""
+
+    spec: ModelSpec
+    limits: SchedulerLimits
+    load: LoadConfig
+    cache: CacheConfig
+    device: Literal["cpu", "cuda"]
+    tensor_parallel_size: int
+    executor: Literal["uni", "mp"]
+    max_model_len: int  # tokens; when `fit_max_model_len`, an upper bound that the memory plan may lower
+    fit_max_model_len: bool
+    seed: int
+    log_stats: bool = True
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    logits_processors: list[str] = []  # module:Class
+    trace_folder: str | None = None  # where timelines are written; None records none
+    first_touch_seconds: float = 1.0  # that start-up may spend on having the KV cache's memory at hand; CPUs only

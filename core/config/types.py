@@ -1,0 +1,7 @@
+"""Types that several groups of options use."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]

@@ -1,0 +1,1 @@
+"""The engine loop and process, and the client that keeps one alive."""

@@ -1,0 +1,203 @@
+"""The engine process: an actor whose inbox is a ZeroMQ socket and whose work is an `Engine`.
+
+Each frontend says Hello, is told EngineReady once the model is loaded, and from then on gets the deltas of its own
+requests. The process ends with exit code 0 when told to shut down or when its parent dies, and 1 when the engine fails.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from quire.core import envs
+from quire.core.config.resolved import EngineConfig
+from quire.core.engine.channel import Channel, CurveKeys, bind_router
+from quire.core.engine.engine import Engine, Executor
+from quire.core.engine.garbage import calm_garbage_collector
+from quire.core.errors import ConfigError, QuireError
+from quire.core.logging import get_logger
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.trace import Timeline
+from quire.core.wire import protocol
+
+logger = get_logger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+FAREWELL_LINGER_MS = 2000
+GREETING_SECONDS = 30.0
+"""How long an engine that has failed waits for a frontend to tell it to."""
+
+
+class EngineProcess:
+    """Routes messages between frontends and one engine. Build it inside a running loop, then await `run`."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, address: str, keys: CurveKeys | None) -> None:
+        self._config = config
+        self._executor = executor
+        self._decoder = msgspec.msgpack.Decoder(protocol.EngineInput)
+        self._encoder = protocol.encoder()
+        self._frontends: list[bytes] = []
+        self._owners: dict[str, bytes] = {}  # request id -> frontend identity
+        self._ready: protocol.EngineReady | None = None
+        self._scheduler: Scheduler | None = None
+        self._engine: Engine | None = None
+        self._timeline = Timeline(Path(config.trace_folder or ""))
+        self._closing = asyncio.Event()
+        self._greeted = asyncio.Event()
+        self._sent_at = time.monotonic()
+        self._channel: Channel = bind_router(address, keys, self._on_message)
+
+    async def run(self) -> int:
+        """Loads the model and serves until `close` or a failure. Returns the process's exit code."""
+        try:
+            await self._until_closed(self._start_and_step)
+            code = 0
+        except Exception as error:  # the process's last word: whatever it was, the frontends must hear of it
+            code = 1
+            await self._wait_for_frontend()
+            self._report(error)
+        await self._executor.close()
+        self._channel.close(linger_ms=FAREWELL_LINGER_MS)
+        return code
+
+    def close(self) -> None:
+        """Asks `run` to return 0."""
+        self._closing.set()
+
+    async def _until_closed(self, work: Callable) -> None:
+        tasks = [asyncio.create_task(job) for job in (work(), self._beat(), self._closing.wait())]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _start_and_step(self) -> None:
+        ready = await self._executor.start()
+        limits = self._config.limits
+        self._scheduler = Scheduler(
+            limits,
+            num_blocks=ready.num_blocks,
+            max_model_len=ready.max_model_len,
+            eos_token_ids=self._config.spec.eos_token_ids,
+        )
+        self._engine = Engine(
+            self._scheduler,
+            self._executor,
+            depth=2 if limits.async_scheduling else 1,
+            step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S"),
+            on_deltas=self._send_deltas,
+            timeline=self._timeline,
+        )
+        calm_garbage_collector()
+        self._ready = ready
+        for frontend in self._frontends:
+            self._send(frontend, ready)
+        await self._engine.run()
+
+    # ------------------------------------------------------------------------------------------------------ inbox
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        frontend, payload = frames
+        message = self._decoder.decode(payload)
+        match message:
+            case protocol.EngineRequest():
+                self._add(frontend, message)
+            case protocol.AbortRequests():
+                self._abort(message.request_ids)
+            case protocol.Hello():
+                self._frontends.append(frontend)
+                self._greeted.set()
+                if self._ready is not None:
+                    self._send(frontend, self._ready)
+            case protocol.ResetPrefixCache():
+                if self._scheduler is not None:
+                    self._scheduler.reset_prefix_cache()
+            case protocol.Profile():
+                self._send(frontend, self._profile(message.active))
+            case protocol.Shutdown():
+                self.close()
+
+    def _add(self, frontend: bytes, request: protocol.EngineRequest) -> None:
+        assert self._scheduler is not None, "a frontend sends requests only after EngineReady"
+        assert self._engine is not None
+        failure = self._scheduler.add(request)
+        if failure is not None:
+            delta = protocol.RequestDelta(
+                request.request_id, [], finish_reason=protocol.FinishReason.ERROR, failure=failure
+            )
+            self._send(frontend, self._outputs([delta], self._scheduler.take_stats()))
+            return
+        self._owners[request.request_id] = frontend
+        # Plan only when this inbox is drained, so that requests that came together share a step.
+        asyncio.get_running_loop().call_soon(self._engine.fill)
+
+    def _abort(self, request_ids: list[str]) -> None:
+        if self._scheduler is None:
+            return
+        for request_id in request_ids:
+            self._owners.pop(request_id, None)
+        self._scheduler.abort(request_ids)
+
+    def _profile(self, active: bool) -> protocol.Profiled:
+        if active:
+            self._timeline.start()
+            return protocol.Profiled()
+        try:
+            return protocol.Profiled(str(self._timeline.stop()))
+        except OSError as error:
+            return protocol.Profiled(error=f"The timeline cannot be written: {error}.")
+
+    # ----------------------------------------------------------------------------------------------------- outbox
+
+    def _send_deltas(self, deltas: list[protocol.RequestDelta]) -> None:
+        assert self._scheduler is not None
+        stats = self._scheduler.take_stats()
+        by_owner: defaultdict[bytes, list[protocol.RequestDelta]] = defaultdict(list)
+        for delta in deltas:
+            owner = self._owners.get(delta.request_id)
+            if owner is None:  # aborted while its last step ran
+                continue
+            by_owner[owner].append(delta)
+            if delta.finish_reason is not None:
+                del self._owners[delta.request_id]
+        for frontend in self._frontends:
+            self._send(frontend, self._outputs(by_owner[frontend], stats))
+
+    def _outputs(self, deltas: list[protocol.RequestDelta], stats: protocol.SchedulerStats) -> protocol.StepOutputs:
+        return protocol.StepOutputs(deltas, stats, time.monotonic())
+
+    def _send(self, frontend: bytes, message: protocol.EngineOutput) -> None:
+        self._sent_at = time.monotonic()
+        self._channel.send([frontend, self._encoder.encode(message)])
+
+    async def _beat(self) -> None:
+        """Shows the frontends that this loop is alive, whatever the workers are doing."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if time.monotonic() - self._sent_at < HEARTBEAT_SECONDS:
+                continue
+            stats = self._scheduler.take_stats() if self._scheduler is not None else protocol.SchedulerStats()
+            for frontend in self._frontends:
+                self._send(frontend, protocol.Heartbeat(stats))
+
+    async def _wait_for_frontend(self) -> None:
+        """One that launched this engine ahead may still be starting itself; the failure is for it to tell."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._greeted, self._closing)]
+        await asyncio.wait(waits, timeout=GREETING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def _report(self, error: Exception) -> None:
+        if not isinstance(error, QuireError):
+            logger.exception("the engine failed")
+        elif not self._frontends:  # else a frontend tells it, once
+            logger.error("%s", error)
+        text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+        failed = protocol.EngineFailed(text, fatal=isinstance(error, ConfigError))
+        for frontend in self._frontends:
+            self._send(frontend, failed)

@@ -1,0 +1,1 @@
+"""Which request runs next, for how many tokens; who is let in."""

@@ -1,0 +1,88 @@
+"""Who is let into the waiting queue at all: limits that a request would break, and the bound on the queue.
+
+Answers with a RequestFailure that names the limit and the remedy. Knows nothing of what runs.
+"""
+
+from collections.abc import Collection
+
+from quire.core.config.resolved import SchedulerLimits
+from quire.core.scheduling.request import Request
+from quire.core.scheduling.throughput import Throughput
+from quire.core.wire.protocol import EngineRequest, RequestFailure
+
+
+class Admission:
+    """The door of the scheduler.
+
+    Args:
+        limits: budgets and the bound on the queue.
+        max_model_len: longest prompt plus output, tokens.
+        max_cached_tokens: tokens that the KV cache holds when one request has it for itself.
+        throughput: measured by the scheduler, read here.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, *, max_model_len: int, max_cached_tokens: int, throughput: Throughput
+    ) -> None:
+        self._limits = limits
+        self._max_model_len = max_model_len
+        self._max_cached_tokens = max_cached_tokens
+        self._throughput = throughput
+
+    def max_num_tokens(self, wire: EngineRequest) -> int:
+        """The length, prompt included, at which a request ends."""
+        max_tokens = self._max_model_len if wire.sampling.max_tokens is None else wire.sampling.max_tokens
+        return min(len(wire.prompt_token_ids) + max_tokens, self._max_model_len)
+
+    def fault(self, wire: EngineRequest) -> RequestFailure | None:
+        """What makes a request impossible to serve here, however long it waits."""
+        message = self._length_fault(wire) or self._memory_fault(wire)
+        return None if message is None else RequestFailure("invalid", message)
+
+    def overload(
+        self, *, num_waiting: int, num_free_slots: int, running: Collection[Request], now: float
+    ) -> RequestFailure | None:
+        """Refuses when the queue is full. `num_free_slots` of those waiting are let in by the next plan: not queued."""
+        max_queued = self._limits.max_num_queued_reqs
+        if max_queued is None or num_waiting - num_free_slots < max_queued:
+            return None
+        seconds = self._throughput.retry_after_seconds(
+            now,
+            num_waiting=num_waiting,
+            num_pending_tokens=sum(request.max_num_tokens - request.num_tokens for request in running),
+        )
+        message = (
+            f"The server is overloaded: {num_waiting} requests wait, and --max-num-queued-reqs is {max_queued}. "
+            f"Try again in {seconds:.0f} s."
+        )
+        return RequestFailure("overloaded", message, seconds)
+
+    def _length_fault(self, wire: EngineRequest) -> str | None:
+        num_prompt, num_output = len(wire.prompt_token_ids), len(wire.output_token_ids)
+        if not num_prompt:
+            return "The prompt holds no tokens; at least one is needed."
+        if num_prompt >= self._max_model_len:
+            return (
+                f"The prompt has {num_prompt} tokens, but prompt and output together may have {self._max_model_len}, "
+                "at least one of them output. Shorten the prompt or raise --max-model-len."
+            )
+        max_output = self.max_num_tokens(wire) - num_prompt
+        if num_output >= max_output:
+            return f"The request resumes with {num_output} output tokens of {max_output}: it has finished already."
+        return None
+
+    def _memory_fault(self, wire: EngineRequest) -> str | None:
+        num_prompt, max_num_tokens = len(wire.prompt_token_ids), self.max_num_tokens(wire)
+        if max_num_tokens - 1 > self._max_cached_tokens:  # the last token is sampled, never computed
+            return (
+                f"Prompt and output may reach {max_num_tokens} tokens, but the KV cache holds "
+                f"{self._max_cached_tokens}. Shorten the prompt, lower max_tokens, or give the server a larger cache "
+                "with --kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override."
+            )
+        budget = self._limits.max_num_batched_tokens
+        if not self._limits.enable_chunked_prefill and num_prompt > budget:
+            return (
+                f"The prompt has {num_prompt} tokens, but chunked prefill is off and max_num_batched_tokens is "
+                f"{budget}. Shorten the prompt, raise --max-num-batched-tokens or pass --enable-chunked-prefill."
+            )
+        return None

@@ -1,0 +1,88 @@
+"""Who goes first, and how much of a prompt a step takes: the scheduler's policies, as objects.
+
+A policy is a rank: a sort key given to a request when it arrives. The scheduler keeps running requests in rank order
+and preempts the last; the waiting queue yields the first.
+"""
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from quire.core.config.resolved import SchedulerLimits
+from quire.core.scheduling.request import Rank, Request, RequestStatus
+from quire.core.wire.protocol import EngineRequest
+
+
+def fcfs(request: EngineRequest, arrival: int) -> Rank:
+    """First come, first served."""
+    return (arrival,)
+
+
+def priority(request: EngineRequest, arrival: int) -> Rank:
+    """The lowest priority value first, then first come."""
+    return (request.priority, arrival)
+
+
+POLICIES: dict[str, Callable[[EngineRequest, int], Rank]] = {"fcfs": fcfs, "priority": priority}
+
+
+class PrefillPolicy(Protocol):
+    def take(self, num_tokens: int, budget: int) -> int:
+        """How many of a request's `num_tokens` uncomputed tokens to compute in a step with `budget` tokens left."""
+
+
+class ChunkedPrefill:
+    """Prompts are split: a step takes what its budget and the threshold for long prompts allow."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+
+    def take(self, num_tokens: int, budget: int) -> int:
+        return min(num_tokens, budget, self._chunk)
+
+
+class WholePrefill:
+    """A prompt is computed in one step or waits. Only a recomputation that outgrew every step's budget is split."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._max_num_batched_tokens = limits.max_num_batched_tokens
+
+    def take(self, num_tokens: int, budget: int) -> int:
+        if num_tokens <= budget:
+            return num_tokens
+        return budget if num_tokens > self._max_num_batched_tokens else 0
+
+
+class RequestQueue:
+    """Waiting requests, first rank first. Removal is lazy: finished requests are dropped when they surface."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Rank, Request]] = []  # ranks are unique, requests are never compared
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def push(self, request: Request) -> None:
+        heappush(self._heap, (request.rank, request))
+        self._num_waiting += 1
+
+    def first(self) -> Request | None:
+        """The request to admit next; it stays in the queue."""
+        heap = self._heap
+        while heap and heap[0][1].status is RequestStatus.FINISHED:
+            heappop(heap)
+        return heap[0][1] if heap else None
+
+    def pop(self) -> Request:
+        """Removes and returns what `first` returned."""
+        self._num_waiting -= 1
+        return heappop(self._heap)[1]
+
+    def forget(self, request: Request) -> None:
+        """Marks a waiting request as finished, so that it never comes out."""
+        request.status = RequestStatus.FINISHED
+        self._num_waiting -= 1
+        if len(self._heap) > 2 * self._num_waiting + 64:  # else aborts behind a stuck head would pile up
+            self._heap = [entry for entry in self._heap if entry[1].status is not RequestStatus.FINISHED]
+            heapify(self._heap)

@@ -1,0 +1,103 @@
+"""One request as the engine sees it: integers, no text."""
+
+from enum import Enum
+
+from quire.core.wire.protocol import EngineRequest
+
+Rank = tuple[int, ...]
+"""Where a request stands under the scheduling policy: the smallest runs first, the largest is preempted first."""
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"  # has neither slot nor pages: new, or preempted
+    RUNNING = "running"
+    FINISHED = "finished"  # ended, failed or aborted; results still in flight for it are dropped
+
+
+class Request:
+    """Engine-side state of one sequence.
+
+    A step gives a request some of the difference between `num_tokens` and `num_computed_tokens`. Both run ahead of
+    what is known: `num_computed_tokens` counts what has been planned (workers execute plans in order, so it is done by
+    the time that anything later depends on it), `num_tokens` counts known tokens and those being sampled in steps in
+    flight (placeholders: the workers feed those tokens to themselves).
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_ids",
+        "cache_salt",
+        "grammar",
+        "max_num_tokens",
+        "num_cached_blocks",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_paged_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_tokens",
+        "prompt_embeds",
+        "queued_at",
+        "rank",
+        "request_id",
+        "sampling",
+        "scheduled_at",
+        "slot",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, wire: EngineRequest, *, rank: Rank, max_num_tokens: int, stop_ids: frozenset[int], queued_at: float
+    ) -> None:
+        self.request_id = wire.request_id
+        self.sampling = wire.sampling
+        self.cache_salt = wire.cache_salt
+        self.grammar = wire.grammar
+        self.prompt_embeds = wire.prompt_embeds
+        self.rank = rank
+        self.max_num_tokens = max_num_tokens  # prompt and output together
+        self.stop_ids = stop_ids  # EOS ids (unless ignored) and stop_token_ids
+        self.queued_at = queued_at  # seconds of the scheduler's clock
+        self.scheduled_at = 0.0  # first admission; 0 before
+        self.status = RequestStatus.WAITING
+        self.slot = -1  # row of the workers' tables while running
+
+        self.token_ids = wire.prompt_token_ids + wire.output_token_ids  # all known tokens
+        self.num_prompt_tokens = len(wire.prompt_token_ids)
+        self.num_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
+        self.num_preemptions = 0
+
+        self.block_ids: list[list[int]] = []  # block table per KV group
+        self.num_paged_tokens = 0  # tokens that may be computed with these pages; below max_num_tokens
+        self.block_hashes: list[bytes] = []  # chained hashes of the full blocks of known tokens, as far as needed yet
+        self.num_cached_blocks = 0  # leading blocks whose content has been named in the pool
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens known, those of an earlier life included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed; they come before the first output token.
+
+        True only on admission, before the request has output: so the workers see it too, by the tokens they are given.
+        """
+        return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether the output ends in a repetition that the request watches for."""
+        detection = self.sampling.repetition_detection
+        if detection is None or self.num_output_tokens < self.sampling.min_tokens:
+            return False
+        return detection.found_at_end(self.token_ids, self.num_prompt_tokens)
+
+    @property
+    def num_placeholders(self) -> int:
+        """Tokens being sampled by steps in flight."""
+        return self.num_tokens - len(self.token_ids)

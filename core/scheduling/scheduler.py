@@ -1,0 +1,441 @@
+"""Decides which request runs next, for how many tokens, in which pages and slots.
+
+One rule: a request has `num_tokens` and `num_computed_tokens`, and a step gives it some of the difference. Running
+requests first, then waiting ones. Out of pages: the request that the policy ranks last is preempted and recomputed
+later. Owns time and memory; never sees text or tensors.
+
+Plans are made ahead, and everything here rests on workers executing plans strictly in order:
+
+- What has been planned counts as computed, and a row that samples adds a placeholder to its request's `num_tokens`.
+- Pages of a preempted, finished or aborted request are free at once, though steps in flight may still use them:
+  whoever gets them next writes to them in a later plan, thus after the last old reader and writer.
+- A slot goes back to the stack at once too. It can only be handed out by a plan, and that plan carries the release.
+"""
+
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
+
+from quire.core.config.resolved import SchedulerLimits
+from quire.core.errors import EngineError
+from quire.core.kv.kv_cache import KVCacheManager
+from quire.core.scheduling.admission import Admission
+from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
+from quire.core.scheduling.request import Request, RequestStatus
+from quire.core.scheduling.throughput import Throughput
+from quire.core.wire.protocol import (
+    EngineRequest,
+    FinishReason,
+    NewSlot,
+    PromptLogprobs,
+    RequestDelta,
+    RequestFailure,
+    SchedulerStats,
+    StepPlan,
+    StepResult,
+)
+
+_rank = attrgetter("rank")
+
+
+class Scheduler:
+    """See the module's docstring.
+
+    Args:
+        limits: budgets and policies.
+        num_blocks: pages in the pool.
+        max_model_len: longest prompt plus output, tokens.
+        eos_token_ids: tokens that end a sequence unless it ignores them.
+        num_kv_groups: block tables per request.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        eos_token_ids: Collection[int],
+        num_kv_groups: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        self._rank_of = POLICIES[limits.policy]
+        self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
+        self._kv = KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=limits.block_size,
+            num_kv_groups=num_kv_groups,
+            enable_prefix_caching=limits.enable_prefix_caching,
+        )
+        self._requests: dict[str, Request] = {}  # all unfinished
+        self._running: list[Request] = []  # in rank order: whoever is last is preempted first
+        self._waiting = RequestQueue()
+        self._short_of_pages = False  # at the last plan, someone waited although slots were free
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._released: list[int] = []  # slots that the next plan tells the workers to clear
+        self._watched: dict[str, Request] = {}  # by id, those whose output may end by repeating itself
+        self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
+        # With the requests of sampled rows, in row order, and those of `_scored`.
+        self._in_flight: deque[tuple[StepPlan, list[Request], dict[int, Request]]] = deque()
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._stats = SchedulerStats()
+        self._throughput = Throughput(clock())
+        self._admission = Admission(
+            limits,
+            max_model_len=max_model_len,
+            max_cached_tokens=self._kv.max_num_tokens,
+            throughput=self._throughput,
+        )
+
+    # ------------------------------------------------------------------------------------------- requests come and go
+
+    def add(self, wire: EngineRequest) -> RequestFailure | None:
+        """Queues a request; returns why not when it is refused."""
+        if wire.request_id in self._requests:
+            return RequestFailure(
+                "invalid", f"A request with the id {wire.request_id!r} is unfinished; ids must differ until then."
+            )
+        now = self._clock()
+        # A plan that left someone waiting for pages has shown that its free slots let nobody in.
+        num_free_slots = 0 if self._short_of_pages else len(self._free_slots)
+        failure = self._admission.fault(wire) or self._admission.overload(
+            num_waiting=len(self._waiting), num_free_slots=num_free_slots, running=self._running, now=now
+        )
+        if failure is not None:
+            return failure
+        sampling = wire.sampling
+        stop_ids = frozenset() if sampling.ignore_eos else self._eos_token_ids
+        if sampling.stop_token_ids:
+            stop_ids = stop_ids.union(sampling.stop_token_ids)
+        request = Request(
+            wire,
+            rank=self._rank_of(wire, self._num_arrivals),
+            max_num_tokens=self._admission.max_num_tokens(wire),
+            stop_ids=stop_ids,
+            queued_at=now,
+        )
+        self._num_arrivals += 1
+        if sampling.repetition_detection is not None:
+            self._watched[wire.request_id] = request
+        self._requests[wire.request_id] = request
+        self._waiting.push(request)
+        return None
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
+        """Ends requests and frees what they hold at once; unknown and finished ids are skipped."""
+        deltas = []
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._end(request)
+                deltas.append(_last_delta(request, FinishReason.ABORT))
+        self._drop_finished()
+        return deltas
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    # --------------------------------------------------------------------------------------------------------- plan
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can run before a result in flight is back or a request arrives."""
+        plan = StepPlan(self._num_steps, [], [], [], [], [], [], [])
+        sampling: list[Request] = []
+        budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
+        self._plan_waiting(plan, sampling, budget)
+        if not plan.slots:
+            return None
+        plan.released, self._released = self._released, []
+        self._num_steps += 1
+        self._in_flight.append((plan, sampling, dict(self._scored)))
+        return plan
+
+    def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
+        """Gives running requests what they lack, in rank order; returns the tokens left of `budget`.
+
+        The loop runs once per running request and step: it touches no object but the request.
+        """
+        slots, num_computed = plan.slots.append, plan.num_computed.append
+        num_scheduled, sampled = plan.num_scheduled.append, plan.sampled.append
+        take, sample = self._prefill.take, sampling.append
+        for request in self._running:  # preemption shortens it at its end, behind or at the request in hand
+            start = request.num_computed_tokens
+            num_new = request.num_tokens - start
+            if num_new != 1:
+                num_new = take(num_new, budget)
+                if not num_new:
+                    continue
+            end = start + num_new
+            if end > request.num_paged_tokens:
+                if end == request.max_num_tokens:
+                    continue  # its last token is being sampled
+                if not self._grow(request, end, plan):
+                    break
+            slots(request.slot)
+            num_computed(start)
+            num_scheduled(num_new)
+            request.num_computed_tokens = end
+            if end == request.num_tokens:
+                request.num_tokens = end + 1
+                sampled(True)
+                sample(request)
+            else:
+                sampled(False)
+            if num_new != 1:
+                self._kv.cache_full_blocks(request)
+            budget -= num_new
+            if not budget:
+                break
+        return budget
+
+    def _plan_waiting(self, plan: StepPlan, sampling: list[Request], budget: int) -> None:
+        """Admits waiting requests in rank order while budget, slots and pages last.
+
+        The first that cannot be admitted stops the loop: nobody overtakes.
+        """
+        self._short_of_pages = False
+        while budget and self._free_slots and (request := self._waiting.first()) is not None:
+            if request.num_placeholders:
+                break  # preempted with a token in flight: it must be known before it can be recomputed
+            prefix = self._kv.find_prefix(request)
+            if self._is_underway(request, len(prefix[0])):
+                break
+            start = len(prefix[0]) * self._limits.block_size
+            num_new = self._prefill.take(request.num_tokens - start, budget)
+            if not num_new:
+                break
+            # One page spare for each running request: else the next that grows would throw the newcomer out again.
+            if not self._kv.admit(request, prefix, num_spare_pages=len(self._running)):
+                self._short_of_pages = True
+                break
+            self._admit(self._waiting.pop(), plan)
+            request.num_computed_tokens = end = start + num_new
+            done = end == request.num_tokens
+            if done:
+                request.num_tokens += 1
+                sampling.append(request)
+            plan.slots.append(request.slot)
+            plan.num_computed.append(start)
+            plan.num_scheduled.append(num_new)
+            plan.sampled.append(done)
+            self._kv.cache_full_blocks(request)
+            budget -= num_new
+
+    def _is_underway(self, request: Request, num_blocks: int) -> bool:
+        """Whether a running request computes the block that `request` needs next: what it will share is not computed
+        twice, so siblings and followers of a long prompt wait for it.
+
+        Only a limit on the chunks of prompts leaves budget for others meanwhile; without one, all running prompts are
+        planned to their ends, and findable, before anybody is admitted.
+        """
+        if not self._limits.long_prefill_token_threshold or num_blocks >= len(request.block_hashes):
+            return False
+        end = (num_blocks + 1) * self._limits.block_size
+        digest = request.block_hashes[num_blocks]
+        return any(
+            other.num_computed_tokens < end <= len(other.block_hashes) * self._limits.block_size
+            and other.block_hashes[num_blocks] == digest
+            for other in self._running
+        )
+
+    def _admit(self, request: Request, plan: StepPlan) -> None:
+        request.slot = self._free_slots.pop()
+        request.status = RequestStatus.RUNNING
+        insort(self._running, request, key=_rank)
+        if not request.num_preemptions:
+            request.scheduled_at = self._clock()
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        if request.scores_prompt:
+            self._scored[request.slot] = request
+        # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
+        block_ids = [list(table) for table in request.block_ids]
+        token_ids = list(request.token_ids)
+        plan.admitted.append(
+            NewSlot(
+                request.slot,
+                token_ids,
+                request.num_prompt_tokens,
+                block_ids,
+                request.sampling,
+                request.grammar,
+                request.prompt_embeds,
+            )
+        )
+
+    def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Pages for `num_tokens` tokens of a running request; False when it had to give way itself.
+
+        Preempts from the end of `_running`, whose requests are not in this plan yet: the plan is built in rank order.
+        A request that is alone always fits, because `add` refuses those that would not.
+        """
+        while (added := self._kv.grow(request, num_tokens)) is None:
+            victim = self._running.pop()
+            self._leave_slot(victim)
+            self._kv.free(victim)
+            victim.status = RequestStatus.WAITING
+            victim.num_preemptions += 1
+            self._stats.num_preemptions += 1
+            self._waiting.push(victim)
+            if victim is request:
+                return False
+        plan.appended_blocks.append((request.slot, added))
+        return True
+
+    # ------------------------------------------------------------------------------------------------------- results
+
+    def update(self, result: StepResult) -> list[RequestDelta]:
+        """Takes in the tokens of the oldest plan in flight; one delta for each of its requests that is still wanted."""
+        plan, requests, scored = self._in_flight.popleft()
+        if plan.step_id != result.step_id or len(requests) != len(result.token_ids):
+            raise EngineError(
+                f"The workers answered step {result.step_id} with {len(result.token_ids)} tokens; "
+                f"step {plan.step_id} with {len(requests)} was next."
+            )
+        self._stats.num_scheduled_tokens += sum(plan.num_scheduled)
+        num_before = len(self._requests)
+        faults = [(*failure, "internal") for failure in result.failures]
+        faults += [(*refusal, "invalid") for refusal in result.refusals]
+        failed = [
+            self._fail(requests[index], message, kind)
+            for index, message, kind in faults
+            if requests[index].status is not RequestStatus.FINISHED
+        ]
+        scores = [
+            _score_delta(scored[slot], part)
+            for slot, part in result.prompt_logprobs
+            if scored[slot].status is not RequestStatus.FINISHED
+        ]
+        deltas = self._append_tokens(requests, result)
+        if self._watched:
+            self._end_repetitions(deltas)
+        self._throughput.record(self._clock(), len(deltas), num_before - len(self._requests))
+        self._drop_finished()
+        return scores + deltas + failed
+
+    def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
+        """The other loop that runs once per running request and step."""
+        deltas: list[RequestDelta] = []
+        logprobs = dict(result.logprobs)
+        finished = RequestStatus.FINISHED
+        for index, (request, token) in enumerate(zip(requests, result.token_ids, strict=True)):
+            if request.status is finished:
+                continue  # aborted, failed, or stopped by an earlier token: this one overran
+            request.token_ids.append(token)
+            reason = stop_token_id = None
+            if token in request.stop_ids or len(request.token_ids) == request.max_num_tokens:
+                reason, stop_token_id = self._finish_reason(request, token)
+                if reason is not None:
+                    self._end(request)
+            deltas.append(
+                RequestDelta(
+                    request.request_id,
+                    [token],
+                    reason,
+                    stop_token_id,
+                    [logprobs[index]] if index in logprobs else None,
+                    None,
+                    request.num_cached_tokens,
+                    request.queued_at,
+                    request.scheduled_at,
+                    request.num_preemptions,
+                )
+            )
+        return deltas
+
+    def _end_repetitions(self, deltas: list[RequestDelta]) -> None:
+        for delta in deltas:
+            request = self._watched.get(delta.request_id)
+            if request is not None and request.repeats_itself:
+                delta.finish_reason = FinishReason.REPETITION
+                self._end(request)
+
+    def _finish_reason(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
+        """Why `request` ends with its newest token, and the stop_token_ids entry that did it."""
+        if token in request.stop_ids and request.num_output_tokens >= request.sampling.min_tokens:
+            is_eos = token in self._eos_token_ids and not request.sampling.ignore_eos
+            return FinishReason.STOP, None if is_eos else token
+        if len(request.token_ids) == request.max_num_tokens:
+            return FinishReason.LENGTH, None
+        return None, None
+
+    def _fail(self, request: Request, message: str, kind: str) -> RequestDelta:
+        self._end(request)
+        self._kv.disown(request)
+        delta = _last_delta(request, FinishReason.ERROR)
+        delta.failure = RequestFailure(kind, message)
+        return delta
+
+    def _end(self, request: Request) -> None:
+        """Frees everything. `_running` keeps the request until `_drop_finished`, which does all of a step at once."""
+        del self._requests[request.request_id]
+        self._watched.pop(request.request_id, None)
+        if request.status is RequestStatus.WAITING:
+            self._waiting.forget(request)
+        else:
+            self._leave_slot(request)
+            self._kv.free(request)
+            request.status = RequestStatus.FINISHED
+
+    def _leave_slot(self, request: Request) -> None:
+        self._free_slots.append(request.slot)
+        self._released.append(request.slot)
+        self._scored.pop(request.slot, None)
+        request.slot = -1
+
+    def _drop_finished(self) -> None:
+        if len(self._running) + len(self._free_slots) != self._limits.max_num_seqs:
+            self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
+
+    # --------------------------------------------------------------------------------------------- limits and figures
+
+    def take_stats(self) -> SchedulerStats:
+        """Gauges of now, and what was counted since the last call."""
+        stats, self._stats = self._stats, SchedulerStats()
+        stats.num_running = len(self._running)
+        stats.num_waiting = len(self._waiting)
+        stats.kv_cache_usage = self._kv.usage
+        stats.prefix_cache_queries, stats.prefix_cache_hits = self._kv.take_counts()
+        return stats
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached pages that no request uses; True when that leaves nothing to be found."""
+        return self._kv.reset_prefix_cache()
+
+    def check_invariants(self) -> None:
+        """Asserts that every page, slot and request is counted exactly once."""
+        running, slots = self._running, [request.slot for request in self._running]
+        self._kv.check_invariants(self._requests.values())
+        assert sorted(self._free_slots + slots) == list(range(self._limits.max_num_seqs)), "a slot is lost or shared"
+        assert [request.rank for request in running] == sorted(request.rank for request in running), "rank order broken"
+        assert len(running) + len(self._waiting) == len(self._requests), "a request neither runs nor waits"
+        for request in self._requests.values():
+            in_flight = sum(request is other for _, sampling, _ in self._in_flight for other in sampling)
+            assert in_flight == request.num_placeholders, f"{request.request_id} miscounts its tokens in flight"
+            assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
+            if request.status is RequestStatus.WAITING:
+                assert not request.block_ids, f"{request.request_id} waits but holds pages"
+
+
+def _score_delta(request: Request, part: PromptLogprobs) -> RequestDelta:
+    """Log-probabilities of a part of the prompt."""
+    return RequestDelta(request.request_id, [], prompt_logprobs=part)
+
+
+def _last_delta(request: Request, reason: FinishReason) -> RequestDelta:
+    """The end of a request without a token."""
+    return RequestDelta(
+        request.request_id,
+        [],
+        reason,
+        num_cached_tokens=request.num_cached_tokens,
+        queued_at=request.queued_at,
+        scheduled_at=request.scheduled_at,
+        num_preemptions=request.num_preemptions,
+    )

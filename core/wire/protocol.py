@@ -1,0 +1,299 @@
+"""Every message that crosses a process boundary, as msgspec Structs encoded to MessagePack.
+
+    frontend --EngineInput--> engine --StepPlan--> workers
+    frontend <-EngineOutput-- engine <-StepResult- workers
+
+Structs are `array_like`: a message is a MessagePack array, so field order is part of the wire format.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.wire.sampling_params import SamplingParams
+
+# --------------------------------------------------------------------------------------------- frontend -> engine
+
+
+class Vocabulary(Struct, array_like=True, frozen=True):
+    """What each token spells, for those who hold outputs to a grammar."""
+
+    tokens: list[bytes]  # by token id, as long as the model's logits; empty for tokens that no text contains
+    end_token_ids: list[int]  # allowed where a grammar is complete, and nowhere else
+
+
+class Grammar(Struct, array_like=True, frozen=True):
+    """What a request's output must match, compiled for one backend.
+
+    Workers keep what they made of it under `key`: equal keys mean equal grammars.
+    """
+
+    backend: str
+    key: bytes
+    data: bytes  # in the backend's own form, compressed
+    vocabulary_path: str  # a file that holds a `Vocabulary`, for as long as the frontend lives
+
+
+ROW_DIGEST_BYTES = 32
+
+
+EmbedsType = Literal["bfloat16", "float16", "float32"]
+
+
+class PromptEmbeds(Struct, array_like=True, frozen=True):
+    """Rows that stand in the place of a prompt's embeddings, one for each of its tokens, whose ids mean nothing."""
+
+    dtype: EmbedsType
+    rows: bytes  # [num_tokens, hidden], little-endian
+    row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; what stands for each row in the hashes of pages
+
+
+class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
+    """One sequence to generate. `n > 1` arrives as n of these, with different ids and seeds.
+
+    `output_token_ids` are tokens that an earlier engine already delivered: the request resumes after them.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams  # resolved: seed and max_tokens are set, n is 1
+    priority: int = 0
+    cache_salt: str | None = None
+    output_token_ids: list[int] = []
+    grammar: Grammar | None = None
+    prompt_embeds: PromptEmbeds | None = None
+
+
+class AbortRequests(Struct, array_like=True, tag="abort", frozen=True):
+    """The client is gone, a stop string was found, or a deadline passed: free everything now."""
+
+    request_ids: list[str]
+
+
+class ResetPrefixCache(Struct, array_like=True, tag="reset_prefix_cache", frozen=True):
+    """Forget every cached page that no request uses."""
+
+
+class Hello(Struct, array_like=True, tag="hello", frozen=True):
+    """First message of a frontend; the engine answers with `EngineReady` once the model is loaded."""
+
+
+class Shutdown(Struct, array_like=True, tag="shutdown", frozen=True):
+    """Stop: unfinished requests are dropped, the workers end, the process exits 0."""
+
+
+class Profile(Struct, array_like=True, tag="profile", frozen=True):
+    """Starts a recording of the engine's timeline, or ends it; answered with `Profiled`."""
+
+    active: bool
+
+
+EngineInput = EngineRequest | AbortRequests | ResetPrefixCache | Hello | Shutdown | Profile
+
+# --------------------------------------------------------------------------------------------- engine -> frontend
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    REPETITION = "repetition"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenLogprobs(Struct, array_like=True):
+    """Log-probabilities at one position, or logits: see `LogprobsMode`.
+
+    `token_ids[0]` is the token at that position, sampled or of the prompt, and `rank` its 1-based rank in the
+    distribution; the likeliest tokens follow, best first (the first one appears again among them when it is one of
+    them). Without `by_rank` the tokens that follow are those that the request named.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    by_rank: bool = True
+
+
+class PromptLogprobs(Struct, array_like=True):
+    """Log-probabilities of the prompt's tokens from position `start` on, each given those before it.
+
+    The first token of a prompt has none, so `start` is at least 1. They come in parts, as the prompt is computed; a
+    prompt that is computed again sends them again.
+    """
+
+    start: int
+    positions: list[TokenLogprobs]
+
+
+class RequestFailure(Struct, array_like=True):
+    """Why one request failed. `kind` is "invalid" (400), "overloaded" (429) or "internal" (500)."""
+
+    kind: str
+    message: str
+    retry_after_seconds: float = 0.0
+
+
+class RequestDelta(Struct, array_like=True, gc=False):
+    """What one step did for one request.
+
+    One is made per token, and none is ever part of a cycle: the garbage collector need not know of them.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop_token_ids entry that ended it; None for EOS and all other ends
+    logprobs: list[TokenLogprobs] | None = None  # one per entry of token_ids, when asked for
+    failure: RequestFailure | None = None
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    queued_at: float = 0.0  # CLOCK_MONOTONIC seconds, comparable between processes of one host
+    scheduled_at: float = 0.0
+    num_preemptions: int = 0
+    prompt_logprobs: PromptLogprobs | None = None  # such a delta holds no tokens
+
+
+class SchedulerStats(Struct, array_like=True):
+    """Gauges and counters since the last message."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0  # share of pages in use, 0 to 1
+    prefix_cache_queries: int = 0  # tokens looked up since the last message
+    prefix_cache_hits: int = 0  # tokens found since the last message
+    num_preemptions: int = 0  # since the last message
+    num_scheduled_tokens: int = 0  # tokens of the step behind this message
+
+
+class StepOutputs(Struct, array_like=True, tag="outputs"):
+    """Everything that one step produced for one frontend."""
+
+    deltas: list[RequestDelta]
+    stats: SchedulerStats
+    timestamp: float  # CLOCK_MONOTONIC seconds at which the step's result was processed
+
+
+class EngineReady(Struct, array_like=True, tag="ready"):
+    """The model is loaded: what the engine can hold."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    weights_bytes: int
+    kv_cache_bytes: int
+    device_name: str
+
+
+class EngineFailed(Struct, array_like=True, tag="failed"):
+    """The engine cannot start or go on. `fatal` means that a restart would fail the same way (bad checkpoint)."""
+
+    message: str
+    fatal: bool
+
+
+class Heartbeat(Struct, array_like=True, tag="heartbeat"):
+    """Sent about once a second while nothing else is."""
+
+    stats: SchedulerStats
+
+
+class Profiled(Struct, array_like=True, tag="profiled"):
+    """`Profile` was done."""
+
+    path: str | None = None  # the timeline's file, at the end of a recording
+    error: str | None = None  # why there is none
+
+
+EngineOutput = StepOutputs | EngineReady | EngineFailed | Heartbeat | Profiled
+
+# --------------------------------------------------------------------------------------------- engine <-> workers
+
+
+class NewSlot(Struct, array_like=True):
+    """A request enters the workers' slot table, for the first time or again after a preemption."""
+
+    slot: int
+    token_ids: list[int]  # all tokens known: prompt, then outputs of an earlier life
+    num_prompt_tokens: int
+    block_ids: list[list[int]]  # per KV group, pages for the first tokens, prefix-cache hits included
+    sampling: SamplingParams
+    grammar: Grammar | None = None
+    prompt_embeds: PromptEmbeds | None = None
+
+
+class StepPlan(Struct, array_like=True, tag="step"):
+    """One step for all workers: columns of equal length, one entry per scheduled row.
+
+    A worker applies `released`, then `admitted`, then `appended_blocks`, then runs the rows. Row i computes positions
+    `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot `slots[i]`. Rows with
+    `sampled[i]` sample the next token, which the worker also writes into its own table: a later plan may refer to it
+    before its value has come back.
+    """
+
+    step_id: int
+    released: list[int]
+    admitted: list[NewSlot]
+    slots: list[int]
+    num_computed: list[int]
+    num_scheduled: list[int]
+    sampled: list[bool]
+    appended_blocks: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
+
+
+class StepResult(Struct, array_like=True, tag="result"):
+    """What the workers return for one plan: one id for every row with `sampled`, in row order.
+
+    `logprobs` has an entry (index into token_ids, values) for each sampled row whose request asked; `failures` has
+    (index into token_ids, message) for rows whose logits are unusable (NaN): those requests fail, no others. `spans`
+    are the step's own times, when timelines are recorded (see `quire.core.trace`). `refusals` are failures whose cause
+    is the request itself: it left no token to choose from.
+
+    `prompt_logprobs` has (slot, values) for rows that computed a part of a prompt whose log-probabilities are wanted.
+    """
+
+    step_id: int
+    token_ids: list[int]
+    logprobs: list[tuple[int, TokenLogprobs]] = []
+    failures: list[tuple[int, str]] = []
+    spans: list[tuple[str, float, float]] = []
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+    refusals: list[tuple[int, str]] = []
+
+
+class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):
+    """Once all ranks have said what they can hold: the pages and the length that every one of them now sets up."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+WorkerInput = AllocateCache | StepPlan
+
+
+class WorkerReady(Struct, array_like=True, tag="ready"):
+    """One rank has loaded its weights and planned its memory; sent again when the cache is allocated."""
+
+    rank: int
+    num_blocks: int
+    max_model_len: int
+    weights_bytes: int
+    kv_cache_bytes: int
+    device_name: str
+
+
+class WorkerFailed(Struct, array_like=True, tag="failed"):
+    """One rank cannot start or go on; `fatal` as in `EngineFailed`."""
+
+    rank: int
+    message: str
+    fatal: bool
+
+
+WorkerOutput = WorkerReady | WorkerFailed | StepResult
+
+
+def encoder() -> msgspec.msgpack.Encoder:
+    """A fresh encoder: each owner keeps one, because an encoder must not be shared between threads."""
+    return msgspec.msgpack.Encoder()

@@ -1,0 +1,1 @@
+"""What fits on the device, and making it ready."""

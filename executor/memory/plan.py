@@ -1,0 +1,220 @@
+"""The memory plan: how many KV-cache pages fit beside the weights. Arithmetic, but for what asks the machine.
+
+budget = device memory * gpu_memory_utilization - weights - workspace        unless the options name the bytes or pages
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from quire.core import envs
+from quire.core.config.cache import CacheConfig
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+
+GIB = 2**30
+DEFAULT_CPU_CACHE_BYTES = 4 * GIB
+"""KV cache on a CPU when no option says more: RAM is shared with everything else that the machine does."""
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes that one worker needs. `page_bytes` is one page in all of its layers."""
+
+    weights_bytes: int
+    workspace_bytes: int
+    page_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one worker's device: all there is, and what was free before the model was loaded."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What the memory plan grants; `num_blocks * block_size` tokens fit."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_cache(
+    cache: CacheConfig,
+    needs: MemoryNeeds,
+    memory: DeviceMemory,
+    *,
+    device: str,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    fit_max_model_len: bool,
+) -> CachePlan:
+    """Divides the device's memory.
+
+    Without `--kv-cache-memory-bytes` a CPU gets 4 GiB (more if one request of full length needs it), and nothing more
+    than `max_num_seqs` requests of full length could fill; other devices use all that is left.
+
+    Raises:
+        ModelLoadError: no request of `max_model_len` tokens fits; the message says what is missing and what would help.
+    """
+    if cache.num_gpu_blocks_override is not None:
+        num_blocks = cache.num_gpu_blocks_override
+        fitting = min(max_model_len, num_blocks * block_size)
+        return CachePlan(num_blocks, fitting if fit_max_model_len else max_model_len)
+    pages_per_request = -(-max_model_len // block_size)
+    most = memory.free_bytes - needs.weights_bytes - needs.workspace_bytes
+    asked = _asked_bytes(cache, device)
+    if asked is not None:
+        if asked > most:
+            raise ModelLoadError(_too_much_asked(asked, most, needs, memory))
+        budget = asked
+    else:
+        budget = _usable(cache, memory) - needs.weights_bytes - needs.workspace_bytes
+        if device == "cpu":
+            full_request = 0 if fit_max_model_len else pages_per_request * needs.page_bytes
+            cap = max(DEFAULT_CPU_CACHE_BYTES, full_request)
+            budget = min(budget, cap, max_num_seqs * pages_per_request * needs.page_bytes)
+    num_blocks = max(0, budget) // needs.page_bytes
+    if num_blocks < (1 if fit_max_model_len else pages_per_request):
+        raise ModelLoadError(_too_little(cache, needs, memory, budget, most, block_size, max_model_len))
+    return CachePlan(num_blocks, min(max_model_len, num_blocks * block_size))
+
+
+def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
+    """Before loading, because running out half-way ends the process without a word.
+
+    Raises:
+        ModelLoadError: the weights alone are more than what is free.
+    """
+    missing = weights_bytes - memory.free_bytes
+    if missing > 0:
+        raise ModelLoadError(
+            f"The weights of {name} need about {_size(weights_bytes)} per worker and {_size(memory.free_bytes)} are "
+            f"free: {missing} bytes are missing. Free memory, raise --tensor-parallel-size on more devices, choose a "
+            f"16-bit --dtype if it is float32, or serve a smaller model."
+        )
+
+
+def weights_bytes(spec: ModelSpec, num_ranks: int, *, device: str) -> int:
+    """Bytes of one rank's weights, from the shapes of a Llama-like decoder; exact but for norms, biases and padding."""
+    config = spec.hf_config
+    intermediate = int(config.get("intermediate_size", 4 * spec.hidden_size))
+    attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_attention_heads + spec.num_kv_heads)
+    layers = spec.num_layers * (attention + 3 * spec.hidden_size * intermediate)
+    # A CPU packs the output matrix for its kernels, so tied embeddings are there twice.
+    shared = bool(config.get("tie_word_embeddings", False)) and device != "cpu"
+    embeddings = spec.vocab_size * spec.hidden_size * (1 if shared else 2)
+    return (layers + embeddings) * dtype_bytes(spec.dtype) // num_ranks
+
+
+def workspace_bytes(spec: ModelSpec, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Bytes of activations in the largest step.
+
+    A layer's intermediates; the keys and values of one full-length request, gathered from their pages; and logits in
+    float32 four times over: themselves, raw log-probabilities, probabilities, and one temporary of the sampler.
+    """
+    intermediate = int(spec.hf_config.get("intermediate_size", 4 * spec.hidden_size))
+    heads = spec.head_dim * (2 * spec.num_attention_heads + 2 * spec.num_kv_heads)
+    per_token = (4 * spec.hidden_size + 3 * intermediate + heads) * dtype_bytes(spec.dtype)
+    rows = min(max_num_seqs, max_num_batched_tokens)
+    gathered = 2 * max_model_len * spec.num_kv_heads * spec.head_dim * dtype_bytes(spec.dtype)
+    return max_num_batched_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one number."""
+    return 4 if dtype == "float32" else 2
+
+
+def device_memory(device: torch.device, num_ranks: int) -> DeviceMemory:
+    """What this worker may count on now. Ranks on a CPU share its RAM evenly."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total, free)
+    free = available_ram() // num_ranks
+    return DeviceMemory(free, free)
+
+
+def available_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of RAM that can be had without swapping: of the machine, and of the control group (v2 or v1) if less."""
+    available = psutil.virtual_memory().available
+    for limit, usage in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, used = int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
+        except (OSError, ValueError):  # no such control group, or its limit is "max"
+            continue
+        available = min(available, max(0, most - used + _reclaimable(cgroup / limit)))
+    return available
+
+
+def _reclaimable(limit_file: Path) -> int:
+    """Bytes of page cache that count as used by the control group, though the kernel gives them up on demand."""
+    try:
+        lines = (limit_file.parent / "memory.stat").read_text().split("\n")
+    except OSError:
+        return 0
+    values = dict(line.split(" ", 1) for line in lines if " " in line)
+    return int(values.get("inactive_file", values.get("total_inactive_file", 0)))
+
+
+def _asked_bytes(cache: CacheConfig, device: str) -> int | None:
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes
+    gibibytes = envs.read_float("CPU_KVCACHE_SPACE")
+    return int(gibibytes * GIB) if device == "cpu" and gibibytes > 0 else None
+
+
+def _usable(cache: CacheConfig, memory: DeviceMemory) -> int:
+    return min(memory.free_bytes, int(memory.total_bytes * cache.gpu_memory_utilization))
+
+
+def _too_much_asked(asked: int, most: int, needs: MemoryNeeds, memory: DeviceMemory) -> str:
+    return (
+        f"A KV cache of {_size(asked)} was asked for, but {_size(memory.free_bytes)} are free and weights "
+        f"({_size(needs.weights_bytes)}) and workspace ({_size(needs.workspace_bytes)}) come first: {asked - most} "
+        f"bytes are missing. Use --kv-cache-memory-bytes {max(needs.page_bytes, most)} or less."
+    )
+
+
+def _too_little(
+    cache: CacheConfig,
+    needs: MemoryNeeds,
+    memory: DeviceMemory,
+    budget: int,
+    most: int,
+    block_size: int,
+    max_model_len: int,
+) -> str:
+    wanted = -(-max_model_len // block_size) * needs.page_bytes
+    remedies = []
+    if budget >= needs.page_bytes:
+        remedies.append(f"--max-model-len {budget // needs.page_bytes * block_size} (or auto)")
+    if wanted <= most:
+        remedies.append(f"--kv-cache-memory-bytes {wanted}")
+        share = (wanted + needs.weights_bytes + needs.workspace_bytes) / memory.total_bytes
+        # Rounded up to four places, and worth saying only if the share is what limits.
+        share = -(-share * 10_000 // 1) / 10_000
+        if cache.gpu_memory_utilization < share <= 1 and cache.kv_cache_memory_bytes is None:
+            remedies.append(f"--gpu-memory-utilization {share:.4f}")
+    if not remedies:
+        remedies = ["a smaller model, a smaller --max-num-batched-tokens, or --tensor-parallel-size on more devices"]
+    return (
+        f"One request of {max_model_len} tokens needs {_size(wanted)} of KV cache and {_size(max(0, budget))} are left "
+        f"after weights ({_size(needs.weights_bytes)}) and workspace ({_size(needs.workspace_bytes)}) on a device with "
+        f"{_size(memory.free_bytes)} free: {wanted - max(0, budget)} bytes are missing. "
+        f"Any of these makes it fit: {', '.join(remedies)}."
+    )
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes for a person."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.1f} MiB"

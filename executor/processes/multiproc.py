@@ -1,0 +1,281 @@
+"""`mp`: one worker process for each rank; plans go out through one ring, results come back through one ring a rank.
+
+Everything happens on the engine's event loop: it watches the rings' eventfds and the processes' pidfds, so there is
+no thread, no lock and no polling. Must not import torch: only the workers need it, and they start at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+
+import msgspec
+
+from quire.core import envs
+from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ConfigError, EngineError, ModelLoadError
+from quire.core.logging import get_logger
+from quire.core.wire.protocol import (
+    AllocateCache,
+    EngineReady,
+    StepPlan,
+    StepResult,
+    WorkerFailed,
+    WorkerOutput,
+    WorkerReady,
+    encoder,
+)
+from quire.executor.processes.cores import share_out_cores
+from quire.executor.processes.pending import PendingSteps
+from quire.executor.processes.ring import RingReader, RingWriter
+from quire.executor.processes.ring_memory import RingHandle, create_ring
+from quire.executor.processes.worker_process import WorkerAssignment
+
+logger = get_logger(__name__)
+
+DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
+TERMINATE_GRACE_SECONDS = 5.0
+HUNG_SECONDS = 10.0  # a step older than this at `close` has its workers' stacks dumped
+
+
+class _Link:
+    """The executor's end of one worker: process, pidfd, result ring and what it last said it can hold."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], results: RingHandle) -> None:
+        self.rank = rank
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+        self.results_handle = results
+        self.results = RingReader(results, 0)
+        self.ready: asyncio.Future[WorkerReady] = asyncio.get_running_loop().create_future()
+        self.exited = asyncio.Event()
+
+    def describe_exit(self) -> str:
+        code = self.process.returncode
+        name = f"Worker {self.rank} (pid {self.process.pid})"
+        if code >= 0:
+            return f"{name} ended with exit code {code}; its own log lines say why."
+        killer = signal.Signals(-code).name
+        hint = " Perhaps the host ran out of memory: see dmesg." if killer == "SIGKILL" else ""
+        return f"{name} was killed by {killer}.{hint}"
+
+    def close(self) -> None:
+        self.results.close()
+        self.results_handle.close()
+        os.close(self.pidfd)
+
+
+class MultiProcExecutor:
+    """Runs `config.tensor_parallel_size` workers. See `quire.core.engine.Executor`.
+
+    Args:
+        factory: qualified name of what builds a worker in its process, called with (config, rank, init_method).
+    """
+
+    def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
+        self._config = config
+        self._factory = factory
+        self._encoder = encoder()
+        self._decoder: msgspec.msgpack.Decoder[WorkerOutput] = msgspec.msgpack.Decoder(WorkerOutput)
+        self._pending = PendingSteps()
+        self._sent_at: deque[float] = deque()  # CLOCK_MONOTONIC seconds of each step in flight
+        self._unsent: deque[bytes] = deque()  # plans that wait for room in the ring
+        self._links: list[_Link] = []
+        self._plans_handle: RingHandle | None = None
+        self._plans: RingWriter | None = None
+        self._rendezvous_fd: int | None = None
+        self._failure: EngineError | ConfigError | None = None
+        self._closed = False
+
+    async def start(self) -> EngineReady:
+        """Starts the workers and loads the model on all of them.
+
+        Raises:
+            ModelLoadError: the checkpoint or the options are at fault; a restart would fail the same way.
+            EngineError: a worker died.
+        """
+        self._spawn_all()
+        loaded = await self._all_ready()
+        agreed = AllocateCache(
+            num_blocks=min(ready.num_blocks for ready in loaded),
+            max_model_len=min(ready.max_model_len for ready in loaded),
+        )
+        self._send(self._encoder.encode(agreed))
+        await self._all_ready()
+        return EngineReady(
+            num_blocks=agreed.num_blocks,
+            block_size=self._config.limits.block_size,
+            max_model_len=agreed.max_model_len,
+            weights_bytes=sum(ready.weights_bytes for ready in loaded),
+            kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_blocks // ready.num_blocks for ready in loaded),
+            device_name=loaded[0].device_name,
+        )
+
+    def submit(self, plan: StepPlan) -> asyncio.Future[StepResult]:
+        """Sends a plan to all workers. Never blocks: a plan that finds the ring full goes as soon as there is room."""
+        future = self._pending.add()
+        if not future.done():
+            self._sent_at.append(time.monotonic())
+            self._send(self._encoder.encode(plan))
+        return future
+
+    async def close(self) -> None:
+        """Ends the workers and frees their rings. Steps in flight fail. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._sent_at and time.monotonic() - self._sent_at[0] > HUNG_SECONDS:
+            await self._dump_stacks()
+        self._pending.fail(EngineError("The executor was closed before this step was done."))
+        try:
+            if self._plans is not None:
+                self._plans.close()
+            self._signal_all(signal.SIGTERM)
+            await self._all_exited()
+        finally:
+            self._signal_all(signal.SIGKILL)
+            await self._all_exited()
+            self._free()
+
+    # --------------------------------------------------------------------------------------------------- processes
+
+    def _spawn_all(self) -> None:
+        size = self._config.tensor_parallel_size
+        self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # as the rings: nothing is left behind, whoever dies
+        self._plans_handle = create_ring(size)
+        interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
+        self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
+        environment = dict(os.environ)
+        share_out_cores(environment, size)
+        for rank in range(size):
+            self._links.append(self._spawn(rank, self._plans_handle, self._rendezvous_fd, environment))
+
+    def _spawn(self, rank: int, plans: RingHandle, rendezvous_fd: int, environment: dict[str, str]) -> _Link:
+        results = create_ring(1)
+        assignment = WorkerAssignment(
+            config=self._config,
+            rank=rank,
+            parent_pid=os.getpid(),
+            factory=self._factory,
+            init_method=f"file:///proc/self/fd/{rendezvous_fd}",
+            plans=plans,
+            results=results,
+        )
+        # A memfd and not a pipe: writing it never waits for the child. A command and not a fork or multiprocessing:
+        # nothing of this process leaks into the child, and a user's script needs no `if __name__ == "__main__"`.
+        # -P: files in the folder that the user happens to be in are not modules.
+        with open(os.memfd_create("quire-assignment"), "wb", buffering=0) as file:
+            file.write(self._encoder.encode(assignment))
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quire.executor.processes.worker_process", str(file.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[file.fileno(), rendezvous_fd, *assignment.fds],
+                env=environment,
+            )
+        link = _Link(rank, process, results)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(link.results.fileno(), self._on_messages, link)
+        loop.add_reader(link.pidfd, self._on_exit, link)
+        return link
+
+    def _on_exit(self, link: _Link) -> None:
+        link.process.wait()  # returns at once: the pidfd is readable when the process has ended
+        asyncio.get_running_loop().remove_reader(link.pidfd)
+        link.exited.set()
+        self._on_messages(link)  # its last words may explain its end better than the exit code
+        self._fail(EngineError(link.describe_exit()))
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for link in self._links:
+            if not link.exited.is_set():
+                link.process.send_signal(number)
+
+    async def _dump_stacks(self) -> None:
+        for link in self._links:
+            if not link.exited.is_set():
+                link.process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(0.1)  # one after the other, or their lines mix
+
+    async def _all_exited(self) -> None:
+        """Returns when every worker has ended, or after the grace period."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TERMINATE_GRACE_SECONDS):
+                for link in self._links:
+                    await link.exited.wait()
+
+    def _free(self) -> None:
+        loop = asyncio.get_running_loop()
+        for link in self._links:
+            loop.remove_reader(link.results.fileno())
+            loop.remove_reader(link.pidfd)
+            link.close()
+        self._links.clear()
+        if self._plans_handle is not None:
+            loop.remove_reader(self._plans_handle.space_fd)
+            self._plans_handle.close()
+        if self._rendezvous_fd is not None:
+            os.close(self._rendezvous_fd)
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def _send(self, message: bytes) -> None:
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Writes what fits; the loop calls again when a worker has freed a slot."""
+        assert self._plans is not None, "start() comes first"
+        if self._closed or self._failure is not None:
+            self._unsent.clear()
+        while self._unsent and self._plans.try_write(self._unsent[0]):
+            self._unsent.popleft()
+        if self._unsent:
+            asyncio.get_running_loop().add_reader(self._plans.fileno(), self._on_space)
+
+    def _on_space(self) -> None:
+        assert self._plans is not None
+        self._plans.clear()
+        self._flush()
+        if not self._unsent:
+            asyncio.get_running_loop().remove_reader(self._plans.fileno())
+
+    def _on_messages(self, link: _Link) -> None:
+        for payload in link.results.drain():
+            match self._decoder.decode(payload):
+                case StepResult() as result:
+                    self._sent_at.popleft()
+                    self._pending.resolve(result)
+                case WorkerReady() as ready:
+                    if not link.ready.done():
+                        link.ready.set_result(ready)
+                case WorkerFailed() as failed:
+                    self._on_failed(failed)
+
+    def _on_failed(self, failed: WorkerFailed) -> None:
+        if failed.fatal:
+            self._fail(ModelLoadError(failed.message))
+        else:
+            self._fail(EngineError(f"Worker {failed.rank} failed: {failed.message}"))
+
+    def _fail(self, error: EngineError | ConfigError) -> None:
+        """The first failure answers everything that waits; the engine then closes this executor."""
+        if self._failure is None:
+            self._failure = error
+        for link in self._links:
+            if not link.ready.done():
+                link.ready.set_exception(error)
+                link.ready.exception()  # marks it as seen: `start` raises the first only
+        self._pending.fail(error if isinstance(error, EngineError) else EngineError(str(error)))
+
+    async def _all_ready(self) -> list[WorkerReady]:
+        loaded = await asyncio.gather(*(link.ready for link in self._links))
+        for link in self._links:
+            link.ready = asyncio.get_running_loop().create_future()
+        if self._failure is not None:  # it came while the answers were collected
+            raise self._failure
+        return loaded

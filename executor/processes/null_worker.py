@@ -1,0 +1,35 @@
+"""A worker without a model: answers every plan at once, so that tests and benchmarks see the cost of all the rest."""
+
+from quire.core.config.resolved import EngineConfig
+from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+
+
+class NullWorker:
+    """Has the interface of `quire.executor.worker.Worker`; imports no torch and holds no memory."""
+
+    def __init__(self, config: EngineConfig, rank: int, init_method: str) -> None:
+        self._config = config
+        self._rank = rank
+
+    def load(self) -> WorkerReady:
+        """Room for a full batch of full-length requests, or the pages that the configuration asks for."""
+        limits = self._config.limits
+        pages_per_request = -(-self._config.max_model_len // limits.block_size)
+        return WorkerReady(
+            rank=self._rank,
+            num_blocks=self._config.cache.num_gpu_blocks_override or limits.max_num_seqs * pages_per_request,
+            max_model_len=self._config.max_model_len,
+            weights_bytes=0,
+            kv_cache_bytes=0,
+            device_name="null",
+        )
+
+    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+        """There is nothing to allocate."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """The token after position p of slot s is p + s, modulo the vocabulary."""
+        ends = zip(plan.slots, plan.num_computed, plan.num_scheduled, plan.sampled, strict=True)
+        vocab_size = self._config.spec.vocab_size
+        tokens = [(slot + start + count) % vocab_size for slot, start, count, sampled in ends if sampled]
+        return StepResult(step_id=plan.step_id, token_ids=tokens)

@@ -1,0 +1,136 @@
+"""`uni`: the one worker lives in the engine process, in a thread of its own, so the engine's event loop stays free.
+
+Must not import torch itself: the thread does, while the loop goes on with the rest of the start-up.
+"""
+
+import asyncio
+import contextlib
+import os
+import pkgutil
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ConfigError, EngineError
+from quire.core.logging import get_logger
+from quire.core.wire.protocol import EngineReady, StepPlan, StepResult, WorkerReady
+from quire.executor.processes.cores import share_out_cores
+from quire.executor.processes.pending import PendingSteps
+
+logger = get_logger(__name__)
+
+DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
+CLOSE_GRACE_SECONDS = 5.0
+
+
+class UniProcExecutor:
+    """Runs one worker. See `quire.core.engine.Executor`.
+
+    Args:
+        factory: qualified name of what builds the worker, called with (config, rank, init_method).
+    """
+
+    def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
+        self._config = config
+        self._factory = factory
+        self._inbox: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._pending = PendingSteps()
+        self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> EngineReady:
+        """Loads the model. Raises ConfigError (ModelLoadError) when a restart would fail the same way."""
+        self._loop = asyncio.get_running_loop()
+        started: asyncio.Future[WorkerReady] = self._loop.create_future()
+        # A daemon: a step that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, args=(started,), name="worker", daemon=True)
+        self._thread.start()
+        ready = await started
+        return EngineReady(
+            num_blocks=ready.num_blocks,
+            block_size=self._config.limits.block_size,
+            max_model_len=ready.max_model_len,
+            weights_bytes=ready.weights_bytes,
+            kv_cache_bytes=ready.kv_cache_bytes,
+            device_name=ready.device_name,
+        )
+
+    def submit(self, plan: StepPlan) -> asyncio.Future[StepResult]:
+        """Queues a plan; plans run in order."""
+        future = self._pending.add()
+        if not future.done():
+            self._inbox.put(plan)
+        return future
+
+    async def close(self) -> None:
+        """Ends the thread after the step it is in, if that ends soon. Steps not answered fail. Idempotent."""
+        self._pending.fail(EngineError("The executor was closed before this step was done."))
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._inbox.get_nowait()
+        self._inbox.put(None)
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.warning("The worker is still busy after %.0f s and is left behind.", CLOSE_GRACE_SECONDS)
+        else:
+            thread.join()  # it has said its last word
+
+    # ---------------------------------------------------------------------------------------------- worker's thread
+
+    def _run(self, started: asyncio.Future[WorkerReady]) -> None:
+        try:
+            self._load_and_step(started)
+        finally:
+            self._post(self._ended.set)
+
+    def _load_and_step(self, started: asyncio.Future[WorkerReady]) -> None:
+        try:
+            share_out_cores(os.environ, 1)
+            # Resolved here and not at the top of the file: importing torch takes seconds that the loop can use.
+            worker = pkgutil.resolve_name(self._factory)(self._config, 0, "")
+            ready = worker.load()
+            worker.allocate(ready.num_blocks, ready.max_model_len)
+        except ConfigError as error:
+            self._post(_set_exception, started, error)
+            return
+        except Exception as error:  # this thread's last word: whatever it was, the engine must hear of it
+            logger.exception("the worker failed to start")
+            text = f"The worker failed to start: {type(error).__name__}: {error}"
+            self._post(_set_exception, started, EngineError(text))
+            return
+        self._post(_set_result, started, ready)
+        self._step(worker)
+
+    def _step(self, worker: Any) -> None:
+        while (plan := self._inbox.get()) is not None:
+            try:
+                result = worker.execute(plan)
+            except Exception as error:  # the worker's state is unknown now: no later step may run
+                logger.exception("the worker failed in step %d", plan.step_id)
+                text = f"The worker failed in step {plan.step_id}: {type(error).__name__}: {error}"
+                self._post(self._pending.fail, EngineError(text))
+                return
+            self._post(self._pending.resolve, result)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended without `close`: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *args)
+
+
+def _set_result(future: asyncio.Future[WorkerReady], ready: WorkerReady) -> None:
+    if not future.done():
+        future.set_result(ready)
+
+
+def _set_exception(future: asyncio.Future[WorkerReady], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

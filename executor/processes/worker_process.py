@@ -1,0 +1,133 @@
+"""Main of a worker process: `python -m quire.executor.processes.worker_process FD`, started by `multiproc`.
+
+FD is a memfd with a `WorkerAssignment`. The process loads its shard, says what it can hold, allocates what all ranks
+can, and then answers plans until the plan ring closes, its parent dies or a step fails. It never decides anything.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import os
+import pkgutil
+import signal
+import sys
+
+import msgspec
+from msgspec import Struct
+
+from quire.core import logging
+from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ConfigError
+from quire.core.wire.protocol import AllocateCache, StepPlan, WorkerFailed, WorkerInput, WorkerReady, encoder
+from quire.executor.processes.cores import usable_cores
+from quire.executor.processes.ring import RingClosed, RingReader, RingWriter
+from quire.executor.processes.ring_memory import RingHandle
+
+logger = logging.get_logger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_SPIN_SECONDS = 50e-6
+
+
+class WorkerAssignment(Struct, frozen=True, array_like=True):
+    """Everything one worker process is told at its birth. `plans` is read with the rank as reader index."""
+
+    config: EngineConfig
+    rank: int
+    parent_pid: int
+    factory: str  # qualified name, called with (config, rank, init_method)
+    init_method: str  # where the ranks meet; see `ParallelGroup.create`
+    plans: RingHandle
+    results: RingHandle
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors that the process must inherit."""
+        return [*self.plans.fds, *self.results.fds]
+
+
+class ParentGone(Exception):
+    """The engine has died; nobody wants an answer any more."""
+
+
+class WorkerProcess:
+    """One rank: its two rings and its worker."""
+
+    def __init__(self, assignment: WorkerAssignment) -> None:
+        self._assignment = assignment
+        spare_cores = usable_cores() - assignment.config.tensor_parallel_size
+        spin_seconds = _SPIN_SECONDS if spare_cores > 1 else 0.0
+        self._plans = RingReader(assignment.plans, assignment.rank, spin_seconds=spin_seconds)
+        self._results = RingWriter(assignment.results, name=f"rank {assignment.rank} result")
+        self._decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
+        self._encoder = encoder()
+
+    def run(self) -> int:
+        """Works until told to end. Returns the process's exit code."""
+        try:
+            self._work()
+        except (RingClosed, ParentGone):
+            return 0
+        except ConfigError as error:
+            self._send(WorkerFailed(self._assignment.rank, str(error), fatal=True))
+        except Exception as error:  # this process's last word: whatever it was, the engine must hear of it
+            logger.exception("the worker failed")
+            self._send(WorkerFailed(self._assignment.rank, f"{type(error).__name__}: {error}", fatal=False))
+        return 1
+
+    def _work(self) -> None:
+        told = self._assignment
+        # By name, so that a test or a host-overhead benchmark can run the real path without torch.
+        worker = pkgutil.resolve_name(told.factory)(told.config, told.rank, told.init_method)
+        ready: WorkerReady = worker.load()
+        self._send(ready)
+        agreed = self._receive()
+        assert isinstance(agreed, AllocateCache), agreed
+        worker.allocate(agreed.num_blocks, agreed.max_model_len)
+        self._send(ready)
+        gc.collect()
+        gc.freeze()  # a full collection need not visit the model again
+        while True:
+            plan = self._receive()
+            assert isinstance(plan, StepPlan), plan
+            result = worker.execute(plan)
+            if told.rank == 0:  # all ranks have the same result
+                self._send(result)
+
+    def _receive(self) -> WorkerInput:
+        return self._decoder.decode(self._plans.read(check=self._check_parent))
+
+    def _send(self, message: Struct) -> None:
+        self._results.write(self._encoder.encode(message), check=self._check_parent)
+
+    def _check_parent(self) -> None:
+        # The kernel signals the parent's death where prctl exists and took effect; this is for the rest.
+        if os.getppid() != self._assignment.parent_pid:
+            raise ParentGone
+
+
+def _follow_parent(parent_pid: int, rank: int) -> None:
+    """Has the kernel kill this process when the parent's thread that started it ends, even by SIGKILL."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NAME, f"quire-worker-{rank}".encode())
+    if os.getppid() != parent_pid:  # it died before the kernel was told
+        sys.exit(0)
+
+
+def main(fd: int) -> int:
+    """Reads the assignment from `fd` and works."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    with open(fd, "rb") as file:
+        file.seek(0)
+        assignment = msgspec.msgpack.decode(file.read(), type=WorkerAssignment)
+    _follow_parent(assignment.parent_pid, assignment.rank)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the executor asks a worker that hangs where it is
+    logging.configure(f"worker-{assignment.rank}")
+    return WorkerProcess(assignment).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

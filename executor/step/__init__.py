@@ -1,0 +1,1 @@
+"""One step on one rank: a plan in, sampled tokens out."""

@@ -1,0 +1,84 @@
+"""Inputs of decode steps, always in the same memory: there the recording of a step finds those of the next."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.core.wire.protocol import StepPlan
+from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.request_table import RequestTable
+
+MAX_ROWS = 512
+
+
+class _Place(NamedTuple):
+    """Where steps of some number of rows have their inputs: a batch, and what is written of it as NumPy sees it."""
+
+    batch: InputBatch
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slot_mapping: np.ndarray
+
+
+class DecodeInputs:
+    """Builds the batches of steps in which every row computes one token and samples the next.
+
+    They all lie in one place, so a batch is valid until the next is built; steps of as many rows have the same batch.
+
+    Args:
+        table: whose device is the host.
+        kv_group: whose pages are meant.
+    """
+
+    def __init__(self, table: RequestTable, kv_group: int = 0) -> None:
+        self._table = table
+        self._kv_group = kv_group
+        rows = min(table.max_num_seqs, MAX_ROWS)
+        self._max_rows = rows
+        self._tokens = np.zeros((3, rows), np.int64)
+        self._rows = np.arange(rows)
+        self._query_lens = np.ones(rows, np.int64)
+        self._seq_lens = np.ones(rows, np.int64)
+        self._slots = np.zeros(rows, np.int64)
+        self._block_tables = np.zeros((rows, table.block_tables[kv_group].shape[1]), np.int32)
+        self._places: dict[int, _Place] = {}  # by number of rows
+
+    def build(self, plan: StepPlan) -> InputBatch | None:
+        """The tensors of `plan`, whose changes the table already holds; None if it is not such a step."""
+        num_rows = len(plan.slots)
+        if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.sampled):
+            return None
+        place = self._places.get(num_rows) or self._make_place(num_rows)
+        batch, positions, slot_mapping = place.batch, place.positions, place.slot_mapping
+        table, size = self._table, self._table.block_size
+        slots = batch.sampled_slots
+        slots[:] = plan.slots
+        positions[:] = plan.num_computed
+        np.add(positions, 1, out=batch.seq_lens)
+        num_pages = max(plan.num_computed) // size + 1
+        batch.block_tables[:, :num_pages] = table.block_tables[self._kv_group][slots, :num_pages]
+        page, offset = np.divmod(positions, size)
+        np.multiply(batch.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
+        slot_mapping += offset
+        place.token_ids[:] = table.on_host(slots, positions)
+        return batch
+
+    def _make_place(self, num_rows: int) -> _Place:
+        token_ids, positions, slot_mapping = (column[:num_rows] for column in self._tokens)
+        rows = torch.from_numpy(self._rows[:num_rows])
+        seq_lens = self._seq_lens[:num_rows]
+        batch = InputBatch(
+            token_ids=torch.from_numpy(token_ids),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(slot_mapping),
+            query_lens=self._query_lens[:num_rows],
+            seq_lens=seq_lens,
+            block_tables=self._block_tables[:num_rows],
+            row_ends=rows,
+            sampled_rows=rows,
+            sampled_slots=self._slots[:num_rows],
+            sampled_positions=seq_lens,
+        )
+        place = self._places[num_rows] = _Place(batch, token_ids, positions, slot_mapping)
+        return place

@@ -1,0 +1,66 @@
+"""Prompts that came as embeddings: their rows are kept here, by slot, until they have been computed."""
+
+from collections.abc import Iterable
+
+import torch
+
+from quire.core.wire.protocol import NewSlot, PromptEmbeds, StepPlan
+from quire.executor.models.base import GivenRows
+
+
+class EmbeddedPrompts:
+    """Keeps rows as they came, on the host: a step takes to the device what it computes, so no memory is planned.
+
+    Args:
+        hidden_size: columns of a row.
+        dtype: of the model, which rows are converted to.
+        device: where the model runs.
+    """
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
+        self._prompts: dict[int, tuple[PromptEmbeds, int]] = {}  # by slot; with the prompt's length in tokens
+
+    @property
+    def pending(self) -> bool:
+        """Whether some slot's rows are not computed yet."""
+        return bool(self._prompts)
+
+    def admit(self, request: NewSlot) -> None:
+        """Takes over the rows of a request that enters a slot."""
+        self._prompts.pop(request.slot, None)
+        if request.prompt_embeds is not None:
+            self._prompts[request.slot] = request.prompt_embeds, request.num_prompt_tokens
+
+    def release(self, slots: Iterable[int]) -> None:
+        """These slots' requests are gone: before their prompts were computed, perhaps."""
+        if self._prompts:
+            for slot in slots:
+                self._prompts.pop(slot, None)
+
+    def rows(self, plan: StepPlan) -> GivenRows | None:
+        """Rows of the tokens that `plan` computes, if any; those of finished prompts are dropped."""
+        places, parts = [], []
+        first = 0
+        for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
+            if slot in self._prompts:
+                embeds, length = self._prompts[slot]
+                end = min(start + count, length)
+                if end > start:
+                    places.append(torch.arange(first, first + end - start))
+                    parts.append(self._part(embeds, start, end))
+                if start + count >= length:
+                    del self._prompts[slot]
+            first += count
+        if not parts:
+            return None
+        return GivenRows(torch.cat(places).to(self._device), torch.cat(parts).to(self._device))
+
+    def _part(self, embeds: PromptEmbeds, start: int, end: int) -> torch.Tensor:
+        """Rows `start` to `end` as [end - start, hidden], on the host."""
+        dtype = getattr(torch, embeds.dtype)
+        width = self._hidden_size * dtype.itemsize
+        data = bytearray(memoryview(embeds.rows)[start * width : end * width])  # torch wants bytes that it may write
+        return torch.frombuffer(data, dtype=dtype).view(end - start, self._hidden_size).to(self._dtype)

@@ -1,0 +1,51 @@
+"""One step through the model: an input batch to hidden states, or to the logits of its samples."""
+
+import numpy as np
+import torch
+
+from quire.executor.models.base import GivenRows, Model, Wanted
+from quire.executor.step.input_batch import InputBatch
+from quire.ops import AttentionBatch, Backend
+
+
+class Forward:
+    """A model and its KV cache, one tensor a layer, in pages of `block_size` tokens."""
+
+    def __init__(self, model: Model, ops: Backend, kv_caches: list[torch.Tensor], block_size: int) -> None:
+        self._model = model
+        self._ops = ops
+        self._kv_caches = kv_caches
+        self._block_size = block_size
+
+    def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+        """Of all tokens: [num_tokens, hidden]."""
+        attention = self._attention_batch(batch, batch.query_lens)
+        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given)
+
+    def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+        """Of the rows that sample, [num_sampled, vocab_size]; other tokens are computed as far as anyone sees them."""
+        wanted = None
+        if len(batch.token_ids) > len(batch.query_lens):
+            wanted = Wanted(batch.row_ends, self._attention_batch(batch, np.ones_like(batch.query_lens)))
+        attention = self._attention_batch(batch, batch.query_lens)
+        hidden = self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given, wanted)
+        if not len(batch.sampled_rows):
+            return hidden[:0]  # of which nobody reads any
+        if len(batch.sampled_rows) < len(hidden):
+            hidden = self._ops.take_rows(hidden, batch.sampled_rows)
+        return self._model.compute_logits(hidden)
+
+    def sampled_logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+        """Like `logits`, from the hidden states of all tokens."""
+        ends = self._ops.take_rows(hidden, batch.row_ends)
+        return self._model.compute_logits(self._ops.take_rows(ends, batch.sampled_rows))
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Model.compute_logits`."""
+        return self._model.compute_logits(hidden)
+
+    def _attention_batch(self, batch: InputBatch, query_lens: np.ndarray) -> AttentionBatch:
+        """Of the last `query_lens` tokens of each row; what is stored, is stored for all tokens."""
+        return self._ops.attention_batch(
+            query_lens, batch.seq_lens, batch.block_tables, batch.slot_mapping, block_size=self._block_size
+        )

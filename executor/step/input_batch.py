@@ -1,0 +1,77 @@
+"""A step plan and the request table, as the flat tensors that one forward pass takes.
+
+All rows of a step lie one after another in each tensor; indices are made with NumPy over whole columns.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.core.wire.protocol import StepPlan
+from quire.executor.step.request_table import RequestTable
+
+
+@dataclass(frozen=True)
+class InputBatch:
+    """One step's input. `num_tokens` is the sum of the rows' query lengths.
+
+    Attributes:
+        token_ids: [num_tokens] int64, on the device.
+        positions: [num_tokens] int64, on the device; place in the request's sequence.
+        slot_mapping: [num_tokens] int64, on the device; where a token's key and value go, page * block_size + offset.
+        query_lens: [num_rows] int64, on the host; tokens computed in this step.
+        seq_lens: [num_rows] int64, on the host; tokens in the cache once this step has run.
+        block_tables: [num_rows, most pages of a row] int32, on the host; past a row's own pages stand other ids.
+        row_ends: [num_rows] int64, on the device; flat index of each row's last token.
+        sampled_rows: [num_sampled] int64, on the device; the rows that sample.
+        sampled_slots: [num_sampled] int64, on the host.
+        sampled_positions: [num_sampled] int64, on the host; position that the sampled token will take.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    query_lens: np.ndarray
+    seq_lens: np.ndarray
+    block_tables: np.ndarray
+    row_ends: torch.Tensor
+    sampled_rows: torch.Tensor
+    sampled_slots: np.ndarray
+    sampled_positions: np.ndarray
+
+
+def build_input_batch(plan: StepPlan, table: RequestTable, kv_group: int = 0) -> InputBatch:
+    """The tensors of `plan`, whose changes `table` already holds."""
+    slots = np.asarray(plan.slots, np.int64)
+    num_computed = np.asarray(plan.num_computed, np.int64)
+    query_lens = np.asarray(plan.num_scheduled, np.int64)
+    sampled = np.asarray(plan.sampled, bool)
+    seq_lens = num_computed + query_lens
+    ends = np.cumsum(query_lens)
+    if len(slots) == ends[-1]:  # one token a row: rows are tokens
+        token_slots, positions = slots, num_computed
+    else:
+        token_slots = np.repeat(slots, query_lens)
+        positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
+
+    size = table.block_size
+    pages = table.block_tables[kv_group]
+    block_tables = pages[slots, : -(-int(seq_lens.max()) // size)]
+    slot_mapping = pages[token_slots, positions // size].astype(np.int64) * size + positions % size
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(table.device, non_blocking=True)
+
+    return InputBatch(
+        token_ids=table.gather(token_slots, positions),
+        positions=on_device(positions),
+        slot_mapping=on_device(slot_mapping),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        block_tables=block_tables,
+        row_ends=on_device(ends - 1),
+        sampled_rows=on_device(np.flatnonzero(sampled)),
+        sampled_slots=slots[sampled],
+        sampled_positions=seq_lens[sampled],
+    )

@@ -1,0 +1,66 @@
+"""Decode steps from recordings: a step of a shape seen before is one call, not ten a layer.
+
+What a step of one token a request computes is decided by its number of requests; all else is read from memory. The
+inputs of such steps are where they always are (`decode_inputs.py`), and what the backend recorded of a shape computes
+logits from whatever is there. Steps with more of a prompt hardly ever have a shape that was seen before, and take so
+long that Python does not show in them.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+
+from quire.executor.step.forward import Forward
+from quire.executor.step.input_batch import InputBatch
+from quire.ops import Backend, Recording
+
+MAX_RECORDINGS = 128
+"""The shapes used last are kept: of a model with 28 layers, a recording takes about 100 kB."""
+
+
+class _Recorded(NamedTuple):
+    recording: Recording
+    logits: torch.Tensor
+
+
+class RecordedSteps:
+    """The decode steps of one model, as far as a backend can record them. `enabled`: False says no to every step."""
+
+    def __init__(self, forward: Forward, ops: Backend, *, enabled: bool = True) -> None:
+        self._forward = forward
+        self._ops = ops
+        self._enabled = enabled
+        self._seen: OrderedDict[int, _Recorded | None] = OrderedDict()  # by rows; None: once, and not recorded
+
+    def logits(self, batch: InputBatch) -> torch.Tensor | None:
+        """[num_rows, vocab_size] of a batch of `DecodeInputs`, valid until the next call and free to be changed.
+
+        None if the step is to be computed in the ordinary way.
+        """
+        num_rows = len(batch.query_lens)
+        if not self._enabled:
+            return None
+        if num_rows not in self._seen:
+            self._remember(num_rows, None)
+            return None
+        recorded = self._seen[num_rows]
+        if recorded is None:
+            return self._record(batch)
+        self._seen.move_to_end(num_rows)
+        recorded.recording.run()
+        return recorded.logits
+
+    def _record(self, batch: InputBatch) -> torch.Tensor:
+        logits, recording = self._ops.record(lambda: self._forward.logits(batch))
+        if recording is None:
+            self._enabled = False
+        else:
+            self._remember(len(batch.query_lens), _Recorded(recording, logits))
+        return logits
+
+    def _remember(self, num_rows: int, recorded: _Recorded | None) -> None:
+        self._seen[num_rows] = recorded
+        self._seen.move_to_end(num_rows)
+        if len(self._seen) > MAX_RECORDINGS:
+            self._seen.popitem(last=False)

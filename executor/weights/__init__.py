@@ -1,0 +1,1 @@
+"""Checkpoints as tensors, each rank only its shard."""

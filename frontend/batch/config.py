@@ -1,0 +1,29 @@
+"""Every option of the batch runner, written once, in the manner of `core/config/`."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from quire.core.config.types import Positive
+
+
+class BatchConfig(Struct, frozen=True, kw_only=True):
+    """The JSONL file of requests, and where its answers go."""
+
+    input_file: Annotated[
+        str,
+        Meta(description="Requests in OpenAI's batch format: a file or an http(s) URL.", extra={"aliases": ["-i"]}),
+    ]
+    output_file: Annotated[
+        str,
+        Meta(
+            description="File for the answers, one line each; or an http(s) URL to PUT them to.",
+            extra={"aliases": ["-o"]},
+        ),
+    ]
+    resume: Annotated[
+        bool, Meta(description="Keep the answers that the output file already has, and run the other requests.")
+    ] = False
+    max_in_flight: Annotated[
+        Positive | None, Meta(description="Most requests in the engine at once; twice --max-num-seqs when unset.")
+    ] = None

@@ -1,0 +1,260 @@
+"""`quire run-batch`: OpenAI's batch format through an engine of its own, one JSON line a request.
+
+Lines in: `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. Lines out, in the order
+in which they finish: `{"id": ..., "custom_id": ..., "response": {"status_code", "request_id", "body"}, "error": ...}`.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.config.engine_args import EngineArgs
+from quire.core.errors import ConfigError, EngineDeadError, NotFoundError, OverloadedError, ParameterError
+from quire.core.logging import get_logger
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.batch import files as batch_files
+from quire.frontend.batch.config import BatchConfig
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.http.errors import describe
+from quire.frontend.http.json_request import decode_body
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.openai.chat import ChatCompletions
+from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.progress import RequestProgress, open_progress
+
+logger = get_logger(__name__)
+
+
+class BatchRequest(Struct):
+    """One line of the input."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+class BatchResponse(Struct):
+    """What a server would have answered."""
+
+    status_code: int
+    request_id: str
+    body: Any
+
+
+class BatchError(Struct):
+    """Why a request failed."""
+
+    code: str
+    message: str
+
+
+class BatchAnswer(Struct):
+    """One line of the output; `error` is null when the request succeeded."""
+
+    id: str
+    custom_id: str | None
+    response: BatchResponse
+    error: BatchError | None = None
+
+
+class _PartialRequest(Struct):
+    """A line that is JSON, but may be no request: its id alone."""
+
+    custom_id: str | None = None
+
+
+class _Route(NamedTuple):
+    """How one URL is served."""
+
+    kind: type
+    complete: Callable[[Any], Awaitable[Any]]
+
+
+class BatchServer:
+    """Answers single lines with the same code that answers HTTP requests."""
+
+    def __init__(self, engine: AsyncLLM, server: ServerConfig) -> None:
+        models = ServedModels(engine)
+        conversations = Conversations(engine, server)
+        chat = ChatCompletions(engine, server, models, conversations)
+        text = TextCompletions(engine, server, models, conversations)
+        self._routes = {
+            "/v1/chat/completions": _Route(ChatRequest, chat.complete),
+            "/v1/completions": _Route(CompletionRequest, text.complete),
+        }
+
+    async def answer(self, number: int, line: bytes) -> BatchAnswer:
+        """The answer to line `number`; whatever is wrong with it becomes an answer with an error.
+
+        Raises:
+            EngineDeadError: there is no engine any more, so no further line can be answered.
+        """
+        custom_id = read_custom_id(line)
+        answer_id = line_id(number) if custom_id is None else f"batch_req_{uuid.uuid4().hex}"
+        try:
+            body = await self._complete(decode_body(line, BatchRequest))
+        except EngineDeadError:
+            raise
+        except Exception as error:  # one line's failure is an answer, as it is one response of a server
+            problem = describe(error)
+            if not isinstance(error, ParameterError) and problem.status == 500:
+                logger.error("line %d failed", number, exc_info=error)
+            response = BatchResponse(problem.status, answer_id, msgspec.Raw(problem.body()))
+            return BatchAnswer(answer_id, custom_id, response, BatchError(str(problem.status), problem.message))
+        return BatchAnswer(answer_id, custom_id, BatchResponse(200, body.id, body))
+
+    async def _complete(self, request: BatchRequest) -> Any:
+        if request.method != "POST":
+            raise ParameterError(f"method must be POST, got {request.method!r}.", param="method")
+        route = self._routes.get(request.url)
+        if route is None:
+            raise NotFoundError(f"url must be one of {', '.join(self._routes)}; got {request.url!r}.", param="url")
+        body = decode_body(bytes(request.body), route.kind)
+        if body.stream:
+            raise ParameterError("stream must not be true in a batch.", param="stream")
+        while True:
+            try:
+                return await route.complete(body)
+            except OverloadedError as error:  # a batch has time
+                await asyncio.sleep(error.retry_after_seconds)
+
+
+def read_custom_id(line: bytes) -> str | None:
+    """The line's custom_id; None when it cannot be made out."""
+    try:
+        return msgspec.json.decode(line, type=_PartialRequest).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    try:  # the standard library reads some lines that msgspec refuses, such as those with lone surrogates
+        custom_id = json.loads(line)["custom_id"]
+        return custom_id if custom_id.isprintable() else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def line_id(number: int) -> str:
+    """Id of the answer to a line that names none, the same in every run."""
+    return f"batch_req_line_{number}"
+
+
+class BatchRun:
+    """Puts a bounded number of lines in flight, and writes answers as they come."""
+
+    def __init__(
+        self, server: BatchServer, output: batch_files.OutputFile, max_in_flight: int, progress: RequestProgress
+    ) -> None:
+        self._server = server
+        self._output = output
+        self._places = asyncio.Semaphore(max_in_flight)
+        self._progress = progress
+        self._encode = msgspec.json.Encoder().encode
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self.num_succeeded = 0
+        self.num_failed = 0
+        self.num_skipped = 0
+
+    async def run(self, path: Path) -> None:
+        """Answers every line of `path` that has no answer yet.
+
+        Raises:
+            EngineDeadError: the engine is gone; what was answered until then is in the output.
+        """
+        try:
+            for number, line in batch_files.read_lines(path):
+                key = read_custom_id(line) or line_id(number)
+                if key in self._output.answered:
+                    self.num_skipped += 1
+                    self._progress.advance(0)
+                    continue
+                await self._places.acquire()
+                if self._failure is not None:
+                    break
+                task = asyncio.create_task(self._answer(number, line))
+                self._tasks.add(task)
+                task.add_done_callback(self._end)
+            while self._tasks and self._failure is None:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _answer(self, number: int, line: bytes) -> None:
+        answer = await self._server.answer(number, line)
+        self._output.write(self._encode(answer))
+        if answer.error is None:
+            self.num_succeeded += 1
+            self._progress.advance(answer.response.body.usage.completion_tokens)
+        else:
+            self.num_failed += 1
+            self._progress.advance(0)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._places.release()
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+
+
+async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerConfig | None = None) -> int:
+    """Runs a whole batch. Returns the exit code: 0 when every request succeeded, 1 otherwise.
+
+    Of `server`, the options that shape answers count, such as the chat template.
+
+    Raises:
+        ConfigError: an option or a file is wrong.
+        EngineDeadError: the engine died for good.
+    """
+    if batch.resume and batch_files.is_url(batch.output_file):
+        raise ConfigError("--resume needs an --output-file on this machine; a URL cannot be continued.")
+    if batch.input_file == batch.output_file or _is_one_file(batch.input_file, batch.output_file):
+        raise ConfigError("--input-file and --output-file must differ.")
+    async with contextlib.AsyncExitStack() as stack:
+        source = await stack.enter_async_context(batch_files.open_input(batch.input_file))
+        target = await stack.enter_async_context(batch_files.open_output(batch.output_file))
+        output = stack.enter_context(contextlib.closing(batch_files.OutputFile(target, resume=batch.resume)))
+        engine = AsyncLLM.from_engine_args(engine_args, usage="llm")
+        stack.push_async_callback(engine.aclose)
+        await engine.start()
+        total = batch_files.count_lines(source) if sys.stderr.isatty() else None
+        with open_progress("Requests", total) as progress:
+            run = BatchRun(
+                BatchServer(engine, server or ServerConfig()), output, max_in_flight(engine, batch), progress
+            )
+            started = time.monotonic()
+            await run.run(source)
+        num_failed = run.num_failed + output.num_failed_before
+        logger.info(
+            "%d requests succeeded, %d failed, %d were answered before; %.1f s",
+            *(run.num_succeeded, run.num_failed, run.num_skipped, time.monotonic() - started),
+        )
+    return 1 if num_failed else 0
+
+
+def _is_one_file(first: str, second: str) -> bool:
+    """Whether two names lead to one file, which writing would destroy before it is read."""
+    return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
+
+
+def max_in_flight(engine: AsyncLLM, batch: BatchConfig) -> int:
+    """Enough to keep the engine full while answers are written, and no more than its queue takes."""
+    limits = engine.config.limits
+    wanted = batch.max_in_flight or 2 * limits.max_num_seqs
+    if limits.max_num_queued_reqs is None:
+        return wanted
+    return min(wanted, limits.max_num_seqs + limits.max_num_queued_reqs)

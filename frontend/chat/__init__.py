@@ -1,0 +1,1 @@
+"""What all chat protocols share: a conversation in, events out."""

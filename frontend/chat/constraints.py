@@ -1,0 +1,52 @@
+"""Grammars for whole answers: a client's format or the calls that it asks for, after the model's reasoning."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from quire.core.wire.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
+from quire.frontend.parsing.parsers import CallConstraint, ReasoningMarks
+
+
+def of_calls(constraint: CallConstraint) -> StructuredOutputsParams:
+    """What holds an answer to calls."""
+    if constraint.structural_tag is not None:
+        return StructuredOutputsParams(structural_tag=constraint.structural_tag)
+    return StructuredOutputsParams(json=constraint.json_schema)
+
+
+def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None) -> StructuredOutputsParams:
+    """The same constraint for what follows the reasoning, which stays free.
+
+    Args:
+        marks: None when the model's reasoning is not set apart, so that the constraint holds from the first token.
+    """
+    form = _format(asked)
+    if marks is None or form is None:
+        return asked
+    thought = {"type": "tag", "begin": marks.begin or "", "content": {"type": "any_text"}, "end": marks.end}
+    gap = {"type": "regex", "pattern": r"\s{0,4}"}
+    whole: dict[str, Any] = {"type": "sequence", "elements": [thought, gap, form]}
+    if marks.begin is not None:  # the model may think or not
+        whole = {"type": "or", "elements": [whole, form]}
+    tag = {"type": "structural_tag", "format": whole}
+    return msgspec.structs.replace(asked, **{**dict.fromkeys(CONSTRAINT_KINDS), "structural_tag": tag})
+
+
+def _format(asked: StructuredOutputsParams) -> dict[str, Any] | None:
+    """The constraint as a part of a structural tag; None for one that cannot be a part."""
+    match asked.kind:
+        case "json":
+            return {"type": "json_schema", "json_schema": asked.json} if isinstance(asked.json, dict) else None
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "regex":
+            return {"type": "regex", "pattern": asked.regex}
+        case "grammar":
+            return {"type": "grammar", "grammar": asked.grammar}
+        case "choice":
+            return {"type": "regex", "pattern": "|".join(map(re.escape, asked.choice or ()))}
+        case "structural_tag":
+            tag = asked.structural_tag
+            return tag.get("format") if isinstance(tag, dict) else None

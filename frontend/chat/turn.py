@@ -1,0 +1,164 @@
+"""One answer of the model while it is made: outputs of the engine in, events out."""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
+
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.events import Event, Finish, ReasoningDelta, TextDelta, Usage
+from quire.frontend.openai.generation import OutputStream
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.parsing.output_parser import OutputParser
+from quire.frontend.requests.input_processor import INLINE_CHARACTERS
+from quire.frontend.requests.turns import apart, in_turns
+
+
+class Rendered(NamedTuple):
+    """A conversation as the model reads it."""
+
+    text: str
+    token_ids: list[int]
+
+
+class Choice:
+    """Reads the outputs of one of n sequences.
+
+    Args:
+        parser: None when the text is the answer as it stands.
+        stop: ends the sequence, once it has made all calls that it may make; None for one that ends by itself.
+        tells_reasoning: False drops reasoning from the events.
+    """
+
+    def __init__(
+        self, parser: OutputParser | None, stop: Callable[[], None] | None = None, *, tells_reasoning: bool = True
+    ) -> None:
+        self._parser = parser
+        self._stop = stop
+        self._tells_reasoning = tells_reasoning
+        self._reasoning: list[str] = []
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far, whether it is told or not."""
+        return "".join(self._reasoning)
+
+    def read(self, output: CompletionOutput) -> list[Event]:
+        """Events for what is new, with a `Finish` at the end."""
+        reason, stop_reason, parser = output.finish_reason, output.stop_reason, self._parser
+        if parser is None:
+            events: list[Event] = [TextDelta(output.text)] if output.text else []
+        else:
+            events = parser.push(output.text, output.token_ids)
+            complete = parser.is_complete
+            if reason is None:
+                if complete and self._stop is not None:
+                    self._stop()
+            else:
+                events += parser.finish()
+                if complete:  # whatever ended what came after the last call
+                    reason, stop_reason = "tool_calls", None
+                elif reason == "stop" and parser.num_tool_calls:
+                    reason = "tool_calls"
+            events = self._keep_reasoning(events)
+        if reason is not None:
+            events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
+        return events
+
+    def _keep_reasoning(self, events: list[Event]) -> list[Event]:
+        thoughts = [event.text for event in events if isinstance(event, ReasoningDelta)]
+        self._reasoning += thoughts
+        if self._tells_reasoning or not thoughts:
+            return events
+        return [event for event in events if not isinstance(event, ReasoningDelta)]
+
+
+class Turn:
+    """One answer while it is made. Close it when it is not read to its end: that aborts the request.
+
+    Args:
+        choices: a reader for each sequence; None when every text is the answer as it stands.
+        reads_reasoning: the readers tell reasoning apart from the answer.
+        tells_tokens: False when the client must not see the answer's tokens, as reasoning that is not told is in them.
+    """
+
+    def __init__(
+        self,
+        stream: OutputStream,
+        prompt: Rendered,
+        choices: list[Choice] | None,
+        llm: AsyncLLM,
+        *,
+        reads_reasoning: bool = False,
+        tells_tokens: bool = True,
+    ) -> None:
+        self.stream = stream
+        self.choices = choices
+        self.num_prompt_tokens = len(prompt.token_ids)
+        self.tells_tokens = tells_tokens
+        self._reads_reasoning = reads_reasoning
+        self._llm = llm
+
+    def close(self) -> None:
+        """Aborts what still runs. Harmless at the end."""
+        self.stream.close()
+
+    async def whole(self) -> tuple[RequestOutput, list[list[Event]] | None]:
+        """All outputs as one, and the events of each sequence; no events when every text is the answer as it stands.
+
+        Raises:
+            QuireError: the engine refused the request, or failed.
+        """
+        events: list[list[Event]] | None = None if self.choices is None else [[] for _ in self.choices]
+        parts: dict[int, CompletionOutput] = {}
+        async for output in self.stream:
+            async for part in in_turns(output.outputs):
+                if self.choices is not None and events is not None:
+                    events[part.index] += self.choices[part.index].read(part)
+                before = parts.setdefault(part.index, part)
+                if before is not part:
+                    _extend(before, part)
+            last = output
+        last.outputs = [parts[index] for index in sorted(parts)]
+        return last, events
+
+    async def events(self) -> AsyncGenerator[tuple[CompletionOutput, list[Event]], None]:
+        """What each output of a single sequence brings; the last list ends with `Finish` and `Usage`.
+
+        Raises:
+            QuireError: the engine refused the request, or failed.
+        """
+        [choice] = self.choices or [Choice(None)]
+        num_tokens = 0
+        async for output in self.stream:
+            [part] = output.outputs
+            num_tokens += len(part.token_ids)
+            events = choice.read(part)
+            if output.finished:
+                cached = output.num_cached_tokens or 0
+                num_reasoning = await self.count_reasoning(num_tokens) or 0
+                events.append(Usage(self.num_prompt_tokens, num_tokens, cached, num_reasoning))
+            yield part, events
+
+    async def count_reasoning(self, num_tokens: int) -> int | None:
+        """Tokens of all reasoning so far, out of `num_tokens`; None when nothing tells reasoning apart.
+
+        Counted by the tokenizer, which splits a text as the model most likely did.
+        """
+        if not self._reads_reasoning:
+            return None
+        tokenizer = self._llm.input_processor.tokenizer
+        texts = [text for choice in self.choices or () if (text := choice.reasoning)]
+
+        def count() -> int:
+            return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+
+        return min(await apart(count, is_long=sum(map(len, texts)) > INLINE_CHARACTERS), num_tokens)
+
+
+def _extend(part: CompletionOutput, more: CompletionOutput) -> None:
+    """Appends what a sequence made next."""
+    part.text += more.text
+    part.token_ids += more.token_ids
+    if part.logprobs is not None:
+        part.logprobs += more.logprobs or []
+    part.cumulative_logprob = more.cumulative_logprob
+    part.finish_reason, part.stop_reason = more.finish_reason, more.stop_reason

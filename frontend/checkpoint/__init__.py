@@ -1,0 +1,1 @@
+"""Finding a checkpoint and reading what it says about itself."""

@@ -1,0 +1,129 @@
+"""Finds a checkpoint: the embedded demo model, a local folder, or a repository on the Hugging Face hub.
+
+It knows names and folders, and nothing of what the files in them say.
+"""
+
+import difflib
+import importlib.resources
+from collections.abc import Callable
+from pathlib import Path
+
+from quire.core.config.load import LoadConfig
+from quire.core.config.model import ModelConfig
+from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.model_spec import read_model_spec
+
+__all__ = ["DEMO_MODEL_NAME", "find_model", "find_tokenizer", "read_model_spec"]
+
+DEMO_MODEL_NAME = "quire-demo"
+"""What clients call the model that is served when none was named."""
+
+_TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+_MODEL_FILES = ["*.safetensors", *_TOKENIZER_FILES]
+_SKIPPED_FILES = ["original/*", "onnx/*", "consolidated*", "*.pth"]  # the same weights in other people's formats
+
+
+def find_model(model: ModelConfig, load: LoadConfig) -> Path:
+    """The local folder of the checkpoint that `model` names, downloaded when it is on the hub.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or the hub cannot be reached.
+    """
+    if model.model is None:
+        return _demo_folder()
+    patterns = _TOKENIZER_FILES if load.load_format == "dummy" else _MODEL_FILES
+    return _find(model.model, "--model", model.revision, patterns, model, load)
+
+
+def find_tokenizer(model: ModelConfig, load: LoadConfig, model_folder: Path) -> Path:
+    """The local folder of the tokenizer: the checkpoint's own, unless `--tokenizer` names another."""
+    if model.tokenizer is None:
+        return model_folder
+    return _find(model.tokenizer, "--tokenizer", model.tokenizer_revision, _TOKENIZER_FILES, model, load)
+
+
+def _demo_folder() -> Path:
+    folder = Path(str(importlib.resources.files("quire") / "demo_model"))
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"This installation has no embedded demo model in {folder}: name one with --model.")
+    return folder
+
+
+def _find(
+    name: str, flag: str, revision: str | None, patterns: list[str], model: ModelConfig, load: LoadConfig
+) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_file():
+        raise ConfigError(f"{flag}: {name!r} is a file; name the folder that holds it, with its config.json.")
+    if _is_path(name):
+        raise ConfigError(f"{flag}: there is no folder {name!r}. {_hint(folder)}")
+    return _download(name, flag, revision, patterns, model.hf_token, load.download_dir)
+
+
+def _is_path(name: str) -> bool:
+    """Whether `name` can only be a path: a hub id is `name` or `owner/name`."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
+def _hint(folder: Path) -> str:
+    """What the user may have meant instead of a folder that does not exist."""
+    parent = folder.parent
+    if not parent.is_dir():
+        return f"{str(parent)!r} does not exist either. A model on the hub is named owner/name."
+    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()]
+    close = difflib.get_close_matches(folder.name, siblings, n=1, cutoff=0.5)
+    if close:
+        return f"Did you mean {str(parent / close[0])!r}?"
+    return "Did you mean a model on the hub? Those are named owner/name."
+
+
+def _download(
+    repository: str, flag: str, revision: str | None, patterns: list[str], token: str | None, cache: str | None
+) -> Path:
+    # Imported here because a local model, the common case in production, needs neither the hub client nor its 0.3 s.
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"{flag}: {repository!r} is no local folder, and {reason}")
+
+    at = f" at revision {revision!r}" if revision else ""
+    reasons: list[tuple[type[Exception], Callable[[], str]]] = [
+        (errors.HFValidationError, lambda: "no hub id either. " + _hint(Path(repository))),
+        (
+            errors.GatedRepoError,
+            lambda: "the hub asks for permission: accept its terms on its page and pass --hf-token.",
+        ),
+        (errors.RevisionNotFoundError, lambda: f"the hub has no revision {revision!r} of it."),
+        (
+            errors.RepositoryNotFoundError,
+            lambda: "the hub does not know it, or it is private (pass --hf-token). " + _hint(Path(repository)),
+        ),
+        (
+            errors.LocalEntryNotFoundError,
+            lambda: (
+                f"it is not in the hub's cache{at} while the hub cannot be reached (or HF_HUB_OFFLINE is set). "
+                "Download it on a machine with network, and pass its folder or --download-dir."
+            ),
+        ),
+        (errors.HfHubHTTPError, lambda: "the hub answered with an error; try again later."),
+        (OSError, lambda: "downloading it failed; check the network and the space on disk."),
+    ]
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                token=token,
+                cache_dir=cache,
+                allow_patterns=patterns,
+                ignore_patterns=_SKIPPED_FILES,
+            )
+        )
+    except Exception as error:
+        for kind, reason in reasons:
+            if isinstance(error, kind):
+                raise refuse(f"{reason()} ({str(error).strip().splitlines()[0]})") from error
+        raise

@@ -1,0 +1,272 @@
+"""Reads what a checkpoint says about itself: config.json, generation_config.json, and the tokenizer's EOS token.
+
+Files are JSON, read once, without torch or transformers.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.config.model import ModelConfig
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ConfigError
+
+# Our name, then the names that checkpoints use for it.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "vocab_size": ("vocab_size",),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"),
+}
+_DTYPES: dict[str, Literal["bfloat16", "float16", "float32"]] = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "float32": "float32",
+    "float": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
+}
+_SAMPLING_DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, or holds no JSON object; the message names it.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} has no {path.name}: is it a checkpoint's folder?") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
+    return value
+
+
+def read_json_if_present(path: Path) -> dict[str, Any]:
+    """As `read_json`, and empty when there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | None = None) -> ModelSpec:
+    """The facts about the checkpoint in `folder`, with `--hf-overrides` applied.
+
+    Args:
+        tokenizer_folder: where the tokenizer is, when not in `folder`; its EOS token ends generation too.
+
+    Raises:
+        ConfigError: config.json is missing, invalid, or lacks what every language model needs.
+    """
+    path = folder / "config.json"
+    config = _flatten(_merge(read_json(path), model.hf_overrides))
+    facts = {name: _positive_int(config, keys, path) for name, keys in _FIELDS.items()}
+    heads = facts["num_attention_heads"]
+    kv_heads = _positive_int(config, ("num_key_value_heads",), path, default=heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{path}: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})."
+        )
+    if config.get("head_dim") is None and facts["hidden_size"] % heads:
+        raise ConfigError(f"{path}: hidden_size ({facts['hidden_size']}) is not a multiple of the {heads} heads.")
+    facts["max_position_embeddings"] = _context_length(config, facts["max_position_embeddings"], path)
+    return ModelSpec(
+        path=str(folder),
+        name=model.model or folder.name,
+        architecture=_architecture(config, path),
+        hf_config=config,
+        dtype=_dtype(config, model, folder, path),
+        num_kv_heads=kv_heads,
+        head_dim=_positive_int(config, ("head_dim",), path, default=facts["hidden_size"] // heads),
+        eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder or folder),
+        **facts,
+    )
+
+
+def read_default_sampling(folder: Path, model: ModelConfig) -> dict[str, Any]:
+    """Sampling parameters that a request which names none gets, as `SamplingParams` keywords.
+
+    From generation_config.json (or what `--generation-config` names instead), then `--override-generation-config`.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or what overrides it is no sampling parameter.
+    """
+    for name in model.override_generation_config:
+        if name not in (*_SAMPLING_DEFAULTS, "max_new_tokens"):
+            raise ConfigError(
+                f"--override-generation-config holds {name!r}; it may hold {', '.join(_SAMPLING_DEFAULTS)} and "
+                "max_new_tokens."
+            )
+    config = {**_generation_config(folder, model), **model.override_generation_config}
+    defaults = {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
+    if config.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = config["max_new_tokens"]
+    return defaults
+
+
+def read_output_limit(folder: Path, model: ModelConfig) -> int | None:
+    """Most output tokens of any request to a server; only the owner of a server sets one, never the checkpoint itself.
+
+    It is `max_new_tokens` of `--override-generation-config`, else of the folder that `--generation-config` names.
+    """
+    config = {} if model.generation_config == "auto" else _generation_config(folder, model)
+    return {**config, **model.override_generation_config}.get("max_new_tokens")
+
+
+def _generation_config(folder: Path, model: ModelConfig) -> dict[str, Any]:
+    match model.generation_config:
+        case "vllm":
+            return {}
+        case "auto":
+            return read_json_if_present(folder / "generation_config.json")
+        case other:
+            return read_json(Path(other).expanduser() / "generation_config.json")
+
+
+# ------------------------------------------------------------------------------------------------------ config.json
+
+
+def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`config` with `overrides` laid over it, objects within objects too."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _flatten(config: dict[str, Any]) -> dict[str, Any]:
+    """Lifts the language model's part of a multi-part checkpoint to the top; the outer architecture stays."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = {key: value for key, value in config.items() if key != "text_config"}
+    return {**outer, **text, **{key: outer[key] for key in ("architectures", "model_type") if outer.get(key)}}
+
+
+def _architecture(config: dict[str, Any], path: Path) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConfigError(
+            f'{path} names no architecture; add one with --hf-overrides \'{{"architectures": ["LlamaForCausalLM"]}}\'.'
+        )
+    return names[0]
+
+
+def _positive_int(config: dict[str, Any], keys: tuple[str, ...], path: Path, default: int | None = None) -> int:
+    value = next((config[key] for key in keys if config.get(key) is not None), default)
+    if value is None:
+        raise ConfigError(f"{path} has no {keys[0]}: it does not describe a language model.")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{path}: {keys[0]} must be a positive whole number, got {value!r}.")
+    return value
+
+
+def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What the checkpoint says about rotary scaling; empty when it says nothing."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if (value := config.get(key)) is not None and not isinstance(value, dict):
+            raise ConfigError(f"{path}: {key} must be an object, got {value!r}.")
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _context_length(config: dict[str, Any], positions: int, path: Path) -> int:
+    """Tokens that the model can attend over, with the stretching that its rotary scaling stands for."""
+    rope = _rope(config, path)
+    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
+    if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
+        return positions  # llama3 and longrope give the stretched length already
+    if kind == "yarn":
+        # Qwen's configs state the length before stretching in both places, DeepSeek's after it in the first one.
+        return max(positions, int(rope.get("original_max_position_embeddings", positions) * factor))
+    return int(positions * factor)
+
+
+def _dtype(
+    config: dict[str, Any], model: ModelConfig, folder: Path, path: Path
+) -> Literal["bfloat16", "float16", "float32"]:
+    if model.dtype != "auto":
+        return _DTYPES[model.dtype]
+    stated = config.get("dtype") or config.get("torch_dtype") or _stored_dtype(folder) or "float32"
+    name = str(stated).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ConfigError(f"{path}: cannot compute in dtype {stated!r}; choose one with --dtype, such as bfloat16.")
+    return _DTYPES[name]
+
+
+def _stored_dtype(folder: Path) -> str | None:
+    """Type of the first floating-point tensor in the weight files; their headers are JSON with a length before it."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 0 < length <= 100 * 1024**2:
+                return None  # corrupt; reading the weights says so with more detail
+            try:
+                header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+            except msgspec.DecodeError:
+                return None
+        for name, tensor in header.items():
+            if name != "__metadata__" and tensor.get("dtype") in _DTYPES:
+                return tensor["dtype"]
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------------- EOS
+
+
+class _AddedToken(Struct):
+    id: int
+    content: str
+
+
+class _TokenizerJson(Struct):
+    """The only part of tokenizer.json wanted here; msgspec skips the vocabulary without building it."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+def _eos_token_ids(config: dict[str, Any], model: ModelConfig, folder: Path, tokenizer_folder: Path) -> list[int]:
+    """Every id that ends a generation, by any of the three files that may name one."""
+    found: list[int] = []
+    for name, source in (("generation_config.json", _generation_config(folder, model)), ("config.json", config)):
+        value = source.get("eos_token_id")
+        ids = value if isinstance(value, list) else [value] if value is not None else []
+        if any(type(token_id) is not int for token_id in ids):
+            raise ConfigError(f"{folder / name}: eos_token_id must be a token id or a list of them, got {value!r}.")
+        found += ids
+    from_tokenizer = _tokenizer_eos(tokenizer_folder)
+    if from_tokenizer is not None:
+        found.append(from_tokenizer)
+    return sorted(set(found))
+
+
+def _tokenizer_eos(folder: Path) -> int | None:
+    """Id of the tokenizer's EOS token, or None when it has none or is absent."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = read_json_if_present(folder / name).get("eos_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        if content:
+            break
+    else:
+        return None
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        tokenizer = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
+    return next((token.id for token in tokenizer.added_tokens if token.content == content), None)

@@ -1,0 +1,60 @@
+"""What the frontend knows about the model it serves, beyond what the engine needs."""
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from quire.core.config.engine_args import EngineArgs
+from quire.core.config.structured_outputs import StructuredOutputsOptions
+from quire.core.errors import ConfigError, ParameterError
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.model_source import DEMO_MODEL_NAME
+from quire.frontend.checkpoint.model_spec import read_default_sampling, read_output_limit
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """Names and per-request defaults of the served model."""
+
+    names: list[str]  # what clients may call it; the first is reported
+    folder: str
+    default_sampling: dict[str, Any] = {}  # SamplingParams keywords of a request that names none
+    max_output_tokens: int | None = None  # of a request to a server, whatever it asks for
+    max_logprobs: int = 20  # -1 lifts the limit
+    stream_interval: int = 1  # tokens per output of a stream, unless a request wants more
+    has_logits_processors: bool = False
+    takes_embeds: bool = False  # prompts may be embeddings
+    log_requests: bool = False
+    structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @classmethod
+    def from_args(cls, args: EngineArgs, folder: Path) -> "ServedModel":
+        """Reads the defaults of the checkpoint in `folder`.
+
+        Raises:
+            ConfigError: they are no sampling parameters.
+        """
+        default_sampling = read_default_sampling(folder, args.model)
+        try:
+            SamplingParams(**default_sampling)
+        except ParameterError as error:
+            raise ConfigError(
+                f"generation_config.json of {folder}, or --override-generation-config: {error} "
+                "--generation-config vllm does without the file."
+            ) from None
+        return cls(
+            names=args.model.served_model_name or [args.model.model or DEMO_MODEL_NAME],
+            folder=str(folder),
+            default_sampling=default_sampling,
+            max_output_tokens=read_output_limit(folder, args.model),
+            max_logprobs=args.model.max_logprobs,
+            stream_interval=args.scheduler.stream_interval,
+            has_logits_processors=bool(args.model.logits_processors),
+            takes_embeds=args.model.enable_prompt_embeds,
+            log_requests=args.observability.enable_log_requests,
+            structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
+        )

@@ -1,0 +1,1 @@
+"""The HTTP application and server; no protocol's own fields."""

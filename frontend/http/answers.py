@@ -1,0 +1,64 @@
+"""What handlers answer with: a Struct as JSON, or a stream of events; both end when the client goes."""
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.response.base import ASGIResponse
+
+from quire.frontend.http.errors import ErrorBody, ErrorReporter, Problem
+from quire.frontend.http.event_stream import EventStream, error_frame
+from quire.frontend.http.json_request import JsonRequest
+from quire.frontend.http.server_state import ServerState
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_answer(body: Any) -> ASGIResponse:
+    """A Struct as JSON, status 200."""
+    return ASGIResponse(body=_encode(body), media_type="application/json")
+
+
+def documented(body: Any, error: Any = ErrorBody) -> dict[int, ResponseSpec]:
+    """What the API's documentation says about a route's answers."""
+    return {
+        200: ResponseSpec(body, description="Success", generate_examples=False),
+        400: ResponseSpec(error, description="The request is wrong; `param` names the field.", generate_examples=False),
+    }
+
+
+def documented_empty() -> dict[int, ResponseSpec]:
+    """The same for a route that only says that all is well."""
+    return {
+        200: ResponseSpec(None, description="Success", generate_examples=False),
+        503: ResponseSpec(ErrorBody, description="Not now.", generate_examples=False),
+    }
+
+
+class HttpAnswers:
+    """Answers of one server, once the model is ready.
+
+    Args:
+        keep_alive_seconds: silence after which a stream sends a comment line; 0 sends none.
+    """
+
+    def __init__(self, state: ServerState, errors: ErrorReporter, keep_alive_seconds: float) -> None:
+        self._state = state
+        self._errors = errors
+        self._keep_alive_seconds = keep_alive_seconds
+
+    def check_ready(self) -> None:
+        """Raises UnavailableError while requests cannot be served."""
+        self._state.check_ready()
+
+    async def whole(self, work: Coroutine[Any, Any, Any], request: JsonRequest) -> ASGIResponse:
+        """What `work` returns, as JSON."""
+        return json_answer(await self._state.run(work, request.receive))
+
+    def stream(
+        self, frames: AsyncGenerator[bytes, None], error_frame: Callable[[Problem], bytes] = error_frame
+    ) -> EventStream:
+        """Frames as they come; `error_frame` makes the last one of a stream that fails."""
+        keep_alive = self._keep_alive_seconds
+        return EventStream(frames, self._state, self._errors, keep_alive_seconds=keep_alive, error_frame=error_frame)

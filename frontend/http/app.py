@@ -1,0 +1,84 @@
+"""Puts the HTTP application together: routes, guards, errors, documentation."""
+
+from typing import Any
+
+from litestar import Litestar
+from litestar.config.cors import CORSConfig
+from litestar.types import Guard
+from prometheus_client import CollectorRegistry
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from quire.frontend.anthropic.routes import anthropic_routes
+from quire.frontend.anthropic.service import Messages
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.conversation import Conversations
+from quire.frontend.http.answers import HttpAnswers
+from quire.frontend.http.auth import ApiKeyGuard
+from quire.frontend.http.documents import Documentation
+from quire.frontend.http.errors import ErrorReporter
+from quire.frontend.http.json_request import JsonRequest
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.server_state import ServerState
+from quire.frontend.http.service_routes import service_routes
+from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.routes import openai_routes
+
+
+def create_app(
+    engine: AsyncLLM,
+    server: ServerConfig,
+    *,
+    state: ServerState | None = None,
+    registry: CollectorRegistry | None = None,
+) -> Litestar:
+    """The application, ready for any ASGI server.
+
+    Args:
+        state: whether the model is loaded and how much is in flight; a fresh one says that it is loaded.
+        registry: where /metrics reads; a fresh one when left out.
+    """
+    state = state or ServerState()
+    registry = registry if registry is not None else CollectorRegistry()
+    register_collectors(registry, engine)
+    errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
+    guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
+    answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
+    documentation = None if server.disable_fastapi_docs else Documentation(server.root_path)
+    models, conversations = ServedModels(engine), Conversations(engine, server)
+    return Litestar(
+        route_handlers=[
+            *openai_routes(engine, server, state, answers, models, conversations, guards),
+            anthropic_routes(Messages(server, models, conversations), answers, errors, guards),
+            *service_routes(engine, server, state, registry),
+            *(documentation.routes() if documentation else []),
+        ],
+        exception_handlers={Exception: errors.handle},
+        request_class=JsonRequest,
+        request_max_body_size=server.max_request_body_bytes,
+        cors_config=_cors(server),
+        openapi_config=documentation.config() if documentation else None,
+        logging_config=None,
+    )
+
+
+def register_collectors(registry: CollectorRegistry, engine: AsyncLLM) -> None:
+    """Makes `registry` tell about this process and about the engine, if it counts anything."""
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    if engine.metrics is not None:
+        registry.register(engine.metrics)
+
+
+def _cors(server: ServerConfig) -> CORSConfig | None:
+    if not server.allowed_origins:
+        return None
+    methods: list[Any] = server.allowed_methods
+    return CORSConfig(
+        allow_origins=server.allowed_origins,
+        allow_methods=methods,
+        allow_headers=server.allowed_headers,
+        allow_credentials=server.allow_credentials,
+    )

@@ -1,0 +1,35 @@
+"""API keys: who may call the routes under /v1."""
+
+import hmac
+from typing import Any
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from quire.frontend.http.errors import AuthenticationError
+
+
+class ApiKeyGuard:
+    """Lets a request pass that carries one of `keys`, as `Authorization: Bearer` or, as Anthropic's clients do, in
+    `x-api-key`. A server without keys needs no guard, for which Litestar would copy the route's handler each time.
+
+    Each comparison takes the same time wherever the strings differ, and all keys are always compared. It is a coroutine
+    because Litestar runs guards that are not in a thread, which takes longer than all of this.
+    """
+
+    def __init__(self, keys: list[str]) -> None:
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        header = connection.headers.get("authorization", "")
+        own_header = connection.headers.get("x-api-key", "")
+        scheme, *rest = header.split(maxsplit=1) or [""]
+        bearer = "".join(rest) if scheme.lower() == "bearer" else ""
+        presented = [text.strip().encode("latin-1") for text in (bearer, own_header)]  # the bytes as they came
+        matches = [hmac.compare_digest(one, key) for one in presented for key in self._keys]
+        if not any(matches):
+            raise AuthenticationError(
+                "This server asks for an API key: send it as `Authorization: Bearer KEY`."
+                if not header and not own_header
+                else "The API key is wrong."
+            )

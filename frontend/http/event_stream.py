@@ -1,0 +1,128 @@
+"""Server-sent events: sends frames as they come, and ends at once when the client goes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from litestar.types import Receive, Scope, Send
+
+from quire.frontend.http.errors import ClientGoneError, ErrorReporter, Problem, UnavailableError
+from quire.frontend.http.server_state import ServerState
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+ACCEPTED = b""
+"""The frame that says only that a request is in the engine's hands; nothing is sent."""
+UNDECIDED_SECONDS = 1.0
+"""How long the headers wait for a frame after that, so that a request refused by the engine gets its own status."""
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def error_frame(problem: Problem) -> bytes:
+    """An error in the words of chat and text completions, and the end of the stream."""
+    return b"data: " + problem.body() + b"\n\n" + DONE
+
+
+class EventStream:
+    """An ASGI answer made of `frames`, each one or more whole events.
+
+    Args:
+        frames: closed when the client goes; an exception becomes an HTTP error if nothing was sent yet, and an error
+            event afterwards. Nothing is sent before the first one, however long a grammar is compiled.
+        keep_alive_seconds: silence after which a comment line is sent; 0 sends none.
+        error_frame: makes the event of an error, as the protocol spells it.
+    """
+
+    __slots__ = (
+        *("_frames", "_state", "_errors", "_keep_alive_seconds", "_error_frame", "_started", "_sent_at", "_helpers"),
+    )
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        state: ServerState,
+        errors: ErrorReporter,
+        *,
+        keep_alive_seconds: float = 0,
+        error_frame: Callable[[Problem], bytes] = error_frame,
+    ) -> None:
+        self._frames = frames
+        self._state = state
+        self._errors = errors
+        self._keep_alive_seconds = keep_alive_seconds
+        self._error_frame = error_frame
+        self._started = False
+        self._sent_at = 0.0
+        self._helpers: list[asyncio.Task[None]] = []  # end with the stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._state.run(self._write(scope, send), receive)
+        except ClientGoneError:
+            if not self._started:
+                raise
+            return
+        except UnavailableError as error:
+            if not self._started:
+                raise
+            await self._send_error(error, scope, send)
+        if self._started:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, scope: Scope, send: Send) -> None:
+        undecided: asyncio.TimerHandle | None = None
+        try:
+            async with aclosing(self._frames) as frames:
+                async for frame in frames:
+                    if self._started:  # nearly always
+                        await self._send(frame, send)
+                    elif frame == ACCEPTED:
+                        undecided = asyncio.get_running_loop().call_later(UNDECIDED_SECONDS, self._start_early, send)
+                    else:
+                        await self._start(send)
+                        await self._send(frame, send)
+                if not self._started:
+                    await self._start(send)
+        except Exception as error:
+            if not self._started:
+                raise
+            await self._send_error(error, scope, send)
+        finally:
+            if undecided is not None:
+                undecided.cancel()
+            for helper in self._helpers:
+                helper.cancel()
+
+    def _start_early(self, send: Send) -> None:
+        if not self._started:
+            self._helpers.append(asyncio.create_task(self._start(send)))
+
+    async def _start(self, send: Send) -> None:
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        if self._keep_alive_seconds:
+            self._helpers.append(asyncio.create_task(self._keep_alive(send)))
+
+    def _send(self, frame: bytes, send: Send) -> Awaitable[None]:
+        if self._keep_alive_seconds:  # only then: Python 3.11 makes a system call of each look at the running loop
+            self._sent_at = asyncio.get_running_loop().time()
+        return send({"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def _send_error(self, error: Exception, scope: Scope, send: Send) -> None:
+        problem = self._errors.report(error, f"{scope['method']} {scope['path']}")  # type: ignore[typeddict-item]
+        await self._send(self._error_frame(problem), send)
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        while True:
+            silence = loop.time() - self._sent_at
+            if silence >= self._keep_alive_seconds:
+                await self._send(KEEP_ALIVE, send)
+                silence = 0
+            await asyncio.sleep(self._keep_alive_seconds - silence)

@@ -1,0 +1,139 @@
+"""Request bodies: JSON decoded straight into the handler's Struct, with errors that name the field or the position."""
+
+import difflib
+import functools
+import re
+from typing import Any, NoReturn
+
+import msgspec
+from litestar import Request
+from litestar.exceptions import InternalServerException
+
+from quire.core.errors import ParameterError
+from quire.frontend.http.errors import ClientGoneError
+
+MAX_QUOTED = 1000
+"""Characters of a client's own words that are looked at and told, from either end."""
+
+MAX_READ_TWICE = 256 * 2**10
+"""Bytes of a body in which whole numbers may be written as floats, as `2.0`."""
+
+_EXPECTED_INT = re.compile(r"Expected `int\b.*`, got `float`")
+_PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+
+
+@functools.cache
+def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
+    """One decoder for each body type."""
+    return msgspec.json.Decoder(kind)
+
+
+class JsonRequest(Request[Any, Any, Any]):
+    """A request whose `data` argument is decoded by us, not by way of a dictionary."""
+
+    async def body(self) -> bytes:
+        """The whole body. Raises ClientGoneError when the client closes the connection halfway."""
+        try:
+            return await super().body()
+        except InternalServerException:  # Litestar's word for it
+            raise ClientGoneError("The client closed the connection while sending its request.") from None
+
+    async def json(self) -> Any:
+        """The body as the type that the handler declares for `data`."""
+        field = self.route_handler.parsed_data_field
+        assert field is not None
+        return decode_body(await self.body(), field.annotation)
+
+
+def decode_body(body: bytes, kind: Any) -> Any:
+    """`body` as an object of type `kind`.
+
+    Raises:
+        ParameterError: not JSON (with the position), or not such an object (with the field).
+    """
+    try:
+        return _decode(body, kind)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), kind)
+    except UnicodeDecodeError:
+        raise ParameterError(f"The request body is not valid UTF-8{_first_bad_byte(body)}.") from None
+    except msgspec.DecodeError as error:
+        raise ParameterError(f"The request body is not valid JSON: {_complaint(error, body)}.") from None
+    except RecursionError:
+        raise ParameterError("The request body is nested too deeply.") from None
+
+
+def _decode(body: bytes, kind: Any) -> Any:
+    """The object. 2.0 is taken for 2: to JSON they are one number, and some languages have no other to send."""
+    try:
+        return decoder_for(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if len(body) > MAX_READ_TWICE or not _EXPECTED_INT.match(str(error)):
+            raise
+        return msgspec.convert(_with_ints(msgspec.json.decode(body)), kind)
+
+
+def _with_ints(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_with_ints(each) for each in value]
+    return {key: _with_ints(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _refuse(text: str, kind: Any) -> NoReturn:
+    if len(text) > 2 * MAX_QUOTED:  # it quotes the name of an unknown field
+        text = f"{text[:MAX_QUOTED]} ... {text[-MAX_QUOTED:]}"
+    match = _PATH.match(text)
+    assert match is not None
+    complaint, path = match["text"], match["path"] or ""
+    if unknown := _UNKNOWN.match(complaint):
+        name = unknown["name"]
+        raise ParameterError(
+            f"Unknown field {_join(path, name)!r}.{_nearest(name, path, kind)}", param=_join(path, name)
+        )
+    if missing := _MISSING.match(complaint):
+        name = _join(path, missing["name"])
+        raise ParameterError(f"The field {name!r} is required.", param=name)
+    complaint = _lower(complaint).replace("`", "")
+    raise ParameterError(f"{path or 'The request body'}: {complaint}.", param=path or None)
+
+
+def _nearest(name: str, path: str, kind: Any) -> str:
+    if path or len(name) > MAX_QUOTED:
+        return ""
+    known = [field for member in _structs(kind) for field in member.__struct_encode_fields__]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _structs(kind: Any) -> tuple[Any, ...]:
+    return kind.__args__ if hasattr(kind, "__args__") else (kind,)
+
+
+def _first_bad_byte(body: bytes) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f" (byte {error.start})"
+    return ""
+
+
+def _complaint(error: msgspec.DecodeError, body: bytes) -> str:
+    """msgspec's own words, or better ones for the two mistakes that clients make."""
+    text = str(error).removeprefix("JSON is malformed: ")
+    if re.search(rb"[:,\[]\s*-?(NaN|Infinity)\b", body):
+        return f"{text}; NaN and Infinity are not JSON numbers"
+    if re.search(rb"\\u[dD][89a-fA-F]", body):
+        return "a \\ud800 to \\udfff escape must be half of a surrogate pair"
+    return _lower(text)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:] if text.startswith(("Expected", "Input", "Invalid", "Number")) else text

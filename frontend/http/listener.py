@@ -1,0 +1,91 @@
+"""Listening sockets, TCP or Unix, taken before anything slow happens."""
+
+import errno
+import resource
+import socket
+import stat
+from pathlib import Path
+
+from quire.core.errors import ConfigError
+from quire.frontend.http.server_config import ServerConfig
+
+BACKLOG = 2048
+MAX_OPEN_FILES = 65536
+"""What a server raises its soft limit to, where the hard limit allows: every connection takes a file descriptor."""
+
+
+def bind(server: ServerConfig) -> socket.socket:
+    """A listening socket, taken before the model loads: a port in use is told at once, and clients may queue.
+
+    Raises:
+        ConfigError: the address is taken or not ours.
+    """
+    _make_room()
+    if server.uds is not None:
+        return _bind_unix(server.uds)
+    host = server.host or "0.0.0.0"
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise ConfigError(f"--host: cannot resolve {host!r}: {error.strerror}.") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"Port {server.port} is in use; choose another with --port, or 0 for any.") from None
+        raise ConfigError(f"Cannot listen on {host}:{server.port}: {error.strerror}.") from None
+    return listener
+
+
+def _make_room() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _bind_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).exists() and not _is_stale(path):
+            raise ConfigError(f"--uds: {path} exists and is in use; remove it or choose another path.")
+        Path(path).unlink(missing_ok=True)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--uds: cannot listen on {path}: {error.strerror or error}.") from None
+    except ConfigError:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_stale(path: str) -> bool:
+    """Whether `path` is a socket that a dead server left behind."""
+    if not stat.S_ISSOCK(Path(path).stat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def url_of(listener: socket.socket, server: ServerConfig) -> str:
+    """Where clients find the server, without a path."""
+    if server.uds is not None:
+        return f"unix:{server.uds}"
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if server.ssl_certfile else 'http'}://{shown}:{port}"
+
+
+def release(listener: socket.socket, server: ServerConfig) -> None:
+    """Closes the socket and removes its file, if it has one."""
+    listener.close()
+    if server.uds is not None:
+        Path(server.uds).unlink(missing_ok=True)

@@ -1,0 +1,193 @@
+"""What happens around every HTTP request, whatever its route: counting, request ids, access log."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable
+from typing import cast
+
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
+
+from quire.core.logging import get_logger
+from quire.frontend.http.errors import RequestTimeoutError
+
+logger = get_logger(__name__)
+
+_FINE_SECONDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5),
+    *(10, 30, 60),
+)
+_COARSE_SECONDS = (0.1, 0.5, 1)
+_UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
+"""Routes that monitors poll: counting them would drown the others."""
+
+
+class HttpMetrics:
+    """Counters of HTTP requests, under the names that FastAPI's instrumentator gives them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "http_requests", "Requests by method, status and route.", ["method", "status", "handler"], registry=registry
+        )
+        self._request_bytes = Summary(
+            "http_request_size_bytes", "Bytes of request bodies.", ["handler"], registry=registry
+        )
+        self._response_bytes = Summary(
+            "http_response_size_bytes", "Bytes of response bodies.", ["handler"], registry=registry
+        )
+        self._fine = Histogram(
+            "http_request_duration_highr_seconds",
+            "Seconds per request, in many buckets.",
+            buckets=_FINE_SECONDS,
+            registry=registry,
+        )
+        self._coarse = Histogram(
+            "http_request_duration_seconds",
+            "Seconds per request, by route.",
+            ["handler", "method"],
+            buckets=_COARSE_SECONDS,
+            registry=registry,
+        )
+        # Of each route, method and kind of status, with labels; to find them by label costs more than to count.
+        self._routes: dict[tuple[str, int, str], tuple[Counter, Summary, Summary, Histogram]] = {}
+
+    def count(
+        self, method: str, status: int, handler: str, request_bytes: int, response_bytes: int, seconds: float
+    ) -> None:
+        """One request has been answered; `handler` is its route's template."""
+        if handler in _UNCOUNTED:
+            return
+        key = (method, status // 100, handler)
+        route = self._routes.get(key) or self._routes.setdefault(key, self._labelled(*key))
+        requests, sizes, response_sizes, durations = route
+        requests.inc()
+        sizes.observe(request_bytes)
+        response_sizes.observe(response_bytes)
+        self._fine.observe(seconds)
+        durations.observe(seconds)
+
+    def _labelled(self, method: str, kind: int, handler: str) -> tuple[Counter, Summary, Summary, Histogram]:
+        return (
+            self._requests.labels(method, f"{kind}xx", handler),
+            self._request_bytes.labels(handler),
+            self._response_bytes.labels(handler),
+            self._coarse.labels(handler, method),
+        )
+
+
+class RequestObserver:
+    """ASGI application around another: watches what goes through.
+
+    Args:
+        request_id_headers: answer with X-Request-Id, the client's own or a fresh one.
+        access_log: log a line for each request.
+        unlogged_paths: paths that the access log leaves out.
+        request_timeout: seconds that a request's body may take to arrive; no limit when None.
+        root_path: prefix that a proxy may leave on paths, or may have taken away; routes are found either way.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics,
+        *,
+        request_id_headers: bool,
+        access_log: bool,
+        unlogged_paths: frozenset[str],
+        request_timeout: float | None = None,
+        root_path: str = "",
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._request_id_headers = request_id_headers
+        self._access_log = access_log
+        self._unlogged_paths = unlogged_paths
+        self._request_timeout = request_timeout
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._observe(cast(HTTPScope, scope), receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _observe(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        started_at = time.monotonic()
+        if self._root_path and scope["path"].startswith(self._root_path + "/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path)
+        path = scope["path"]
+        request_id = _ensure_request_id(scope) if self._request_id_headers else None
+        exchange = _Exchange(receive, send, request_id, self._request_timeout)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)  # type: ignore[arg-type]
+        finally:
+            seconds = time.monotonic() - started_at
+            method, handler = scope["method"], str(scope.get("path_template") or "none")
+            self._metrics.count(
+                method, exchange.status, handler, exchange.request_bytes, exchange.response_bytes, seconds
+            )
+            if self._access_log and path not in self._unlogged_paths:
+                logger.log(logging.INFO, "%s %s %d %.3f s", method, path, exchange.status, seconds)
+
+
+class _Exchange:
+    """One request and its answer: counts bytes on the way, and has a deadline for the request's body.
+
+    Args:
+        request_id: a header of the answer; left out when None.
+        body_seconds: that the body may take to arrive. What comes after it, the client's leaving, may take any time.
+    """
+
+    __slots__ = (
+        *("status", "request_bytes", "response_bytes"),
+        *("_receive", "_send", "_request_id", "_body_seconds", "_deadline", "_is_whole"),
+    )
+
+    def __init__(self, receive: Receive, send: Send, request_id: bytes | None, body_seconds: float | None) -> None:
+        self.status = 500
+        self.request_bytes = 0
+        self.response_bytes = 0
+        self._receive = receive
+        self._send = send
+        self._request_id = request_id
+        self._body_seconds = body_seconds
+        self._deadline = None if body_seconds is None else asyncio.get_running_loop().time() + body_seconds
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """Raises RequestTimeoutError."""
+        if self._is_whole:
+            return await self._receive()  # type: ignore[return-value]
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"The request's body did not arrive within {self._body_seconds:g} seconds."
+            ) from None
+        self._is_whole = message["type"] != "http.request" or not message["more_body"]
+        if message["type"] == "http.request":
+            self.request_bytes += len(message["body"])
+        return message  # type: ignore[return-value]
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Passes `message` on; no coroutine of its own, which each token would run through."""
+        if message["type"] == "http.response.body":
+            self.response_bytes += len(message["body"])
+        elif message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._request_id is not None:
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", self._request_id)]}
+        return self._send(message)
+
+
+def _ensure_request_id(scope: HTTPScope) -> bytes:
+    """The client's X-Request-Id; a fresh one is put among its headers when there is none."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and value:
+            return value
+    request_id = uuid.uuid4().hex.encode()
+    scope["headers"] = [*scope["headers"], (b"x-request-id", request_id)]
+    return request_id

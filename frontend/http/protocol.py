@@ -1,0 +1,166 @@
+"""HTTP/1.1 connections: uvicorn's, with limits on half-sent requests, and with bodies beside an `Upgrade` header."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.frontend.http.errors import Problem
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request line and headers; uvicorn's default for its other parser."""
+
+_HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
+_UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
+
+
+class _HeadTooLong(Exception):
+    """Raised where httptools calls, to end its reading."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. It is closed when a request's head is too long, or a request is not whole in time.
+
+    A body that a handler waits for is timed by `RequestObserver`, whose answer has its protocol's shape. Here are timed
+    heads, and bodies that nobody reads.
+
+    An `Upgrade` to another protocol is ignored, as RFC 9110 (7.8) allows. httptools takes what follows such a head for
+    the other protocol's bytes, so that the body would be lost: the request is read again without the header.
+
+    Args:
+        request_timeout: seconds from a request's first byte, or the connection's beginning, to the request's last byte.
+    """
+
+    def __init__(self, *args: Any, request_timeout: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._request_timeout = request_timeout
+        self._deadline: asyncio.TimerHandle | None = None
+        self._in_head = True
+        self._num_messages = 0
+        self._num_head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        num_messages = self._num_messages
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _HeadTooLong):
+                self._refuse_head()
+                return
+            self.logger.warning("Invalid HTTP request received.")
+            self._refuse(400, "This is not a valid HTTP/1.1 request.")
+            return
+        if self._in_head and num_messages == self._num_messages:  # what came with a head's beginning is not counted
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:  # before it ends: nothing of an endless one is kept
+                self._refuse_head()
+
+    def _feed(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("CONNECT is for proxies") from None
+                [offset] = upgrade.args
+                data = self._head_without_upgrade() + data[offset:]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def _head_without_upgrade(self) -> bytes:
+        tokens = [token.strip() for name, value in self.headers if name == b"connection" for token in value.split(b",")]
+        tokens = [token for token in tokens if token.lower() not in _UPGRADE_TOKENS]
+        headers = [(name, value) for name, value in self.headers if name not in _HOP_HEADERS]
+        if tokens:
+            headers.append((b"connection", b", ".join(tokens)))
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in headers]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    # What httptools calls.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._unset_keepalive_if_required()
+        self._in_head = True
+        self._num_messages += 1
+        self._num_head_bytes = 0
+        self._start_deadline()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what follows a chunked body are no headers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # read again, see _feed
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise _HeadTooLong
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._stop_deadline()
+        super().on_message_complete()
+
+    # Half-sent requests.
+
+    def _start_deadline(self) -> None:
+        self._stop_deadline()
+        self._deadline = self.loop.call_later(self._request_timeout, self._on_deadline)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        if self._in_head and not self.flow.read_paused:
+            self._refuse(408, f"The request's headers did not arrive within {self._request_timeout:g} seconds.")
+        elif self.cycle is not None and self.cycle.response_complete:
+            self.transport.close()
+        else:  # a handler waits for the body, or it is us who do not read as an earlier request is being answered
+            self._start_deadline()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes; send shorter ones.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Closes the connection, after an answer from outside the application if there is none under way."""
+        self._stop_deadline()
+        if self.transport.is_closing():
+            return
+        if self._may_write():
+            body = Problem(status, message).body()
+            headers = [
+                *self.server_state.default_headers,
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+            ]
+            lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
+            self.transport.write(b"\r\n".join([*lines, *(b"%b: %b" % header for header in headers), b"", body]))
+        self.transport.close()
+
+    def _may_write(self) -> bool:
+        """Whether the next bytes on the connection would be the answer to the request that is being read."""
+        if self.pipeline:
+            return False
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return not self._in_head and not self.cycle.response_started

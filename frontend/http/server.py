@@ -1,0 +1,246 @@
+"""Runs the HTTP application: binds first, answers /health while the model loads, drains at the end.
+
+It owns sockets, signals and their order; what is answered is the business of `app.py`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import uvicorn
+from prometheus_client import CollectorRegistry, disable_created_metrics
+
+from quire.core import envs
+from quire.core.engine.garbage import calm_garbage_collector
+from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.logging import get_logger
+from quire.core.wire.protocol import EngineReady
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.http.app import create_app
+from quire.frontend.http.greeting import greeting
+from quire.frontend.http.listener import bind, release, url_of
+from quire.frontend.http.middleware import HttpMetrics, RequestObserver
+from quire.frontend.http.protocol import HttpProtocol
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.server_state import ServerState
+from quire.frontend.metrics.stats_log import StatsLog
+
+logger = get_logger(__name__)
+
+GRACE_SECONDS = 5
+"""Beyond the shutdown timeout, for writing the last answers; then connections are cut."""
+HEALTH_SECONDS = 1.0
+
+_UVICORN_LEVELS = {"info": logging.WARNING, "trace": 5}  # what it tells at "info" is in our own lines already
+
+
+async def serve(
+    engine: AsyncLLM, server: ServerConfig, listener: socket.socket | None = None, *, greet: bool = False
+) -> None:
+    """Serves until SIGTERM or SIGINT, then drains, closes the engine and returns.
+
+    Args:
+        listener: from `bind`, taken before the engine was made; bound here when left out.
+        greet: print how to talk to the server once it is ready.
+
+    Raises:
+        ConfigError: the address is taken, or the model cannot be loaded.
+        EngineDeadError: the engine died and could not be restarted.
+    """
+    listener = listener or bind(server)
+    try:
+        await HttpServer(engine, server, listener, greet=greet).run()
+    finally:
+        await engine.aclose()
+        release(listener, server)
+
+
+class HttpServer:
+    """One run of the server."""
+
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, listener: socket.socket, *, greet: bool) -> None:
+        self._engine = engine
+        self._greet = greet
+        self._server = server
+        self._listener = listener
+        self._state = ServerState(ready=False)
+        self._uvicorn = _Uvicorn(_uvicorn_config(_application(engine, server, self._state), server))
+        self._failure: EngineDeadError | None = None
+
+    async def run(self) -> None:
+        """Loads the model while serving; returns when told to stop. Errors as in `serve`."""
+        with _signal_handlers(self._stop):
+            serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
+            loading = asyncio.create_task(self._engine.start())
+            watchers: list[asyncio.Task[None]] = []
+            try:
+                await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+                if loading.done():
+                    self._on_ready(loading.result())
+                    watchers = self._watch()
+                await serving
+            finally:
+                await self._end([serving, loading, *watchers])
+        if self._failure is not None:
+            raise self._failure
+
+    def _on_ready(self, ready: EngineReady) -> None:
+        config = self._engine.config
+        if self._engine.metrics is not None:
+            self._engine.metrics.cache_info = _cache_info(self._engine, ready)
+        calm_garbage_collector()
+        self._state.ready = True
+        num_tokens = ready.num_blocks * ready.block_size
+        seconds = time.time() - psutil.Process().create_time()
+        logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
+        logger.info(
+            "device      %s, %s, %d worker(s)", ready.device_name, config.spec.dtype, config.tensor_parallel_size
+        )
+        logger.info(
+            "KV cache    %s tokens, room for %.1f requests of %s tokens",
+            f"{num_tokens:,}",
+            num_tokens / ready.max_model_len,
+            f"{ready.max_model_len:,}",
+        )
+        url = url_of(self._listener, self._server)
+        logger.info("ready       %s after %.1f s", url, seconds)
+        if self._greet:
+            print(greeting(url, self._engine.model.name, needs_key=bool(self._server.accepted_api_keys)), flush=True)
+
+    def _watch(self) -> list[asyncio.Task[None]]:
+        watchers = [asyncio.create_task(self._watch_engine())]
+        if self._engine.metrics is not None:
+            watchers.append(asyncio.create_task(StatsLog(self._engine.metrics).run()))
+        return watchers
+
+    async def _watch_engine(self) -> None:
+        """Stops the server when the engine is gone for good, so that whoever supervises us starts us anew."""
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            try:
+                await self._engine.check_health()
+            except EngineDeadError as error:
+                if envs.read_flag("KEEP_ALIVE_ON_ENGINE_DEATH"):
+                    logger.error("the engine is gone; every request is answered 503: %s", error)
+                    return
+                self._failure = error
+                self._uvicorn.should_exit = True
+                return
+
+    def _stop(self) -> None:
+        """SIGTERM or SIGINT. The second one waits for nothing."""
+        if self._uvicorn.should_exit:
+            self._state.stop()
+            self._uvicorn.force_exit = True
+            return
+        timeout = self._server.shutdown_timeout
+        logger.info("stopping: %d request(s) in flight get %d s to finish", self._state.num_in_flight, timeout)
+        self._uvicorn.should_exit = True
+        self._state.drain()
+        if timeout:
+            asyncio.get_running_loop().call_later(timeout, self._state.stop)
+        else:
+            self._state.stop()
+
+    async def _end(self, tasks: list["asyncio.Task[None] | asyncio.Task[EngineReady]"]) -> None:
+        self._state.stop()
+        self._uvicorn.should_exit = True
+        serving, *others = tasks
+        for task in others:
+            task.cancel()
+        await asyncio.gather(serving, *others, return_exceptions=True)
+        await self._engine.aclose()  # while a second Ctrl-C is still ours to catch
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without signal handlers of its own: it would end the process with the signal instead of 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> RequestObserver:
+    disable_created_metrics()  # a timestamp beside every counter, which nobody asked for
+    registry = CollectorRegistry()
+    root_path = (server.root_path or "").strip("/")
+    unlogged = (server.disable_access_log_for_endpoints or "").split(",")
+    return RequestObserver(
+        create_app(engine, server, state=state, registry=registry),
+        HttpMetrics(registry),
+        request_id_headers=server.enable_request_id_headers,
+        access_log=server.uvicorn_log_level in ("debug", "trace") and not server.disable_uvicorn_access_log,
+        unlogged_paths=frozenset(path.strip() for path in unlogged),
+        request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
+        root_path=f"/{root_path}" if root_path else "",
+    )
+
+
+def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Config:
+    for name in ("uvicorn.error", "uvicorn.asgi"):
+        uvicorn_logger = logging.getLogger(name)
+        uvicorn_logger.handlers = list(logging.getLogger("quire").handlers)
+        uvicorn_logger.propagate = False
+    protocol: Any = functools.partial(HttpProtocol, request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"))
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        log_level=_UVICORN_LEVELS.get(server.uvicorn_log_level, server.uvicorn_log_level),
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # nobody here asks for a client's address
+        timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE")),
+        timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+        ssl_ca_certs=server.ssl_ca_certs,
+        ssl_cert_reqs=server.ssl_cert_reqs,
+        ssl_ciphers=server.ssl_ciphers or "TLSv1",
+    )
+    try:
+        config.load()  # now, before the model is
+    except OSError as error:  # of which ssl's errors are a kind
+        raise ConfigError(
+            f"--ssl-certfile {server.ssl_certfile} and its companions cannot be used: {error}. Both it and "
+            "--ssl-keyfile must be PEM files, of one certificate without a password."
+        ) from None
+    return config
+
+
+def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
+    """Labels of `vllm:cache_config_info`."""
+    cache, limits = engine.config.cache, engine.config.limits
+    return {
+        "block_size": str(ready.block_size),
+        "num_gpu_blocks": str(ready.num_blocks),
+        "num_cpu_blocks": "0",
+        "cache_dtype": cache.kv_cache_dtype,
+        "enable_prefix_caching": str(limits.enable_prefix_caching),
+        "gpu_memory_utilization": str(cache.gpu_memory_utilization),
+        "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
+        "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
+    }
+
+
+@contextlib.contextmanager
+def _signal_handlers(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for each in signals:
+        loop.add_signal_handler(each, stop)
+    try:
+        yield
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)

@@ -1,0 +1,88 @@
+"""What the server is doing now: whether the model is loaded, how many requests run, and whether it is stopping."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from litestar.types import Receive
+
+from quire.frontend.http.errors import ClientGoneError, UnavailableError
+
+T = TypeVar("T")
+
+
+class ServerState:
+    """Shared by all handlers of one server; belongs to one event loop.
+
+    Args:
+        ready: whether the model is loaded already.
+    """
+
+    def __init__(self, *, ready: bool = True) -> None:
+        self.ready = ready
+        self._draining = False
+        self._stopped = False
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that the model or its tokenizer works on."""
+        return len(self._running)
+
+    def drain(self) -> None:
+        """Lets running requests finish and refuses new ones."""
+        self._draining = True
+
+    def stop(self) -> None:
+        """Ends every request that runs: each is answered with an error that says why."""
+        self._draining = self._stopped = True
+        for task in self._running:
+            task.cancel()
+
+    def check_ready(self) -> None:
+        """Raises UnavailableError while the model loads, and from the moment that the server is told to stop."""
+        if not self.ready:
+            raise UnavailableError("The model is still loading; /health answers 200 when it is.", retry_after_seconds=1)
+        if self._draining:
+            raise _stopping()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs `work` whether or not a client waits for it; it is cancelled when the server stops."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def run(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
+        """Awaits `work`, and cancels it at once when the client goes or the server stops.
+
+        Raises:
+            ClientGoneError: the client closed the connection. The request's body must have been read before.
+            UnavailableError: the server stops.
+        """
+        task = asyncio.create_task(work)
+        gone = asyncio.create_task(_disconnected(receive))
+        gone.add_done_callback(lambda _: task.cancel())
+        self._running.add(task)
+        if self._stopped:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise _stopping() from None
+            if gone.done():
+                raise ClientGoneError("The client closed the connection.") from None
+            raise  # the caller's own
+        finally:
+            self._running.discard(task)
+            gone.cancel()
+
+
+def _stopping() -> UnavailableError:
+    return UnavailableError("The server is shutting down; send the request to another one.", retry_after_seconds=5)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

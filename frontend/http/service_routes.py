@@ -1,0 +1,89 @@
+"""Routes for those who operate the server: health, version, load, metrics."""
+
+from typing import Any
+
+from litestar import get, post, route
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+from msgspec import Struct
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+import quire
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.http.answers import documented, documented_empty, json_answer
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.server_state import ServerState
+
+
+class Version(Struct):
+    """Answer of GET /version."""
+
+    version: str
+
+
+class Timeline(Struct):
+    """Answer of POST /stop_profile: the file on the server's machine."""
+
+    path: str | None
+
+
+class Load(Struct):
+    """Answer of GET /load: requests that the model or its tokenizer works on."""
+
+    server_load: int
+
+
+def service_routes(
+    engine: AsyncLLM, server: ServerConfig, state: ServerState, registry: CollectorRegistry
+) -> list[Any]:
+    """Handlers outside /v1."""
+
+    async def check() -> ASGIApp:
+        state.check_ready()
+        await engine.check_health()
+        return ASGIResponse(body=b"")
+
+    @get("/health", responses=documented_empty(), summary="Health")
+    async def health() -> ASGIApp:
+        """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone."""
+        return await check()
+
+    @route("/ping", http_method=["GET", "POST"], status_code=200, responses=documented_empty(), summary="Ping")
+    async def ping() -> ASGIApp:
+        """As /health."""
+        return await check()
+
+    @get("/version", responses=documented(Version), summary="Version")
+    async def version() -> ASGIApp:
+        """Version of Quire."""
+        return json_answer(Version(quire.__version__))
+
+    @get("/metrics", media_type="text/plain", summary="Metrics")
+    async def metrics() -> ASGIApp:
+        """Counters for Prometheus."""
+        return ASGIResponse(body=generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @get("/load", responses=documented(Load), summary="Load")
+    async def load() -> ASGIApp:
+        """How many requests are in flight."""
+        return json_answer(Load(state.num_in_flight))
+
+    @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a timeline")
+    async def start_profile() -> ASGIApp:
+        """Begins to record what engine and worker do when."""
+        state.check_ready()
+        await engine.start_profile()
+        return ASGIResponse(body=b"")
+
+    @post("/stop_profile", status_code=200, responses=documented(Timeline), summary="Stop the timeline")
+    async def stop_profile() -> ASGIApp:
+        """Ends the recording and writes it into the folder of --profiler-config."""
+        return json_answer(Timeline(await engine.stop_profile()))
+
+    handlers: list[Any] = [health, ping, version, metrics]
+    if server.enable_server_load_tracking:
+        handlers.append(load)
+    if engine.config.trace_folder is not None:
+        handlers += [start_profile, stop_profile]
+    return handlers

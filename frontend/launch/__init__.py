@@ -1,0 +1,1 @@
+"""From a user's options to running engines."""

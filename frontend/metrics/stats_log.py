@@ -1,0 +1,53 @@
+"""One log line every few seconds while the engine works: throughput, queue, cache."""
+
+import asyncio
+
+from quire.core import envs
+from quire.core.logging import get_logger
+from quire.frontend.metrics.metrics import EngineMetrics
+
+logger = get_logger(__name__)
+
+
+class StatsLog:
+    """Reads the counters at intervals and logs what changed; an idle engine logs one line and then nothing."""
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._interval_seconds = envs.read_float("LOG_STATS_INTERVAL")
+        self._before = self._counters()
+        self._was_idle = True
+
+    async def run(self) -> None:
+        """Logs until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_seconds)
+            if line := self.next_line():
+                logger.info("%s", line)
+
+    def next_line(self) -> str | None:
+        """What happened since the last call; None when nothing did, twice in a row."""
+        now = self._counters()
+        prompt, output, queries, hits = (a - b for a, b in zip(now, self._before, strict=True))
+        self._before = now
+        stats = self._metrics.stats
+        idle = not (prompt or output or stats.num_running or stats.num_waiting)
+        was_idle, self._was_idle = self._was_idle, idle
+        if idle and was_idle:
+            return None
+        hit_rate = f"{100 * hits / queries:.1f}%" if queries else "-"
+        seconds = self._interval_seconds
+        return (
+            f"prompt {prompt / seconds:.1f} tokens/s, output {output / seconds:.1f} tokens/s, "
+            f"running {stats.num_running}, waiting {stats.num_waiting}, "
+            f"KV cache {100 * stats.kv_cache_usage:.1f}%, prefix cache hits {hit_rate}"
+        )
+
+    def _counters(self) -> tuple[int, int, int, int]:
+        metrics = self._metrics
+        return (
+            metrics.prompt_tokens,
+            metrics.generation_tokens,
+            metrics.prefix_cache_queries,
+            metrics.prefix_cache_hits,
+        )

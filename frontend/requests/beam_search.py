@@ -1,0 +1,346 @@
+"""Beam search: the likeliest outputs instead of drawn ones.
+
+Each beam's next token is a request of its own, for one token and the likeliest there. Beams find the pages of their
+common beginning in the prefix cache, so a step computes little more than one token a beam.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from heapq import nlargest
+from operator import itemgetter
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from quire.core.errors import EngineError, ParameterError
+from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.turns import in_turns
+
+MAX_BEAM_WIDTH = 256
+BEAMS_PER_TURN = 16
+"""Of the event loop, which others use, too."""
+
+EarlyStopping = bool | Literal["never"]
+
+
+class BeamSearchParams(Struct, kw_only=True):
+    """Parameters of a beam search, with vLLM's names and defaults.
+
+    Raises:
+        ParameterError: a value is out of its range; `param` names the field.
+    """
+
+    beam_width: Annotated[int, Meta(description="Beams, and outputs.")]
+    max_tokens: Annotated[int, Meta(description="Most tokens of an output.")]
+    ignore_eos: Annotated[bool, Meta(description="Go on past the end-of-sequence token.")] = False
+    temperature: Annotated[float, Meta(description="Nothing is drawn, so only 0 and 1 are taken.")] = 0.0
+    length_penalty: Annotated[
+        float, Meta(description="A score is the sum of log-probabilities, over the length to this power.")
+    ] = 1.0
+    early_stopping: Annotated[
+        EarlyStopping,
+        Meta(
+            description="True ends as soon as beam_width outputs are complete; otherwise the search goes on until no "
+            "other can become better."
+        ),
+    ] = False
+    stop_token_ids: Annotated[list[int], Meta(description="Token ids that end an output.")] = []
+    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the token that ended an output.")] = False
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    shown_special_token_ids: Annotated[
+        list[int], Meta(description="Special tokens that stay in the text when the others are left out.")
+    ] = []
+
+    def __post_init__(self) -> None:
+        if type(self.beam_width) is not int or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
+            raise ParameterError(
+                f"beam_width (n) must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width}.", param="beam_width"
+            )
+        if type(self.max_tokens) is not int or self.max_tokens < 1:
+            raise ParameterError(f"max_tokens must be at least 1, got {self.max_tokens}.", param="max_tokens")
+        if self.temperature not in (0, 1):
+            raise ParameterError(
+                f"temperature must be 0 or 1 with beam search, which draws nothing; got {self.temperature}.",
+                param="temperature",
+            )
+        if not -100 <= self.length_penalty <= 100:
+            raise ParameterError(
+                f"length_penalty must be between -100 and 100, got {self.length_penalty}.", param="length_penalty"
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise ParameterError(
+                f"early_stopping must be true, false or never, got {self.early_stopping!r}.", param="early_stopping"
+            )
+
+
+class Beam(Struct, kw_only=True):
+    """One output so far. `cum_logprob` counts the token that ended it, too, whether or not `token_ids` holds it."""
+
+    token_ids: list[int]
+    cum_logprob: float = 0.0
+    logprobs: list[dict[int, Logprob]] = []
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+
+class _Step(NamedTuple):
+    """A token by which a beam might grow, out of those that `row` tells the log-probabilities of."""
+
+    cum_logprob: float
+    beam: Beam
+    token_id: int
+    row: dict[int, Logprob]
+
+
+_cum_logprob = itemgetter(0)
+
+
+class BeamSearchSequence(Struct, kw_only=True):
+    """One of the outputs of `LLM.beam_search`; `tokens` and `text` begin with the prompt."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float
+    text: str | None
+    finish_reason: str | None
+    stop_reason: int | None
+
+
+class BeamSearchOutput(Struct):
+    """The outputs for one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+class BeamSearch:
+    """The search for one prompt. Iterate for its one output; `close` ends it early.
+
+    Args:
+        llm: runs the beams' requests.
+        prompt: read and checked.
+        request_id: the beams' requests are called by it and a number.
+        tells_logprobs: the output holds the log-probabilities that led to it.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tells_logprobs: bool = True,
+    ) -> None:
+        self._llm = llm
+        self._prompt = prompt
+        self._params = params
+        self._request_id = request_id
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._tells_logprobs = tells_logprobs
+        self._eos_token_ids = frozenset(() if params.ignore_eos else llm.config.spec.eos_token_ids)
+        self._end_ids = self._eos_token_ids.union(params.stop_token_ids)
+        width = params.beam_width
+        num_likeliest = min(max(2 * width, width + len(self._end_ids)), llm.config.spec.vocab_size)
+        self._sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            logprobs=num_likeliest,  # enough that `width` are left when the others end the output
+            ignore_eos=True,
+            detokenize=llm.tokenizer is not None,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._task: asyncio.Task[RequestOutput] | None = None
+        self._num_cached_tokens: int | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        llm: AsyncLLM,
+        prompt: PromptLike,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tells_logprobs: bool = True,
+        add_special_tokens: bool = True,
+    ) -> "BeamSearch":
+        """Reads the prompt and checks that the outputs will fit; nothing runs yet.
+
+        Raises:
+            ParameterError: the prompt is wrong, or too long for max_tokens.
+        """
+        await llm.start()
+        read = await llm.input_processor.read_prompt(prompt, add_special_tokens=add_special_tokens)
+        if read.embeds is not None:
+            raise ParameterError(
+                "prompt_embeds do not go with beam search; leave use_beam_search out.", param="prompt_embeds"
+            )
+        room = llm.max_model_len - len(read.token_ids)
+        if params.max_tokens > room:
+            raise ParameterError(
+                f"The prompt has {len(read.token_ids)} tokens and max_tokens asks for {params.max_tokens} more, which "
+                f"is over the limit of {llm.max_model_len} (max_model_len).",
+                param="max_tokens",
+            )
+        return cls(
+            llm, read, params, request_id, priority=priority, cache_salt=cache_salt, tells_logprobs=tells_logprobs
+        )
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """The one output.
+
+        Raises:
+            QuireError: the engine refused a beam, or failed.
+        """
+        self._task = asyncio.create_task(self._run())
+        try:
+            yield await self._task
+        finally:
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Ends the search. Harmless at the end."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> RequestOutput:
+        return self.output(await self.sequences())
+
+    def output(self, beams: list[Beam]) -> RequestOutput:
+        """What was found, as the output of any other request."""
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt=self._prompt.text,
+            prompt_token_ids=self._prompt.token_ids,
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text=self._text(beam.token_ids),
+                    token_ids=beam.token_ids,
+                    cumulative_logprob=beam.cum_logprob,
+                    logprobs=beam.logprobs if self._tells_logprobs else None,
+                    finish_reason=beam.finish_reason,
+                    stop_reason=beam.stop_reason,
+                )
+                for index, beam in enumerate(beams)
+            ],
+            finished=True,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+    def with_prompt(self, beam: Beam) -> BeamSearchSequence:
+        """What was found, with the prompt in front."""
+        tokens = self._prompt.token_ids + beam.token_ids
+        return BeamSearchSequence(
+            tokens=tokens,
+            logprobs=beam.logprobs,
+            cum_logprob=beam.cum_logprob,
+            text=self._text(tokens),
+            finish_reason=beam.finish_reason,
+            stop_reason=beam.stop_reason,
+        )
+
+    def _text(self, token_ids: list[int]) -> str:
+        tokenizer = self._llm.tokenizer
+        if tokenizer is None:
+            return ""
+        if self._params.skip_special_tokens:
+            skipped = tokenizer.special_token_ids.difference(self._params.shown_special_token_ids)
+            token_ids = [token_id for token_id in token_ids if token_id not in skipped]
+        return tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    async def sequences(self) -> list[Beam]:
+        """The best outputs, best first; `beam_width` of them, or as many as there are."""
+        width = self._params.beam_width
+        running, complete = [Beam(token_ids=[])], list[Beam]()
+        for num_tokens in range(1, self._params.max_tokens + 1):
+            rows = await self._expand(running, num_tokens)
+            longer, ended = list[_Step](), list[_Step]()
+            async for beam, row in in_turns(zip(running, rows, strict=True)):
+                for token_id, entry in row.items():
+                    step = _Step(beam.cum_logprob + entry.logprob, beam, token_id, row)
+                    (ended if token_id in self._end_ids else longer).append(step)
+            running = [self._taken(step) for step in nlargest(width, longer, key=_cum_logprob)]
+            complete += [self._taken(step) for step in nlargest(width, ended, key=self._score_of_end)]
+            complete = sorted(complete, key=self._score, reverse=True)[:width]
+            if not running or self._is_decided(running, complete, num_tokens):
+                break
+        else:
+            for beam in running:
+                beam.finish_reason = "length"
+            complete = sorted(complete + running, key=self._score, reverse=True)[:width]
+        return complete
+
+    async def _expand(self, beams: list[Beam], step: int) -> list[dict[int, Logprob]]:
+        """Log-probabilities of the likeliest next tokens, best first, for each beam."""
+        tasks: list[asyncio.Task[dict[int, Logprob]]] = []
+        try:
+            async for index, beam in in_turns(enumerate(beams), most=BEAMS_PER_TURN):
+                tasks.append(asyncio.create_task(self._likeliest(beam, f"{step}-{index}")))
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one failed, or nobody waits any longer
+                task.cancel()
+
+    async def _likeliest(self, beam: Beam, name: str) -> dict[int, Logprob]:
+        stream = await self._llm.open(
+            {"prompt_token_ids": self._prompt.token_ids + beam.token_ids},
+            self._sampling,
+            f"{self._request_id}-{name}",
+            priority=self._priority,
+            cache_salt=self._cache_salt or self._prompt.cache_salt,
+            limit_logprobs=False,
+        )
+        try:
+            async for output in stream:
+                if self._num_cached_tokens is None:
+                    self._num_cached_tokens = output.num_cached_tokens
+                [completion] = output.outputs
+                if completion.logprobs:
+                    return completion.logprobs[0]
+        finally:
+            stream.close()
+        raise EngineError("A beam was ended before it had its next token.")
+
+    def _taken(self, step: "_Step") -> Beam:
+        """The beam, longer by one token. Few steps of many are taken, and only these copy anything."""
+        beam, token_id = step.beam, step.token_id
+        ends = token_id in self._end_ids
+        kept = not ends or self._params.include_stop_str_in_output
+        return Beam(
+            token_ids=[*beam.token_ids, token_id] if kept else beam.token_ids,
+            cum_logprob=step.cum_logprob,
+            logprobs=[*beam.logprobs, {token_id: step.row[token_id], **step.row}],  # the chosen first, as in every row
+            finish_reason="stop" if ends else None,
+            stop_reason=token_id if ends and token_id not in self._eos_token_ids else None,
+        )
+
+    def _score_of_end(self, step: "_Step") -> float:
+        """`_score` of a step that ends its beam."""
+        return self._scored(step.cum_logprob, len(step.beam.token_ids))
+
+    def _score(self, beam: Beam) -> float:
+        """As vLLM's: by the length of prompt and output, without the token that ended it."""
+        has_end = beam.finish_reason == "stop" and self._params.include_stop_str_in_output
+        return self._scored(beam.cum_logprob, len(beam.token_ids) - has_end)
+
+    def _scored(self, cum_logprob: float, num_tokens: int) -> float:
+        length = len(self._prompt.token_ids) + num_tokens
+        return cum_logprob / max(length, 1) ** self._params.length_penalty
+
+    def _is_decided(self, running: list[Beam], complete: list[Beam], num_tokens: int) -> bool:
+        """Whether `complete` is final. A sum of log-probabilities only falls, so what a beam can reach is bounded."""
+        if len(complete) < self._params.beam_width:
+            return False
+        if self._params.early_stopping is True:
+            return True
+        penalty = self._params.length_penalty
+        best_length = len(self._prompt.token_ids) + (self._params.max_tokens if penalty > 0 else num_tokens)
+        return self._score(complete[-1]) >= running[0].cum_logprob / best_length**penalty

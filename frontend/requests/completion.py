@@ -1,0 +1,127 @@
+"""One of a request's n sequences: engine deltas become text, token ids and logprobs, in the portions a reader wants."""
+
+from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.outputs import CompletionOutput, Logprob
+from quire.frontend.requests.token_logprobs import read_row
+from quire.frontend.text.detokenizer import Detokenizer
+from quire.frontend.text.tokenizer import Tokenizer
+
+
+class Completion:
+    """What arrived for one sequence, and what of it has not been handed out yet."""
+
+    # By the next step the model's weights have pushed all of this out of the caches. What a token touches has slots, of
+    # which several share a line, and no dictionary beside the object.
+    __slots__ = (
+        *("request", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
+        *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
+        *("_kind", "_include_stop", "_tokenizer", "_detokenizer", "_texts", "_token_ids", "_logprobs"),
+        *("_cumulative_logprob",),
+    )
+
+    def __init__(
+        self,
+        index: int,
+        request: EngineRequest,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer | None,
+        interval: int = 1,
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.queued_at = self.scheduled_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
+        self.has_news = False  # something is due to be told
+        self._interval = interval  # tokens that make news; the first and the end always do
+        self._num_told = 0
+        self._kind = sampling.output_kind
+        self._include_stop = sampling.include_stop_str_in_output
+        self._tokenizer = tokenizer
+        self._detokenizer = None
+        if sampling.detokenize and tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, sampling)
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        wants_logprobs = sampling.wants_logprobs
+        self._logprobs: list[dict[int, Logprob]] | None = [] if wants_logprobs else None
+        self._cumulative_logprob: float | None = 0.0 if wants_logprobs else None
+
+    def add(self, delta: RequestDelta) -> None:
+        """Takes what a step did. Sets `finish_reason` at the end, which a stop string may bring about here."""
+        if not self.num_tokens:
+            self.num_cached_tokens = delta.num_cached_tokens
+            self.queued_at, self.scheduled_at = delta.queued_at, delta.scheduled_at
+        if delta.num_preemptions > self.num_preemptions:
+            self.num_preemptions = delta.num_preemptions
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_token_id
+        if delta.finish_reason is FinishReason.REPETITION:
+            self.stop_reason = "repetition_detected"
+        token_ids = delta.token_ids
+        count = len(token_ids) if self._detokenizer is None else self._add_text(delta)
+        self._token_ids += token_ids if count == len(token_ids) else token_ids[:count]
+        self.num_tokens += count
+        if self._logprobs is not None:
+            for position in (delta.logprobs or [])[:count]:
+                self._add_logprobs(position)
+        self.has_news = self._interval == 1 or self._is_due()
+
+    def _is_due(self) -> bool:
+        if self.finish_reason is not None or not self._num_told:
+            return True
+        return self.num_tokens - self._num_told >= self._interval
+
+    def _add_text(self, delta: RequestDelta) -> int:
+        """Decodes; returns how many of the delta's tokens count."""
+        assert self._detokenizer is not None
+        token_ids = delta.token_ids
+        if delta.finish_reason is FinishReason.STOP and not self._include_stop:
+            token_ids = token_ids[:-1]  # EOS or a stop token: counted, but no text
+        text, count = self._detokenizer.push(token_ids)
+        if delta.finish_reason is not None and self._detokenizer.stop is None:
+            text += self._detokenizer.finish()
+        if text:
+            self._texts.append(text)
+        if self._detokenizer.stop is None:
+            return len(delta.token_ids)
+        self.finish_reason = FinishReason.STOP
+        self.stop_reason = self._detokenizer.stop
+        return count
+
+    def _add_logprobs(self, position: TokenLogprobs) -> None:
+        assert self._logprobs is not None
+        assert self._cumulative_logprob is not None
+        self._logprobs.append(read_row(position, self.token_text))
+        self._cumulative_logprob += position.logprobs[0]
+
+    def token_text(self, token_id: int) -> str | None:
+        """A token's text; None when text was not asked for."""
+        return self._tokenizer.token_text(token_id) if self._detokenizer and self._tokenizer else None
+
+    def take(self) -> CompletionOutput:
+        """What the reader gets now: only the new part with DELTA, everything otherwise."""
+        self.has_news = False
+        self._num_told = self.num_tokens
+        text = "".join(self._texts)
+        token_ids, logprobs = self._token_ids, self._logprobs
+        if self._kind is RequestOutputKind.DELTA:
+            self._texts, self._token_ids = [], []
+            self._logprobs = None if logprobs is None else []
+        else:
+            self._texts = [text]
+            token_ids = token_ids.copy()
+            logprobs = None if logprobs is None else logprobs.copy()
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else str(self.finish_reason),
+            stop_reason=self.stop_reason,
+        )

@@ -1,0 +1,96 @@
+"""What a prompt may be, and what it is once it has been read."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict
+
+from quire.core.errors import ParameterError
+from quire.core.wire.protocol import PromptEmbeds
+from quire.core.wire.sampling_params import SamplingParams
+
+MAX_EMBEDS_BYTES = 2**30
+"""Of embeddings that one request may bring, times its n: each of its n sequences carries its own copy."""
+
+ReadEmbeds = Callable[[Any, int], tuple[PromptEmbeds, int]]
+"""(what was given, max_model_len) to the rows and their number; raises ParameterError."""
+
+
+class PromptDict(TypedDict, total=False):
+    """A prompt as a dictionary: one of `prompt`, `prompt_token_ids` and `prompt_embeds`, and what belongs to it.
+
+    A `prompt` beside one of the others is its text, for outputs to show. Embeddings are [num_tokens, hidden]: a torch
+    tensor, a NumPy array, or a safetensors file as bytes or in base64.
+    """
+
+    prompt: str
+    prompt_token_ids: list[int]
+    prompt_embeds: Any
+    cache_salt: str
+
+
+PromptLike = str | list[int] | PromptDict
+
+
+class Prompt(NamedTuple):
+    """A prompt that has been read: its text, when it came as text, and its ids; zeros stand for those of embeddings."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None = None
+    embeds: PromptEmbeds | None = None
+
+
+def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str | None]:
+    """(text, ids, cache salt); at least one of text and ids is there, unless a dictionary holds embeddings.
+
+    Raises:
+        ParameterError: it is no prompt.
+    """
+    if isinstance(prompt, str):
+        return prompt, None, None
+    if isinstance(prompt, dict):
+        return _split_dict(prompt)
+    if isinstance(prompt, (list, tuple)):
+        return None, _checked_ids(prompt), None
+    raise ParameterError(
+        f"A prompt is a string, a list of token ids or a dictionary, not {type(prompt).__name__}.", param="prompt"
+    )
+
+
+def _split_dict(prompt: PromptDict) -> tuple[str | None, list[int] | None, str | None]:
+    unknown = set(prompt) - PromptDict.__optional_keys__
+    if unknown:
+        raise ParameterError(f"A prompt cannot hold {sorted(unknown)[0]!r}.", param="prompt")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    has_embeds = prompt.get("prompt_embeds") is not None
+    if has_embeds and token_ids is not None:
+        raise ParameterError("A prompt is either prompt_token_ids or prompt_embeds.", param="prompt_embeds")
+    if isinstance(text, str) or (text is None and (token_ids is not None or has_embeds)):
+        return text, None if token_ids is None else _checked_ids(token_ids), prompt.get("cache_salt")
+    raise ParameterError(
+        "A prompt dictionary needs a string 'prompt', 'prompt_token_ids' or 'prompt_embeds'.", param="prompt"
+    )
+
+
+def _checked_ids(token_ids: Any) -> list[int]:
+    if not isinstance(token_ids, (list, tuple)) or not {int}.issuperset(map(type, token_ids)):
+        raise ParameterError("Token ids must be a list of whole numbers.", param="prompt")
+    return list(token_ids)
+
+
+def check_embeds(embeds: PromptEmbeds, sampling: SamplingParams) -> None:
+    """Refuses what a prompt without token ids cannot give, and copies that are too large together.
+
+    Raises:
+        ParameterError: the parameter, by name.
+    """
+    if sampling.prompt_logprobs is not None:
+        raise ParameterError(
+            "prompt_logprobs are of the prompt's token ids, which prompt_embeds have none of; leave one out.",
+            param="prompt_logprobs",
+        )
+    if len(embeds.rows) * sampling.n > MAX_EMBEDS_BYTES:
+        raise ParameterError(
+            f"n={sampling.n} times prompt_embeds of {len(embeds.rows)} bytes is more than {MAX_EMBEDS_BYTES}; lower n "
+            "or send fewer rows.",
+            param="n",
+        )

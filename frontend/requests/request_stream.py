@@ -1,0 +1,273 @@
+"""Collects what the engine produces for one request, and hands it to whoever reads: text, logprobs, ends, times.
+
+A reader that is slow finds several steps merged into one output: nothing piles up, and the engine never waits.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from quire.core.errors import EngineError, OverloadedError, ParameterError, QuireError
+from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure
+from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.metrics.metrics import EngineMetrics, FinishedRequest
+from quire.frontend.outputs import RequestOutput, RequestTimes
+from quire.frontend.requests.completion import Completion
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.token_logprobs import PromptRows
+
+
+class RequestStream:
+    """The outputs of one request, as an asynchronous iterator. Use on one event loop; `close` aborts the request.
+
+    Args:
+        completions: the n of them, in order.
+        abort: tells the engine to forget requests, by id.
+        on_close: called once, when nothing more will come.
+    """
+
+    __slots__ = (
+        *("request_id", "_prompt", "_sampling", "_metrics", "_abort_in_engine", "_on_close", "_arrived_at"),
+        *("_arrival_time", "_finished_at", "_error", "_loop", "_has_news", "_reader", "_only_news", "_only_last"),
+        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_tell"),
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        completions: Sequence[Completion],
+        *,
+        metrics: EngineMetrics | None,
+        abort: Callable[[list[str]], None],
+        on_close: Callable[["RequestStream"], None],
+    ) -> None:
+        self.request_id = request_id
+        self._prompt = prompt
+        self._sampling = sampling
+        self._metrics = metrics
+        self._abort_in_engine = abort
+        self._on_close = on_close
+        self._arrived_at = time.monotonic()
+        self._arrival_time = time.time()
+        self._finished_at: float | None = None
+        self._error: QuireError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._has_news = False
+        self._reader: asyncio.Future[None] | None = None  # waits for news
+        self._only_news = sampling.output_kind is RequestOutputKind.DELTA
+        self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
+        self._done = False  # the last output has been handed out
+        self._completions = list(completions)
+        self._num_unfinished = len(self._completions)
+        self._prompt_rows: PromptRows | None = None
+        if sampling.prompt_logprobs is not None:
+            self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)
+        # Whether a reader may see what there is before the end: the prompt's log-probabilities come first.
+        self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
+
+    @property
+    def requests(self) -> list[tuple[EngineRequest, Callable[[RequestDelta], None]]]:
+        """What to submit to the engine, each with the function that takes its deltas."""
+        return [(each.request, functools.partial(self._on_delta, each)) for each in self._completions]
+
+    @property
+    def finished(self) -> bool:
+        return self._finished_at is not None
+
+    # ------------------------------------------------------------------------------------------------ engine's side
+
+    def _on_delta(self, completion: Completion, delta: RequestDelta) -> None:
+        if completion.finish_reason is not None or self._finished_at is not None:
+            return
+        if delta.failure is not None:
+            self._fail(delta.failure)
+            return
+        if delta.prompt_logprobs is not None:
+            assert self._prompt_rows is not None
+            self._prompt_rows.add(delta.prompt_logprobs)
+            self._may_tell = self._prompt_rows.complete and not self._only_last
+            if self._prompt_rows.complete and any(each.has_news for each in self._completions):
+                self._wake()  # another of the n was ahead
+            return
+        before = completion.num_tokens
+        completion.add(delta)
+        now = time.monotonic()
+        if completion.num_tokens > before:
+            self._count_tokens(completion, completion.num_tokens - before, now)
+        if completion.finish_reason is not None:
+            if delta.finish_reason is None:  # a stop string, which the engine knows nothing of
+                self._abort_in_engine([completion.request.request_id])
+            self._count_finished(completion, now)
+            self._num_unfinished -= 1
+            if not self._num_unfinished:
+                self._finish(now)
+        if self._finished_at is not None or (completion.has_news and self._may_tell):
+            self._wake()
+
+    def _fail(self, failure: RequestFailure) -> None:
+        match failure.kind:
+            case "invalid":
+                self._error = ParameterError(failure.message)
+            case "overloaded":
+                self._error = OverloadedError(failure.message, retry_after_seconds=failure.retry_after_seconds)
+                if self._metrics is not None:
+                    self._metrics.on_rejected()
+            case _:
+                self._error = EngineError(failure.message)
+        self._end_early(FinishReason.ERROR)
+
+    def abort(self) -> None:
+        """Ends the request now: the reader gets a last output with finish_reason "abort"."""
+        if not self.finished:
+            self._end_early(FinishReason.ABORT)
+
+    def _end_early(self, reason: FinishReason) -> None:
+        now = time.monotonic()
+        unfinished = [each for each in self._completions if each.finish_reason is None]
+        self._abort_in_engine([each.request.request_id for each in unfinished])
+        for each in unfinished:
+            each.finish_reason = reason
+            each.has_news = True
+            if not isinstance(self._error, OverloadedError):  # never admitted, and counted as rejected already
+                self._count_finished(each, now)
+        self._finish(now)
+        self._wake()
+
+    def _finish(self, now: float) -> None:
+        self._finished_at = now
+        if self._metrics is not None and self._error is None:
+            longest = max(each.num_tokens for each in self._completions)
+            self._metrics.on_params(self._sampling.n, self._sampling.max_tokens, longest)
+        self._on_close(self)
+
+    def _count_tokens(self, completion: Completion, count: int, now: float) -> None:
+        last, completion.last_token_at = completion.last_token_at, now
+        if not last:
+            completion.first_token_at = now
+        if self._metrics is None:
+            return
+        if last:
+            self._metrics.on_tokens(count, now - last)
+        else:
+            num_prompt_tokens = len(self._prompt.token_ids)
+            seconds = now - self._arrived_at
+            self._metrics.on_first_tokens(count, seconds, num_prompt_tokens, completion.num_cached_tokens)
+
+    def _count_finished(self, completion: Completion, now: float) -> None:
+        if self._metrics is None or completion.finish_reason is None:
+            return
+        self._metrics.on_request_finished(
+            FinishedRequest(
+                finish_reason=completion.finish_reason,
+                num_prompt_tokens=len(self._prompt.token_ids),
+                num_generation_tokens=completion.num_tokens,
+                num_cached_tokens=completion.num_cached_tokens,
+                arrived_at=self._arrived_at,
+                queued_at=completion.queued_at,
+                scheduled_at=completion.scheduled_at,
+                first_token_at=completion.first_token_at,
+                last_token_at=completion.last_token_at,
+                finished_at=now,
+                num_preemptions=completion.num_preemptions,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------------ reader's side
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output: everything that arrived since the last one.
+
+        Raises:
+            ParameterError: the engine refused the request.
+            OverloadedError: its waiting queue is full.
+            EngineError: it failed while it held the request.
+        """
+        if self._done:
+            raise StopAsyncIteration
+        if not self._has_news:
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        self._has_news = False
+        self._done = self._finished_at is not None
+        if self._error is not None:
+            raise self._error
+        return self._take()
+
+    def _wake(self) -> None:
+        """As `asyncio.Event.set`, for one reader, without looking up the running loop for every token."""
+        self._has_news = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def stop(self, index: int) -> None:
+        """Ends one completion as a stop string would: the reader has all that it wants of it. Harmless at the end."""
+        completion = self._completions[index]
+        if completion.finish_reason is not None:
+            return
+        now = time.monotonic()
+        completion.finish_reason = FinishReason.STOP
+        completion.has_news = True
+        self._abort_in_engine([completion.request.request_id])
+        self._count_finished(completion, now)
+        self._num_unfinished -= 1
+        if not self._num_unfinished:
+            self._finish(now)
+        self._wake()
+
+    def close(self) -> None:
+        """The reader is gone: aborts what still runs. Harmless at the end."""
+        self._done = True
+        self.abort()
+
+    def _take(self) -> RequestOutput:
+        everything = not self._only_news
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt.text,
+            prompt_token_ids=self._prompt.token_ids,
+            outputs=[each.take() for each in self._completions if each.has_news or everything],
+            finished=self._done,
+            prompt_logprobs=None if self._prompt_rows is None else self._prompt_rows.rows,
+            num_cached_tokens=self._completions[0].num_cached_tokens,
+            metrics=self._times() if everything or self._done else None,
+        )
+
+    def _times(self) -> RequestTimes:
+        def earliest(times: list[float]) -> float | None:
+            return min((seconds for seconds in times if seconds), default=None)
+
+        queued = earliest([each.queued_at for each in self._completions])
+        scheduled = earliest([each.scheduled_at for each in self._completions])
+        first = earliest([each.first_token_at for each in self._completions])
+        return RequestTimes(
+            arrival_time=self._arrival_time,
+            queued_time=queued,
+            first_scheduled_time=scheduled,
+            first_token_time=first,
+            last_token_time=max(each.last_token_at for each in self._completions) or None,
+            finished_time=self._finished_at,
+            time_in_queue=scheduled - queued if scheduled and queued else None,
+            first_token_latency=first - self._arrived_at if first else None,
+            num_generation_tokens=sum(each.num_tokens for each in self._completions),
+            num_preemptions=sum(each.num_preemptions for each in self._completions),
+        )
+
+    def summary(self) -> str:
+        """One line for the log."""
+        times = self._times()
+        reasons = ", ".join(dict.fromkeys(str(each.finish_reason) for each in self._completions))
+        return (
+            f"request {self.request_id}: {len(self._prompt.token_ids)} prompt tokens "
+            f"({self._completions[0].num_cached_tokens} cached), {times.num_generation_tokens} output tokens, "
+            f"{reasons}, {(self._finished_at or time.monotonic()) - self._arrived_at:.2f} s"
+        )

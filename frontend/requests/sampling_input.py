@@ -1,0 +1,129 @@
+"""What of sampling parameters depends on the model: ids within the vocabulary, words as token ids, limits."""
+
+from collections.abc import Iterable
+
+from quire.core.errors import ParameterError
+from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
+from quire.frontend.text.tokenizer import Tokenizer
+
+MAX_LISTED_IDS = 2**22
+"""Token ids that the lists of a request may hold, times its n: each of the n sequences carries its own copy."""
+
+
+class SamplingInput:
+    """Checks sampling parameters against one model, and completes them.
+
+    Args:
+        tokenizer: None when the server runs on token ids alone.
+        vocab_size: rows of the model's embedding.
+        max_logprobs: log-probabilities a token that may be asked for; -1 lifts the limit.
+        has_processors: somebody reads `extra_args`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_logprobs: int, has_processors: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_logprobs = max_logprobs
+        self._has_processors = has_processors
+
+    def complete(self, sampling: SamplingParams, *, limit_logprobs: bool = True) -> SamplingParams:
+        """`sampling` with words turned into token ids; itself when there is nothing to do.
+
+        Raises:
+            ParameterError: what this model cannot do, by name.
+        """
+        if limit_logprobs:
+            self._check_count("logprobs", sampling.logprobs)
+            self._check_count("prompt_logprobs", sampling.prompt_logprobs)
+        self._check_ids("logprob_token_ids", sampling.logprob_token_ids or ())
+        self._check_ids("stop_token_ids", sampling.stop_token_ids or ())
+        if sampling.detokenize and self._tokenizer is None:
+            raise ParameterError(
+                "This server runs with --skip-tokenizer-init, so it can give token ids only: set detokenize=False.",
+                param="detokenize",
+            )
+        if sampling.extra_args and not self._has_processors:
+            raise ParameterError(
+                "vllm_xargs (extra_args) are read by logits processors, and this server has none; "
+                "--logits-processors loads them.",
+                param="vllm_xargs",
+            )
+        if sampling.thinking_token_budget == -1:
+            sampling = sampling.replace(thinking_token_budget=None)
+        if sampling.thinking_token_budget is not None:
+            self._check_thinking(sampling.thinking)
+        if sampling.bad_words:
+            sampling = sampling.replace(bad_words=None, bad_words_token_ids=self._tokenize_words(sampling.bad_words))
+        if sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words_token_ids:
+            self._check_lists(sampling)
+        return sampling
+
+    def _check_count(self, name: str, asked: int | None) -> None:
+        limit = self._max_logprobs
+        if asked is not None and limit >= 0 and not 0 <= asked <= limit:
+            wanted = "all" if asked < 0 else str(asked)
+            raise ParameterError(
+                f"{name} asks for {wanted}, but at most {limit} are allowed; the server's --max-logprobs raises it.",
+                param=name,
+            )
+
+    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise ParameterError(
+                    f"{name} holds {token_id}, outside the vocabulary (0 to {self._vocab_size - 1}).", param=name
+                )
+
+    def _check_thinking(self, marks: ThinkingMarks | None) -> None:
+        if marks is None:
+            raise ParameterError(
+                "thinking_token_budget needs to know how reasoning is set apart: start the server with "
+                "--reasoning-parser, or give SamplingParams the marks (thinking).",
+                param="thinking_token_budget",
+            )
+        for mark in marks.begin + marks.end:
+            self._check_ids("thinking", mark)
+
+    def _check_lists(self, sampling: SamplingParams) -> None:
+        bias, allowed = sampling.logit_bias or {}, sampling.allowed_token_ids or []
+        sequences = sampling.bad_words_token_ids or []
+        num_listed = len(bias) + len(allowed) + sum(map(len, sequences))
+        if num_listed * sampling.n > MAX_LISTED_IDS:
+            raise ParameterError(
+                f"n={sampling.n} times {num_listed} token ids in logit_bias, allowed_token_ids and bad_words is more "
+                f"than {MAX_LISTED_IDS}; lower n or shorten the lists.",
+                param="n",
+            )
+        self._check_ids("logit_bias", bias)
+        self._check_ids("allowed_token_ids", allowed)
+        if allowed:
+            forbidden = {sequence[0] for sequence in sequences if len(sequence) == 1}
+            if forbidden.issuperset(allowed):
+                raise ParameterError(
+                    "bad_words forbid every one of allowed_token_ids: nothing could be sampled.", param="bad_words"
+                )
+
+    def _tokenize_words(self, words: list[str]) -> list[list[int]]:
+        """Each word as at the start of a text and as after a space.
+
+        The second only where the space makes another token of the first and adds none, as in vLLM: else the token of
+        a space alone would be among those forbidden.
+        """
+        if self._tokenizer is None:
+            raise ParameterError(
+                "bad_words are text, and this server runs with --skip-tokenizer-init; use logit_bias with token ids.",
+                param="bad_words",
+            )
+        words = [word.lstrip() for word in dict.fromkeys(words)]
+        bare = self._tokenizer.encode_batch(words, add_special_tokens=False)
+        spaced = self._tokenizer.encode_batch([" " + word for word in words], add_special_tokens=False)
+        sequences = []
+        for word, at_start, inside in zip(words, bare, spaced, strict=True):
+            if not at_start:
+                raise ParameterError(f"bad_words: {word!r} has no tokens.", param="bad_words")
+            sequences.append(at_start)
+            if inside and inside[0] != at_start[0] and len(inside) == len(at_start):
+                sequences.append(inside)
+        return sequences

@@ -1,0 +1,1 @@
+"""Text and token ids: tokenizer, streams of text, chat templates."""

@@ -1,0 +1,79 @@
+"""One completion's text: token ids become text as they arrive, and stop strings end it."""
+
+from collections.abc import Sequence
+
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.text.stop_strings import StopScanner
+from quire.frontend.text.token_stream import open_stream
+from quire.frontend.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Text of one completion.
+
+    Text that may begin a stop string is kept back until it is clear that it does not. `text` grows only at its end.
+
+    Args:
+        prompt_token_ids: what the completion continues; decides leading spaces and characters cut in two.
+    """
+
+    __slots__ = ("_held", "_include_stop", "_min_tokens", "_num_tokens", "_scanner", "_stream", "stop")
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
+        self._stream = open_stream(
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=sampling.skip_special_tokens,
+            shown_special_token_ids=sampling.shown_special_token_ids or (),
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        )
+        stops = sampling.stop_strings
+        self._scanner = StopScanner(stops) if stops else None
+        self._include_stop = sampling.include_stop_str_in_output
+        self._min_tokens = sampling.min_tokens
+        self._num_tokens = 0
+        self._held = ""  # decoded, but may begin a stop string
+        self.stop: str | None = None
+
+    def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Takes the next tokens. Returns new text, and how many of the tokens count: all, unless a stop string was
+        completed by an earlier one, which `stop` then names."""
+        if self._scanner is None:
+            if len(token_ids) == 1:  # nearly always
+                return self._stream.push(token_ids[0]), 1
+            return "".join(map(self._stream.push, token_ids)), len(token_ids)
+        released = []
+        for count, token_id in enumerate(token_ids, start=1):
+            self._num_tokens += 1
+            released.append(self._scan(self._stream.push(token_id), may_stop=self._num_tokens > self._min_tokens))
+            if self.stop is not None:
+                return "".join(released), count
+        return "".join(released), len(token_ids)
+
+    def finish(self) -> str:
+        """The rest of the text, when the completion ended for another reason. May find a stop string in it."""
+        rest = self._stream.flush()
+        if self._scanner is None:
+            return rest
+        released = self._scan(rest, may_stop=self._num_tokens > self._min_tokens)
+        if self.stop is None:
+            released += self._held
+            self._held = ""
+        return released
+
+    def _scan(self, text: str, *, may_stop: bool) -> str:
+        """Appends decoded text; returns what of it, and of the text kept back, can be given out."""
+        assert self._scanner is not None
+        if not text:
+            return ""
+        pending = self._held + text
+        if not may_stop:
+            self._scanner.advance(text)
+        elif (match := self._scanner.scan(text)) is not None:
+            self.stop = match.stop
+            end = len(self._held) + match.end
+            self._held = ""
+            return pending[: end if self._include_stop else end - len(match.stop)]
+        cut = len(pending) - (0 if self._include_stop else self._scanner.held)
+        self._held = pending[cut:]
+        return pending[:cut]

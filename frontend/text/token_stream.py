@@ -1,0 +1,178 @@
+"""Token ids to text, a few at a time: what is given out joins up to the text of all ids at once.
+
+A token may hold a part of a character, so text is kept back until its characters are complete. Work per token does
+not grow with the length of the text.
+"""
+
+import codecs
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+from quire.frontend.text.tokenizer import Tokenizer
+
+_CONTEXT_TOKENS = 8
+_MAX_HELD_TOKENS = 64
+"""Tokens kept back at most while their text ends in U+FFFD; a character has four bytes, so these are no character."""
+
+
+class TokenStream(Protocol):
+    """One text in the making."""
+
+    def push(self, token_id: int) -> str:
+        """Takes the next token; returns the text that is certain now and was not given out before."""
+
+    def flush(self) -> str:
+        """The rest, at the end: incomplete characters become U+FFFD."""
+
+
+def open_stream(
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int] = (),
+    *,
+    skip_special_tokens: bool = True,
+    shown_special_token_ids: Sequence[int] = (),
+    spaces_between_special_tokens: bool = True,
+) -> TokenStream:
+    """A stream that continues the text of `prompt_token_ids`, without giving that text out.
+
+    Args:
+        skip_special_tokens: leave special tokens out, but for `shown_special_token_ids`.
+    """
+    skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+    if shown_special_token_ids:
+        skipped = skipped.difference(shown_special_token_ids)
+    if tokenizer.kind == "byte_level":
+        return ByteLevelStream(tokenizer, prompt_token_ids, skipped)
+    if tokenizer.kind == "byte_fallback":
+        return ByteFallbackStream(tokenizer, prompt_token_ids, skipped)
+    return WindowStream(tokenizer, prompt_token_ids, skipped, spaces_between_special_tokens)
+
+
+def _utf8_decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
+class ByteLevelStream:
+    """Tokens are byte strings: their concatenation is decoded as UTF-8 (GPT-2, Llama 3, Qwen).
+
+    Between characters, a token that is whole characters has a text of its own, which is looked up: nine of ten times,
+    this is all that a token costs.
+    """
+
+    __slots__ = ("_decoder", "_piece", "_skipped", "_whole_texts", "_within_character")
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> None:
+        self._piece = tokenizer.piece
+        self._whole_texts = tokenizer.whole_texts
+        self._skipped = skipped
+        self._decoder = _utf8_decoder()
+        self._within_character = False
+        tail = prompt_token_ids[-_CONTEXT_TOKENS:]
+        if tail and (tail[-1] in skipped or not self._whole_texts[tail[-1]]):  # it may end within a character
+            for token_id in tail:
+                self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        if not self._within_character and (text := self._whole_texts[token_id]) is not None:
+            return text
+        text = self._decoder.decode(self._piece(token_id))
+        self._within_character = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        self._within_character = False
+        return self._decoder.decode(b"", final=True)
+
+
+class ByteFallbackStream:
+    """Tokens are text, and what the vocabulary lacks is spelled in runs of one-byte tokens (Llama 2, Gemma).
+
+    A run is kept back until it ends: the decoder's rule is that one wrong byte turns every byte of its run into U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._run = bytearray()
+        continues = any(tokenizer.piece(token_id) for token_id in prompt_token_ids if token_id not in skipped)
+        self._spaces_to_strip = 0 if continues else tokenizer.stripped_spaces
+        for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:
+            self.push(token_id)
+        decoder = _utf8_decoder()
+        decoder.decode(bytes(self._run))
+        self._run = bytearray(decoder.getstate()[0])  # complete characters belong to the prompt
+
+    def push(self, token_id: int) -> str:
+        piece = self._tokenizer.piece(token_id)
+        if token_id in self._skipped or not piece:  # neither ends a run
+            return ""
+        if self._tokenizer.is_byte_token(token_id):
+            self._run += piece
+            return ""
+        return self._strip(self._end_run() + piece.decode())
+
+    def flush(self) -> str:
+        return self._strip(self._end_run())
+
+    def _end_run(self) -> str:
+        run, self._run = bytes(self._run), bytearray()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\N{REPLACEMENT CHARACTER}" * len(run)
+
+    def _strip(self, text: str) -> str:
+        """`text` without the leading spaces that stand for the start of a text."""
+        if not self._spaces_to_strip or not text:
+            return text
+        stripped = text[: self._spaces_to_strip]
+        kept = stripped.lstrip(" ")
+        self._spaces_to_strip = 0 if kept else self._spaces_to_strip - len(stripped)
+        return self._strip(kept + text[len(stripped) :])
+
+
+class WindowStream:
+    """Any other decoder (WordPiece, Metaspace, ...): the difference between two decodings of the last few tokens."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        skipped: frozenset[int],
+        spaces_between_special_tokens: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._glued = frozenset() if spaces_between_special_tokens else tokenizer.added_token_ids
+        visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in skipped)
+        self._context = list(islice(visible, _CONTEXT_TOKENS))[::-1]  # their text has been given out
+        self._held: list[int] = []
+        self._last: int | None = None
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        last, self._last = self._last, token_id
+        self._held.append(token_id)
+        text = self._new_text()
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and len(self._held) < _MAX_HELD_TOKENS:
+            return ""
+        if text:
+            self._context, self._held = self._held, []
+        return text.removeprefix(" ") if last in self._glued and token_id in self._glued else text
+
+    def flush(self) -> str:
+        text = self._new_text() if self._held else ""
+        self._held = []
+        return text
+
+    def _new_text(self) -> str:
+        before = self._decode(self._context)
+        after = self._decode(self._context + self._held)
+        return after[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

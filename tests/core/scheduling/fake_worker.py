@@ -1,0 +1,293 @@
+"""A worker without a model: applies plans as the real one does and checks what they would do to the KV cache.
+
+A page's content is, for each position in it, the identity of the token sequence up to there: that is exactly what keys
+and values depend on. Reading a page that holds anything else is what a paging bug would look like.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from quire.core.config.resolved import SchedulerLimits
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure, StepPlan, StepResult
+from quire.core.wire.sampling_params import SamplingParams
+
+EOS = 0
+VOCAB_SIZE = 40
+NAN_MESSAGE = "logits are not finite"
+
+
+def extend(identity: int, token: int) -> int:
+    """Identity of a sequence from that of its prefix."""
+    return hash((identity, token))
+
+
+def sample(seed: int, identity: int) -> int:
+    """The next token: a function of the request's seed and its sequence, so of nothing that a schedule decides."""
+    return hash((seed, identity, 1)) % VOCAB_SIZE
+
+
+def is_nan(seed: int, identity: int) -> bool:
+    """Some sequences have broken logits; they too depend on the request alone."""
+    return seed % 10 == 7 and hash((seed, identity, 2)) % 8 == 0
+
+
+@dataclass
+class Row:
+    """One slot of the table."""
+
+    seed: int
+    token_ids: list[int]
+    block_ids: list[int]
+    num_computed: int = -1  # unknown until its first row
+    identities: list[int] = field(default_factory=list)  # per token
+
+    def append(self, token: int) -> None:
+        self.token_ids.append(token)
+        self.identify()
+
+    def identify(self) -> None:
+        for token in self.token_ids[len(self.identities) :]:
+            self.identities.append(extend(self.identities[-1] if self.identities else 1, token))
+
+
+class FakeWorker:
+    def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
+        self.limits = limits
+        self.block_size = limits.block_size
+        self.pages = [[0] * limits.block_size for _ in range(num_blocks)]
+        self.table: dict[int, Row] = {}
+        self.num_steps = 0
+        self.num_computed_tokens = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert plan.step_id == self.num_steps, "plans must come in order"
+        self.num_steps += 1
+        self.apply(plan)
+        self.write(plan)
+        self.read(plan)
+        return self.sample(plan)
+
+    def apply(self, plan: StepPlan) -> None:
+        for slot in plan.released:
+            del self.table[slot]
+        for new in plan.admitted:
+            assert new.slot not in self.table, "slot handed out before it was released"
+            assert 0 <= new.slot < self.limits.max_num_seqs
+            row = Row(new.sampling.seed or 0, list(new.token_ids), list(new.block_ids[0]))
+            row.identify()
+            self.table[new.slot] = row
+        for slot, groups in plan.appended_blocks:
+            self.table[slot].block_ids.extend(groups[0])
+
+    def write(self, plan: StepPlan) -> None:
+        """All rows write before any reads, as every layer of the model does."""
+        assert len(set(plan.slots)) == len(plan.slots), "a request is scheduled twice in a step"
+        assert 0 < sum(plan.num_scheduled) <= self.limits.max_num_batched_tokens
+        written = set()
+        size = self.block_size
+        for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
+            row = self.table[slot]
+            assert count > 0
+            assert row.num_computed in (-1, start), "a position was computed twice or skipped"
+            assert start + count <= len(row.token_ids), "a token was computed before it was known"
+            for position in range(start, start + count):
+                page = row.block_ids[position // size]
+                place = (page, position % size)
+                assert place not in written, "two requests write to one place"
+                written.add(place)
+                self.pages[page][position % size] = row.identities[position]
+            row.num_computed = start + count
+            self.num_computed_tokens += count
+
+    def read(self, plan: StepPlan) -> None:
+        size = self.block_size
+        for slot in plan.slots:
+            row = self.table[slot]
+            end = row.num_computed
+            for index in range(-(-end // size)):
+                expected = row.identities[index * size : min(end, (index + 1) * size)]
+                assert self.pages[row.block_ids[index]][: len(expected)] == expected, "a page holds something else"
+
+    def sample(self, plan: StepPlan) -> StepResult:
+        token_ids: list[int] = []
+        failures = []
+        for slot, sampled in zip(plan.slots, plan.sampled, strict=True):
+            row = self.table[slot]
+            assert sampled == (row.num_computed == len(row.token_ids)), "sampled must be true at the last token"
+            if sampled:
+                if is_nan(row.seed, row.identities[-1]):
+                    failures.append((len(token_ids), NAN_MESSAGE))
+                token_ids.append(sample(row.seed, row.identities[-1]))
+                row.append(token_ids[-1])
+        return StepResult(plan.step_id, token_ids, [], failures)
+
+
+def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What `request` yields when nothing disturbs it, computed from the definition."""
+    sampling = request.sampling
+    identity = 1
+    for token in request.prompt_token_ids + request.output_token_ids:
+        identity = extend(identity, token)
+    tokens: list[int] = []
+    num_prompt, num_before = len(request.prompt_token_ids), len(request.output_token_ids)
+    stop_ids = set(sampling.stop_token_ids or []) | (set() if sampling.ignore_eos else {EOS})
+    while True:
+        if is_nan(sampling.seed or 0, identity):
+            return tokens, FinishReason.ERROR
+        token = sample(sampling.seed or 0, identity)
+        tokens.append(token)
+        identity = extend(identity, token)
+        num_output = num_before + len(tokens)
+        if token in stop_ids and num_output >= sampling.min_tokens:
+            return tokens, FinishReason.STOP
+        if num_output == sampling.max_tokens or num_prompt + num_output == max_model_len:
+            return tokens, FinishReason.LENGTH
+        newest = (request.output_token_ids + tokens)[-2:]
+        twice = len(newest) == 2 and newest[0] == newest[1] and num_output >= sampling.min_tokens
+        if sampling.repetition_detection is not None and twice:  # tests detect nothing else
+            return tokens, FinishReason.REPETITION
+
+
+@dataclass
+class Stream:
+    """What a client has received."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    last: RequestDelta | None = None
+
+    def take(self, delta: RequestDelta) -> None:
+        assert self.finish_reason is None, "a delta came after the end"
+        self.token_ids += delta.token_ids
+        self.finish_reason = delta.finish_reason
+        self.last = delta
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Harness:
+    """Scheduler and fake worker with `depth` steps in flight, as the engine loop runs them."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_model_len: int = 128,
+        depth: int = 1,
+        check: bool = True,
+        num_kv_groups: int = 1,
+        eos_token_ids: tuple[int, ...] = (EOS,),
+        **limits: Any,
+    ) -> None:
+        limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
+        self.limits = SchedulerLimits(**limits)
+        self.clock = Clock()
+        self.max_model_len = max_model_len
+        self.scheduler = Scheduler(
+            self.limits,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            eos_token_ids=eos_token_ids,
+            num_kv_groups=num_kv_groups,
+            clock=self.clock,
+        )
+        self.worker = FakeWorker(self.limits, num_blocks)
+        self.depth = depth
+        self.check = check
+        self.plans: list[StepPlan] = []
+        self.in_flight: deque[StepResult] = deque()
+        self.streams: dict[str, Stream] = {}
+        self.on_result: Callable[[StepResult], StepResult] = lambda result: result
+
+    def add(self, request_id: str, prompt: list[int] | int, **options: Any) -> None:
+        """Adds a request that must be accepted; see `make_request`."""
+        failure = self.offer(make_request(request_id, prompt, **options))
+        assert failure is None, failure
+
+    def offer(self, request: EngineRequest) -> RequestFailure | None:
+        failure = self.scheduler.add(request)
+        if failure is None:
+            self.streams[request.request_id] = Stream()
+        return failure
+
+    def plan(self) -> StepPlan | None:
+        """Plans a step and has it executed; its result stays in flight."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.plans.append(plan)
+            self.in_flight.append(self.on_result(self.worker.execute(plan)))
+        if self.check:
+            self.scheduler.check_invariants()
+        return plan
+
+    def result(self) -> list[RequestDelta]:
+        """Hands the oldest result in flight to the scheduler."""
+        deltas = self.scheduler.update(self.in_flight.popleft())
+        for delta in deltas:
+            self.streams[delta.request_id].take(delta)
+        if self.check:
+            self.scheduler.check_invariants()
+        return deltas
+
+    def step(self) -> list[RequestDelta]:
+        """One turn of the engine loop: fill the pipeline, take one result."""
+        while len(self.in_flight) < self.depth and self.plan() is not None:
+            pass
+        if not self.in_flight:
+            assert not self.scheduler.has_unfinished(), "stuck: nothing in flight and nothing to plan"
+            return []
+        return self.result()
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Until every request has finished and every result is in."""
+        while self.scheduler.has_unfinished() or self.in_flight:
+            self.step()
+            max_steps -= 1
+            assert max_steps > 0, "it does not end"
+        self.scheduler.check_invariants()
+        assert self.scheduler.take_stats().kv_cache_usage == 0
+
+    def abort(self, *request_ids: str) -> None:
+        for delta in self.scheduler.abort(request_ids):
+            self.streams[delta.request_id].take(delta)
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int] | int,
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    output: list[int] | None = None,
+    seed: int = 1,
+    **sampling: Any,
+) -> EngineRequest:
+    """A request of `prompt` tokens (or of that many, which no other request has)."""
+    if isinstance(prompt, int):
+        prompt = [hash((crc32(request_id.encode()), position)) % 10**6 + VOCAB_SIZE for position in range(prompt)]
+    sampling = {"max_tokens": 4, "ignore_eos": True} | sampling
+    params = SamplingParams(seed=seed, **sampling)
+    return EngineRequest(request_id, prompt, params, priority, cache_salt, output or [])
+
+
+def expect_outputs(harness: Harness, requests: list[EngineRequest]) -> None:
+    """Every stream holds exactly what its request yields alone."""
+    for request in requests:
+        stream = harness.streams[request.request_id]
+        tokens, reason = alone(request, harness.max_model_len)
+        if stream.finish_reason is FinishReason.ABORT:
+            assert stream.token_ids == tokens[: len(stream.token_ids)]
+            continue
+        assert (stream.token_ids, stream.finish_reason) == (tokens, reason), request.request_id

@@ -1,0 +1,67 @@
+"""Policies are ranks, prefill policies say how much of a prompt a step takes, and the queue yields the first rank."""
+
+import pytest
+
+from quire.core.config.resolved import SchedulerLimits
+from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, RequestQueue, WholePrefill
+from quire.core.scheduling.request import Request, RequestStatus
+from tests.core.scheduling.fake_worker import make_request
+
+
+def limits(**options: int) -> SchedulerLimits:
+    return SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=10, **options)
+
+
+def queued(*ranks: int) -> tuple[RequestQueue, list[Request]]:
+    queue = RequestQueue()
+    requests = [
+        Request(make_request(str(rank), 1), rank=(rank,), max_num_tokens=9, stop_ids=frozenset(), queued_at=0.0)
+        for rank in ranks
+    ]
+    for request in requests:
+        queue.push(request)
+    return queue, requests
+
+
+def test_fcfs_ranks_by_arrival_alone() -> None:
+    rank = POLICIES["fcfs"]
+    assert rank(make_request("a", 1, priority=9), 0) < rank(make_request("b", 1, priority=0), 1)
+
+
+def test_priority_ranks_low_values_first_and_ties_by_arrival() -> None:
+    rank = POLICIES["priority"]
+    late_urgent, early, late = (
+        rank(make_request("a", 1, priority=-1), 7),
+        rank(make_request("b", 1, priority=3), 1),
+        rank(make_request("c", 1, priority=3), 2),
+    )
+    assert late_urgent < early < late
+
+
+def test_chunks_are_bounded_by_budget_and_threshold() -> None:
+    assert [ChunkedPrefill(limits()).take(num, 8) for num in (3, 8, 20)] == [3, 8, 8]
+    assert [ChunkedPrefill(limits(long_prefill_token_threshold=5)).take(num, 8) for num in (3, 8, 20)] == [3, 5, 5]
+
+
+def test_whole_prompts_wait_for_a_step_with_room() -> None:
+    whole = WholePrefill(limits())
+    assert [whole.take(8, budget) for budget in (10, 8, 7)] == [8, 8, 0]
+    assert whole.take(11, 10) == 10  # a recomputation that no step could hold
+
+
+def test_the_queue_yields_by_rank() -> None:
+    queue, _ = queued(3, 1, 2)
+    assert [queue.pop().rank for _ in range(3) if queue.first()] == [(1,), (2,), (3,)]
+    assert queue.first() is None
+
+
+@pytest.mark.parametrize("count", [3, 500])
+def test_forgotten_requests_never_come_out_and_do_not_pile_up(count: int) -> None:
+    queue, requests = queued(*range(count))
+    for request in requests[1:]:
+        queue.forget(request)
+        assert request.status is RequestStatus.FINISHED
+    assert len(queue) == 1
+    assert len(queue._heap) < 100
+    assert queue.pop() is requests[0]
+    assert (len(queue), queue.first()) == (0, None)

@@ -1,0 +1,472 @@
+"""Each rule of the scheduler on its own. `test_workloads.py` holds them all together."""
+
+from collections.abc import Callable
+
+import pytest
+
+from quire.core.errors import EngineError
+from quire.core.wire.protocol import FinishReason, StepResult, TokenLogprobs
+from tests.core.scheduling.fake_worker import EOS, NAN_MESSAGE, Harness, alone, is_nan, make_request
+
+
+def tokens_of(harness: Harness) -> list[list[int]]:
+    """num_scheduled of every plan so far."""
+    return [plan.num_scheduled for plan in harness.plans]
+
+
+def always(token: int) -> Callable[[StepResult], StepResult]:
+    """A worker whose every sample is `token`. Its own table goes on with other tokens, which no rule here looks at."""
+    return lambda result: StepResult(result.step_id, [token] * len(result.token_ids))
+
+
+# ------------------------------------------------------------------------------------------------ budgets and chunks
+
+
+def test_a_long_prompt_is_split_over_steps_and_samples_once() -> None:
+    harness = Harness(max_num_batched_tokens=10)
+    harness.add("a", 25, max_tokens=3)
+    harness.run()
+    assert tokens_of(harness) == [[10], [10], [5], [1], [1]]
+    assert [plan.sampled for plan in harness.plans] == [[False], [False], [True], [True], [True]]
+
+
+def test_decodes_come_before_a_prompt_that_takes_the_rest_of_the_budget() -> None:
+    harness = Harness(max_num_batched_tokens=10)
+    harness.add("a", 4, max_tokens=9)
+    harness.step()
+    harness.add("b", 30)
+    harness.step()
+    assert harness.plans[-1].num_scheduled == [1, 9]
+
+
+def test_the_threshold_leaves_room_for_other_prompts() -> None:
+    harness = Harness(max_num_batched_tokens=20, long_prefill_token_threshold=6)
+    harness.add("long", 30)
+    harness.add("short", 5)
+    harness.step()
+    assert harness.plans[0].num_scheduled == [6, 5]
+
+
+def test_whole_prompts_wait_until_they_fit_and_nobody_overtakes() -> None:
+    harness = Harness(max_num_batched_tokens=10, enable_chunked_prefill=False)
+    harness.add("a", 6)
+    harness.add("b", 8)
+    harness.add("c", 1)
+    harness.run()
+    assert tokens_of(harness)[:2] == [[6], [1, 8, 1]]
+
+
+def test_no_more_requests_run_than_there_are_slots() -> None:
+    harness = Harness(max_num_seqs=3)
+    for index in range(7):
+        harness.add(str(index), 4)
+    harness.step()
+    stats = harness.scheduler.take_stats()
+    assert (stats.num_running, stats.num_waiting) == (3, 4)
+    harness.run()
+    assert max(len(plan.slots) for plan in harness.plans) == 3
+
+
+# -------------------------------------------------------------------------------------------------------------- ends
+
+
+def test_eos_ends_unless_ignored() -> None:
+    for ignore_eos, reason in ((False, FinishReason.STOP), (True, FinishReason.LENGTH)):
+        harness = Harness()
+        harness.on_result = always(EOS)
+        harness.add("a", 4, max_tokens=3, ignore_eos=ignore_eos)
+        harness.run()
+        stream = harness.streams["a"]
+        assert stream.finish_reason is reason
+        assert stream.token_ids == [EOS] * (3 if ignore_eos else 1)
+        assert stream.last is not None
+        assert stream.last.stop_token_id is None
+
+
+def test_any_of_several_eos_tokens_ends() -> None:
+    harness = Harness(eos_token_ids=(EOS, 33))
+    harness.on_result = always(33)
+    harness.add("a", 4, ignore_eos=False)
+    harness.run()
+    assert harness.streams["a"].finish_reason is FinishReason.STOP
+
+
+def test_a_stop_token_is_named_in_the_last_delta() -> None:
+    harness = Harness()
+    harness.on_result = always(17)
+    harness.add("a", 4, stop_token_ids=[16, 17])
+    harness.run()
+    last = harness.streams["a"].last
+    assert last is not None
+    assert (last.token_ids, last.finish_reason, last.stop_token_id) == ([17], FinishReason.STOP, 17)
+
+
+def test_eos_as_a_stop_token_counts_even_when_eos_is_ignored() -> None:
+    harness = Harness()
+    harness.on_result = always(EOS)
+    harness.add("a", 4, stop_token_ids=[EOS], ignore_eos=True)
+    harness.run()
+    last = harness.streams["a"].last
+    assert last is not None
+    assert (last.finish_reason, last.stop_token_id) == (FinishReason.STOP, EOS)
+
+
+def test_nothing_stops_before_min_tokens() -> None:
+    harness = Harness()
+    harness.on_result = always(17)
+    harness.add("a", 4, stop_token_ids=[17], max_tokens=9, min_tokens=4)
+    harness.run()
+    assert harness.streams["a"].token_ids == [17] * 4
+
+
+def test_max_model_len_ends_what_max_tokens_would_not() -> None:
+    harness = Harness(max_model_len=20)
+    for request_id, max_tokens in (("bounded", 100), ("unbounded", None)):
+        harness.add(request_id, 15, max_tokens=max_tokens)
+    harness.run()
+    for stream in harness.streams.values():
+        assert (len(stream.token_ids), stream.finish_reason) == (5, FinishReason.LENGTH)
+
+
+def test_stopping_at_the_last_token_is_a_stop() -> None:
+    harness = Harness()
+    harness.on_result = always(EOS)
+    harness.add("a", 4, max_tokens=1, ignore_eos=False)
+    harness.run()
+    assert harness.streams["a"].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_broken_logits_fail_one_request_and_leave_nothing_in_the_cache(depth: int) -> None:
+    prompt = next(p for p in ([n] * 9 for n in range(40, 999)) if alone(make_request("x", p, seed=7), 99)[0] == [])
+    harness = Harness(depth=depth)
+    harness.add("bad", prompt, seed=7)
+    harness.add("good", prompt, seed=8)
+    harness.run()
+    bad, good = harness.streams["bad"], harness.streams["good"]
+    assert (bad.token_ids, bad.finish_reason) == ([], FinishReason.ERROR)
+    assert bad.last is not None
+    assert bad.last.failure is not None
+    assert (bad.last.failure.kind, bad.last.failure.message) == ("internal", NAN_MESSAGE)
+    assert good.finish_reason is FinishReason.LENGTH
+    harness.add("later", prompt, seed=8)
+    harness.run()
+    last = harness.streams["later"].last
+    assert last is not None
+    assert last.num_cached_tokens == 0
+    assert not is_nan(8, 1)
+
+
+def test_logprobs_go_to_the_request_that_asked() -> None:
+    harness = Harness()
+    values = TokenLogprobs([5], [-0.5], 1)
+    harness.on_result = lambda result: StepResult(result.step_id, result.token_ids, [(1, values)])
+    harness.add("a", 4)
+    harness.add("b", 4, logprobs=0)
+    assert [delta.logprobs for delta in harness.step()] == [None, [values]]
+
+
+def test_results_must_answer_the_plan_that_was_next() -> None:
+    harness = Harness()
+    harness.add("a", 4)
+    assert harness.scheduler.schedule() is not None
+    with pytest.raises(EngineError, match="step 5 with 1 tokens; step 0 with 1 was next"):
+        harness.scheduler.update(StepResult(5, [1]))
+
+
+# ---------------------------------------------------------------------------------------------------- plans made ahead
+
+
+def test_steps_are_planned_before_results_return() -> None:
+    harness = Harness()
+    harness.add("a", 4, max_tokens=9)
+    plans = [harness.plan() for _ in range(3)]
+    assert [plan.num_computed for plan in plans if plan] == [[0], [4], [5]]
+    assert all(plan.sampled == [True] for plan in plans if plan)
+
+
+def test_nothing_is_planned_past_the_length_limit() -> None:
+    harness = Harness()
+    harness.add("a", 4, max_tokens=2)
+    assert [harness.plan() is None for _ in range(3)] == [False, False, True]
+    harness.run()
+    assert len(harness.streams["a"].token_ids) == 2
+
+
+def test_a_token_sampled_past_the_stop_is_dropped() -> None:
+    harness = Harness(depth=2)
+    harness.on_result = always(EOS)
+    harness.add("a", 4, ignore_eos=False, max_tokens=9)
+    harness.run()
+    assert len(harness.plans) == 2
+    assert harness.streams["a"].token_ids == [EOS]
+
+
+def test_an_id_may_return_while_its_old_results_are_in_flight() -> None:
+    harness = Harness(depth=2)
+    harness.add("a", 4, seed=1)
+    harness.plan()
+    harness.abort("a")
+    harness.add("a", 4, seed=2)
+    harness.run()
+    assert harness.streams["a"].token_ids == alone(make_request("a", 4, seed=2), 128)[0]
+
+
+def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
+    harness = Harness(num_blocks=6, depth=2)
+    harness.add("a", 8, max_tokens=12)
+    harness.add("b", 7, max_tokens=12)
+    while harness.scheduler.take_stats().num_preemptions == 0:
+        harness.step()
+    assert harness.in_flight  # of b too
+    harness.run()
+    for request_id, num_prompt in (("a", 8), ("b", 7)):
+        assert (
+            harness.streams[request_id].token_ids == alone(make_request(request_id, num_prompt, max_tokens=12), 99)[0]
+        )
+
+
+# ---------------------------------------------------------------------------------------------- preemption and policy
+
+
+def test_fcfs_preempts_whoever_came_last_and_resumes_with_all_known_tokens() -> None:
+    harness = Harness(num_blocks=6)
+    harness.add("a", 8, max_tokens=12)
+    harness.add("b", 8, max_tokens=12)
+    harness.run()
+    first, second = harness.streams["a"].last, harness.streams["b"].last
+    assert first is not None
+    assert second is not None
+    assert first.num_preemptions == 0
+    assert second.num_preemptions > 0
+    resumed = harness.plans[-1].admitted or next(plan.admitted for plan in reversed(harness.plans) if plan.admitted)
+    assert resumed[0].num_prompt_tokens == 8
+    assert len(resumed[0].token_ids) > 8
+
+
+def test_priority_runs_the_lowest_value_first_and_preempts_the_highest() -> None:
+    harness = Harness(num_blocks=6, max_num_seqs=2, policy="priority")
+    harness.add("low", 8, max_tokens=12, priority=5)
+    harness.step()
+    harness.add("later", 8, max_tokens=12, priority=3)
+    harness.add("urgent", 8, max_tokens=12, priority=0)
+    order = []
+    while harness.scheduler.has_unfinished():
+        for delta in harness.step():
+            if delta.finish_reason:
+                order.append(delta.request_id)
+    assert order == ["urgent", "later", "low"]
+    last = harness.streams["low"].last
+    assert last is not None
+    assert last.num_preemptions > 0
+
+
+def test_priorities_tie_by_arrival() -> None:
+    harness = Harness(max_num_seqs=1, policy="priority")
+    for request_id in "abc":
+        harness.add(request_id, 4, priority=1)
+    ends = []
+    while harness.scheduler.has_unfinished():
+        ends += [delta.request_id for delta in harness.step() if delta.finish_reason]
+    assert ends == ["a", "b", "c"]
+
+
+def test_a_newcomer_leaves_a_page_for_each_request_that_runs() -> None:
+    harness = Harness(num_blocks=7)
+    harness.add("a", 8, max_tokens=6)  # grows to four pages
+    harness.step()
+    harness.add("b", 16, max_tokens=2)  # needs the four that are free once a has three
+    harness.run()
+    last = harness.streams["b"].last
+    assert last is not None
+    assert last.num_preemptions == 0
+
+
+# --------------------------------------------------------------------------------------------------- cache and slots
+
+
+def test_equal_prompts_admitted_together_share_their_pages() -> None:
+    harness = Harness(max_num_batched_tokens=200)
+    prompt = list(range(100, 121))
+    for index in range(4):
+        harness.add(str(index), prompt, seed=index, max_tokens=2)
+    harness.step()
+    assert harness.plans[0].num_scheduled == [21, 1, 1, 1]
+    assert [stream.last.num_cached_tokens for stream in harness.streams.values() if stream.last] == [0, 20, 20, 20]
+    harness.run()
+
+
+def test_chunks_are_shared_as_soon_as_they_are_planned() -> None:
+    harness = Harness(max_num_batched_tokens=10)
+    harness.add("a", list(range(100, 125)))
+    harness.add("b", list(range(100, 125)))
+    harness.run()
+    assert tokens_of(harness)[:3] == [[10], [10], [5, 1]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_outputs_are_shared_while_their_request_still_runs(depth: int) -> None:
+    harness = Harness(depth=depth)
+    harness.add("a", list(range(100, 104)), max_tokens=40)
+    while len(harness.streams["a"].token_ids) < 10:
+        harness.step()
+    harness.add("b", list(range(100, 104)) + harness.streams["a"].token_ids[:9])
+    while not harness.streams["b"].token_ids:
+        harness.step()
+    last = harness.streams["b"].last
+    assert last is not None
+    assert last.num_cached_tokens == 12
+    harness.run()
+
+
+def test_a_finished_request_leaves_its_prompt_for_the_next() -> None:
+    harness = Harness()
+    prompt = list(range(100, 120))
+    for request_id, expected in (("a", 0), ("b", 16)):
+        harness.add(request_id, prompt)
+        harness.run()
+        last = harness.streams[request_id].last
+        assert last is not None
+        assert last.num_cached_tokens == expected
+    assert harness.scheduler.reset_prefix_cache()
+    harness.add("c", prompt)
+    harness.run()
+    assert harness.plans[-4].num_scheduled == [20]
+
+
+def test_salts_keep_prompts_apart() -> None:
+    harness = Harness()
+    for request_id, salt in (("a", "x"), ("b", "y"), ("c", None), ("d", "x")):
+        harness.add(request_id, list(range(100, 120)), cache_salt=salt)
+        harness.run()
+    assert [stream.last.num_cached_tokens for stream in harness.streams.values() if stream.last] == [0, 0, 0, 16]
+
+
+def test_slots_are_released_with_the_next_plan() -> None:
+    harness = Harness(max_num_seqs=1)
+    harness.add("a", 4, max_tokens=1)
+    harness.run()
+    assert harness.plan() is None  # a release alone is no plan
+    harness.add("b", 4, max_tokens=1)
+    plan = harness.plan()
+    assert plan is not None
+    assert plan.released == [0]
+    assert [new.slot for new in plan.admitted] == [0]
+
+
+def test_abort_frees_pages_at_once_and_may_be_repeated() -> None:
+    harness = Harness(depth=2)
+    harness.add("a", 20, max_tokens=50)
+    harness.add("b", 20, max_tokens=50)
+    harness.plan()
+    (delta,) = harness.scheduler.abort(["a", "unknown"])
+    assert (delta.request_id, delta.finish_reason) == ("a", FinishReason.ABORT)
+    harness.abort("b")
+    assert harness.scheduler.abort(["a", "b"]) == []
+    assert not harness.scheduler.has_unfinished()
+    assert harness.scheduler.take_stats().kv_cache_usage == 0
+    assert harness.result() == []
+    harness.run()
+
+
+def test_a_waiting_request_can_be_aborted() -> None:
+    harness = Harness(max_num_seqs=1)
+    for request_id in "abc":
+        harness.add(request_id, 4)
+    harness.step()
+    harness.abort("b")
+    harness.run()
+    assert [stream.finish_reason for stream in harness.streams.values()] == ["length", "abort", "length"]
+
+
+# ------------------------------------------------------------------------------------------------------------ reports
+
+
+def test_a_resumed_request_goes_on_after_what_was_delivered() -> None:
+    whole = make_request("a", 6, max_tokens=8)
+    tokens, _ = alone(whole, 128)
+    harness = Harness()
+    harness.add("a", 6, max_tokens=8, output=tokens[:3])
+    harness.run()
+    assert harness.streams["a"].token_ids == tokens[3:]
+    new = harness.plans[0].admitted[0]
+    assert (len(new.token_ids), new.num_prompt_tokens) == (9, 6)
+
+
+def test_deltas_tell_when_a_request_was_queued_and_scheduled() -> None:
+    harness = Harness(max_num_seqs=1)
+    harness.add("a", 4, max_tokens=2)
+    harness.add("b", 4, max_tokens=2)
+    for _ in range(4):
+        harness.clock.now += 1.0
+        harness.step()
+    last = harness.streams["b"].last
+    assert last is not None
+    assert (last.queued_at, last.scheduled_at) == (100.0, 103.0)
+
+
+def test_stats_count_since_they_were_last_taken() -> None:
+    harness = Harness(num_blocks=10)
+    prompt = list(range(100, 109))
+    harness.add("a", prompt, max_tokens=4)
+    harness.step()
+    harness.add("b", prompt, max_tokens=4)
+    harness.step()
+    stats = harness.scheduler.take_stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (2, 0, 0.4)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_scheduled_tokens) == (18, 8, 11)
+    stats = harness.scheduler.take_stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_scheduled_tokens) == (0, 0, 0)
+
+
+def test_every_kv_group_gets_its_own_pages() -> None:
+    harness = Harness(num_kv_groups=2, num_blocks=20)
+    harness.add("a", 9, max_tokens=6)
+    harness.run()
+    (new,) = harness.plans[0].admitted
+    assert [len(table) for table in new.block_ids] == [3, 3]
+    grown = [pages for plan in harness.plans for _, pages in plan.appended_blocks]
+    assert [len(pages) for pages in grown] == [2]
+    assert len({page for table in new.block_ids for page in table} | {p for g in grown[0] for p in g}) == 8
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_num_batched_tokens": 64},
+        {"max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 64, "long_prefill_token_threshold": 5},
+        {"max_num_batched_tokens": 64, "enable_chunked_prefill": False},
+    ],
+    ids=str,
+)
+def test_samples_of_one_prompt_share_its_pages_and_its_computation(limits: dict[str, int]) -> None:
+    """Four samples of a prompt of eight full pages and a token: 8 + 4 * 1 pages, and only the last token four times."""
+    harness = Harness(max_num_seqs=8, block_size=4, **limits)
+    prompt = list(range(1, 34))
+    for index in range(4):
+        harness.add(f"r_{index}", prompt, max_tokens=3, seed=index)
+    most = 0
+    while harness.scheduler.has_unfinished():
+        harness.step()
+        running = harness.scheduler.take_stats()
+        most = max(most, round(running.kv_cache_usage * 64))
+    assert most == 8 + 4
+    assert harness.worker.num_computed_tokens == 32 + 4 * (1 + 2)
+
+
+def test_a_prompt_that_begins_alike_waits_no_longer_than_for_that() -> None:
+    """It is admitted as soon as what it shares is there, long before the prompt that computes it is done."""
+    harness = Harness(max_num_batched_tokens=64, long_prefill_token_threshold=4, block_size=4, max_num_seqs=8)
+    prompt = list(range(1, 34))
+    harness.add("long", prompt)
+    harness.add("alike", prompt[:8] + [99] * 5)
+    harness.add("other", [77] * 5)
+    admitted = {}
+    while harness.scheduler.has_unfinished():
+        harness.step()
+        for request_id, stream in harness.streams.items():
+            if stream.token_ids:
+                admitted.setdefault(request_id, len(harness.plans))
+    assert admitted["alike"] < admitted["long"]
+    assert admitted["other"] < admitted["long"]

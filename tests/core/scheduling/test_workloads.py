@@ -1,0 +1,153 @@
+"""Random workloads of thousands of requests, run against a fake worker that notices every paging mistake."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.core.wire.protocol import EngineRequest, FinishReason
+from quire.core.wire.repetition import RepetitionDetection
+from tests.core.scheduling.fake_worker import VOCAB_SIZE, Harness, expect_outputs, make_request
+
+MAX_MODEL_LEN = 48
+TWICE = RepetitionDetection(max_pattern_size=1, min_count=2)
+
+
+def random_requests(rng: random.Random, count: int, *, special: bool = False) -> list[EngineRequest]:
+    """Short and long prompts, a third with a shared beginning, some that resume, stop early or ignore EOS.
+
+    Some of the `special` ones have salts, and some watch for repetitions.
+    """
+    stems = [[rng.randrange(VOCAB_SIZE) for _ in range(20)] for _ in range(3)]
+    requests = []
+    for index in range(count):
+        stem = rng.choice(stems)[: rng.randrange(20)] if rng.random() < 0.4 else []
+        prompt = stem + [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 5, 8, 16, 24]))]
+        max_tokens = rng.choice([1, 2, 5, 12, 40])
+        output = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randrange(1, max_tokens))] if max_tokens > 8 else []
+        if rng.random() < 0.7 or len(prompt) + len(output) >= MAX_MODEL_LEN:
+            output = []
+        requests.append(
+            make_request(
+                str(index),
+                prompt,
+                seed=rng.randrange(1000),
+                priority=rng.randrange(3),
+                output=output,
+                cache_salt=rng.choice([None, "a"]) if special else None,
+                max_tokens=max_tokens,
+                min_tokens=rng.randrange(max_tokens + 1) if rng.random() < 0.3 else 0,
+                ignore_eos=rng.random() < 0.2,
+                stop_token_ids=[5, 6] if rng.random() < 0.3 else None,
+                repetition_detection=TWICE if special and rng.random() < 0.3 else None,
+            )
+        )
+    return requests
+
+
+def drive(harness: Harness, requests: list[EngineRequest], rng: random.Random, abort_rate: float = 0.0) -> None:
+    """Feeds requests in bursts while steps run, and aborts some of them at any moment."""
+    pending = list(reversed(requests))
+    while pending or harness.scheduler.has_unfinished():
+        for _ in range(rng.choice([0, 0, 1, 2, 12])):
+            if pending:
+                assert harness.offer(pending.pop()) is None
+        if abort_rate and rng.random() < abort_rate:
+            harness.abort(*rng.sample(list(harness.streams), min(3, len(harness.streams))))
+        if harness.scheduler.has_unfinished() or harness.in_flight:
+            harness.step()
+    harness.run()
+
+
+CASES = [
+    # roomy, no pressure
+    {"num_blocks": 400, "max_num_seqs": 32, "max_num_batched_tokens": 128},
+    # as few pages as one request may need: preemption all the time
+    {"num_blocks": 12, "max_num_seqs": 8, "max_num_batched_tokens": 16},
+    {"num_blocks": 30, "max_num_seqs": 16, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 3},
+    {"num_blocks": 24, "max_num_seqs": 6, "max_num_batched_tokens": 48, "enable_chunked_prefill": False},
+    {"num_blocks": 24, "max_num_seqs": 6, "max_num_batched_tokens": 5, "enable_prefix_caching": False},
+    {"num_blocks": 40, "max_num_seqs": 3, "max_num_batched_tokens": 2, "block_size": 2},
+    {"num_blocks": 60, "max_num_seqs": 16, "max_num_batched_tokens": 40, "block_size": 1},
+]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_outputs_do_not_depend_on_the_schedule(case: dict, depth: int, policy: str) -> None:
+    rng = random.Random(f"{case} {depth} {policy}")
+    harness = Harness(max_model_len=MAX_MODEL_LEN, depth=depth, policy=policy, check=False, **case)
+    requests = random_requests(rng, 400)
+    drive(harness, requests, rng)
+    expect_outputs(harness, requests)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_blocks", [14, 48])
+def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int) -> None:
+    rng = random.Random(f"{num_blocks} {depth}")
+    harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth)
+    requests = random_requests(rng, 500, special=True)
+    drive(harness, requests, rng, abort_rate=0.2)
+    expect_outputs(harness, requests)
+    reasons = [stream.finish_reason for stream in harness.streams.values()]
+    assert min(reasons.count(reason) for reason in FinishReason) > 3, "the workload should reach every kind of end"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    depth=st.integers(1, 3),
+    num_blocks=st.integers(12, 40),
+    max_num_seqs=st.integers(1, 9),
+    budget=st.integers(1, 60),
+    threshold=st.sampled_from([0, 1, 7]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    caching=st.booleans(),
+)
+def test_any_limits_keep_the_invariants(seed, depth, num_blocks, max_num_seqs, budget, threshold, policy, caching):
+    rng = random.Random(seed)
+    harness = Harness(
+        max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth, max_num_seqs=max_num_seqs, policy=policy,
+        max_num_batched_tokens=budget, long_prefill_token_threshold=threshold, enable_prefix_caching=caching,
+    )  # fmt: skip
+    requests = random_requests(rng, 25)
+    drive(harness, requests, rng, abort_rate=0.1)
+    expect_outputs(harness, requests)
+
+
+def test_pressure_preempts_and_sharing_saves_work() -> None:
+    """The workloads above would prove little if they never preempted or never shared."""
+    rng = random.Random(3)
+    requests = random_requests(rng, 200)
+    computed, preemptions = {}, {}
+    for caching in (True, False):
+        harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=20, enable_prefix_caching=caching, check=False)
+        for request in requests:
+            assert harness.offer(request) is None
+        while harness.scheduler.has_unfinished():
+            harness.step()
+        computed[caching] = harness.worker.num_computed_tokens
+        preemptions[caching] = harness.scheduler.take_stats().num_preemptions
+    assert min(preemptions.values()) > 10
+    assert computed[True] < 0.9 * computed[False]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_fcfs_first_come_first_scheduled_even_under_pressure(depth: int) -> None:
+    rng = random.Random(depth)
+    harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=16, depth=depth)
+    first_seen: list[str] = []
+    requests = random_requests(rng, 200)
+    for request in requests:
+        harness.clock.now += 1.0
+        assert harness.offer(request) is None
+    while harness.scheduler.has_unfinished():
+        harness.clock.now += 1.0
+        for delta in harness.step():
+            if delta.request_id not in first_seen:
+                first_seen.append(delta.request_id)
+    started = [harness.streams[request.request_id].last.scheduled_at for request in requests]  # type: ignore[union-attr]
+    assert started == sorted(started)

@@ -1,0 +1,122 @@
+"""The memory plan, with numbers."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.core.config.cache import CacheConfig
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.memory import plan as memory
+from quire.executor.memory.plan import GIB, CachePlan, DeviceMemory, MemoryNeeds
+
+MIB = 2**20
+NEEDS = MemoryNeeds(weights_bytes=10 * GIB, workspace_bytes=2 * GIB, page_bytes=2 * MIB)
+GPU = DeviceMemory(total_bytes=40 * GIB, free_bytes=39 * GIB)
+
+
+def plan(needs: MemoryNeeds = NEEDS, mem: DeviceMemory = GPU, **options) -> CachePlan:
+    cache = {key: options.pop(key) for key in list(options) if key in CacheConfig.__struct_fields__}
+    request = {"device": "cuda", "max_num_seqs": 64, "max_model_len": 4096, "fit_max_model_len": False, **options}
+    return memory.plan_cache(CacheConfig(**cache), needs, mem, block_size=16, **request)
+
+
+def test_the_cache_gets_what_weights_and_workspace_leave() -> None:
+    assert plan(gpu_memory_utilization=0.5) == CachePlan(8 * GIB // (2 * MIB), 4096)
+
+
+def test_memory_that_others_hold_is_not_planned_with() -> None:
+    assert plan(mem=DeviceMemory(40 * GIB, 15 * GIB)).num_blocks == 3 * GIB // (2 * MIB)
+
+
+def test_bytes_or_pages_may_be_named() -> None:
+    assert plan(kv_cache_memory_bytes=GIB).num_blocks == 512
+    assert plan(num_gpu_blocks_override=7) == CachePlan(7, 4096)
+    assert plan(num_gpu_blocks_override=7, fit_max_model_len=True) == CachePlan(7, 112)
+
+
+def test_a_cpu_gets_four_gibibytes_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ram = DeviceMemory(100 * GIB, 100 * GIB)
+    cpu = {"device": "cpu", "mem": ram}
+    assert plan(**cpu).num_blocks == 2048
+    assert plan(**cpu, max_num_seqs=2).num_blocks == 512, "two full-length requests cannot fill more"
+    assert plan(**cpu, max_model_len=65536) == CachePlan(4096, 65536), "one full-length request must fit"
+    assert plan(**cpu, max_model_len=65536, fit_max_model_len=True) == CachePlan(2048, 32768)
+    assert plan(**cpu, gpu_memory_utilization=0.13).num_blocks == 512
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "6.5")
+    assert plan(**cpu).num_blocks == 3328
+    monkeypatch.setenv("QUIRE_CPU_KVCACHE_SPACE", "1")
+    assert plan(**cpu).num_blocks == 512
+    assert plan().num_blocks == int(40 * GIB * 0.92 - 12 * GIB) // (2 * MIB), "says nothing about other devices"
+
+
+def test_auto_takes_the_length_that_fits() -> None:
+    assert plan(max_model_len=10**6, fit_max_model_len=True, kv_cache_memory_bytes=5 * MIB) == CachePlan(2, 32)
+    assert plan(max_model_len=4096, fit_max_model_len=True).max_model_len == 4096
+
+
+def test_a_request_that_cannot_fit_is_refused_with_remedies_that_work() -> None:
+    options = {"gpu_memory_utilization": 0.31, "max_model_len": 20_000}
+    with pytest.raises(ModelLoadError) as error:
+        plan(**options)
+    text = str(error.value)
+    wanted = 1250 * 2 * MIB
+    left = int(40 * GIB * 0.31) - 12 * GIB
+    assert f"{wanted - left} bytes are missing" in text
+    flags = dict(re.findall(r"--([a-z-]+) ([0-9.]+\d)", text))
+    assert set(flags) == {"max-model-len", "kv-cache-memory-bytes", "gpu-memory-utilization"}
+    assert plan(**{**options, "max_model_len": int(flags["max-model-len"])})
+    assert plan(**{**options, "gpu_memory_utilization": float(flags["gpu-memory-utilization"])})
+    assert plan(**options, kv_cache_memory_bytes=int(flags["kv-cache-memory-bytes"])).num_blocks == 1250
+    with pytest.raises(ModelLoadError):
+        plan(**{**options, "max_model_len": int(flags["max-model-len"]) + 1})
+
+
+def test_remedies_that_cannot_work_are_not_offered() -> None:
+    with pytest.raises(ModelLoadError) as error:
+        plan(max_model_len=10**6)
+    assert "--max-model-len" in str(error.value)
+    assert "--kv-cache-memory-bytes" not in str(error.value)
+    with pytest.raises(ModelLoadError, match="smaller model"):
+        plan(mem=DeviceMemory(12 * GIB, 12 * GIB))
+    with pytest.raises(ModelLoadError, match="smaller model"):
+        plan(mem=DeviceMemory(12 * GIB, 12 * GIB), fit_max_model_len=True)
+
+
+def test_more_than_there_is_cannot_be_asked_for() -> None:
+    with pytest.raises(ModelLoadError) as error:
+        plan(kv_cache_memory_bytes=30 * GIB)
+    assert f"{3 * GIB} bytes are missing" in str(error.value)
+    assert f"--kv-cache-memory-bytes {27 * GIB} or less" in str(error.value)
+
+
+def test_weights_are_counted_before_they_are_loaded() -> None:
+    spec = ModelSpec(
+        path="", name="shape", architecture="LlamaForCausalLM", dtype="bfloat16", vocab_size=1000, num_layers=3,
+        num_attention_heads=8, num_kv_heads=2, head_dim=16, hidden_size=128, max_position_embeddings=64,
+        eos_token_ids=[], hf_config={"intermediate_size": 512, "tie_word_embeddings": True},
+    )  # fmt: skip
+    layer = 128 * 8 * 16 + 2 * 128 * 2 * 16 + 8 * 16 * 128 + 3 * 128 * 512
+    assert memory.weights_bytes(spec, 1, device="cuda") == 2 * (3 * layer + 128_000)
+    assert memory.weights_bytes(spec, 2, device="cpu") == 3 * layer + 2 * 128_000
+    step = memory.workspace_bytes(spec, max_num_batched_tokens=100, max_num_seqs=8, max_model_len=64)
+    per_token = 2 * (4 * 128 + 3 * 512 + 16 * (2 * 8 + 2 * 2))
+    assert step == 100 * per_token + 2 * 64 * 2 * 16 * 2 + 4 * 8 * 1000 * 4
+    with pytest.raises(ModelLoadError, match="24 bytes are missing"):
+        memory.check_weights(1024, DeviceMemory(2000, 1000), "shape")
+    memory.check_weights(1024, DeviceMemory(2000, 1024), "shape")
+
+
+def test_ram_is_bounded_by_the_control_group(tmp_path: Path) -> None:
+    everything = memory.device_memory(torch.device("cpu"), 1).free_bytes
+    assert everything > 0
+    assert memory.available_ram(tmp_path) >= everything // 2, "no control group, no bound"
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert memory.available_ram(tmp_path) >= everything // 2
+    (tmp_path / "memory.max").write_text("50000\n")
+    assert memory.available_ram(tmp_path) == 49000
+    (tmp_path / "memory.stat").write_text("anon 900\ninactive_file 100\n")
+    assert memory.available_ram(tmp_path) == 49100

@@ -1,0 +1,245 @@
+"""The mp executor with real worker processes and no model."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire.core.errors import EngineError, ModelLoadError
+from quire.core.wire.protocol import EngineReady
+from quire.executor.processes import multiproc
+from quire.executor.processes.cores import usable_cores
+from quire.executor.processes.multiproc import MultiProcExecutor
+from tests.executor.doubles import make_config, make_plan, token_of
+
+ROOT = Path(__file__).parents[3]
+NULL = "quire.executor.processes.null_worker:NullWorker"
+
+
+@pytest.fixture(autouse=True)
+def _doubles_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def run(test: Awaitable[None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await test
+
+    asyncio.run(limited())
+
+
+def double(name: str) -> str:
+    return f"tests.executor.doubles:{name}"
+
+
+def child_pids() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def shared_memory_files() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "quire" in name}
+
+
+@contextlib.asynccontextmanager
+async def running(size: int, factory: str = NULL) -> AsyncIterator[tuple[MultiProcExecutor, EngineReady]]:
+    executor = MultiProcExecutor(make_config(size), factory=factory)
+    try:
+        yield executor, await executor.start()
+    finally:
+        await executor.close()
+
+
+def test_results_come_in_the_order_of_plans() -> None:
+    async def test() -> None:
+        async with running(2) as (executor, ready):
+            assert ready.block_size == 8
+            assert ready.num_blocks == 32
+            assert ready.device_name == "null"
+            # More than the ring holds, every tenth longer than a slot: submit must neither block nor lose any.
+            futures = [executor.submit(make_plan(step, 20_000 if step % 10 == 0 else 0)) for step in range(200)]
+            results = await asyncio.gather(*futures)
+            assert [result.step_id for result in results] == list(range(200))
+            assert [result.token_ids for result in results] == [token_of(step) for step in range(200)]
+
+    run(test())
+
+
+def test_all_ranks_allocate_what_the_smallest_can_hold() -> None:
+    async def test() -> None:
+        async with running(3, double("UnequalWorker")) as (executor, ready):
+            assert (ready.num_blocks, ready.max_model_len) == (60, 32)
+            assert ready.weights_bytes == 30
+            assert ready.kv_cache_bytes == 3 * 600  # every rank's page takes 10 bytes
+            result = await executor.submit(make_plan(0))
+            assert result.token_ids == [60, 32]
+
+    run(test())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_worker_fails_every_step_with_its_name(rank: int) -> None:
+    async def test() -> None:
+        before = child_pids()
+        async with running(2, double("StuckWorker")) as (executor, _):
+            pids = sorted(child_pids() - before)
+            futures = [executor.submit(make_plan(step)) for step in range(3)]
+            await asyncio.sleep(0.05)
+            started = time.monotonic()
+            os.kill(pids[rank], signal.SIGKILL)
+            for future in [*futures, executor.submit(make_plan(9))]:
+                with pytest.raises(EngineError, match=rf"Worker {rank} \(pid {pids[rank]}\) was killed by SIGKILL"):
+                    await future
+            assert time.monotonic() - started < 1
+            with pytest.raises(EngineError):  # a step that comes later fails like them
+                await executor.submit(make_plan(10))
+
+    run(test())
+
+
+def test_failing_step_of_any_rank_fails_all_and_says_why() -> None:
+    async def test() -> None:
+        async with running(2, double("RaisingWorker")) as (executor, _):
+            results = await asyncio.gather(*[executor.submit(make_plan(step)) for step in range(3)])
+            assert [result.step_id for result in results] == [0, 1, 2]
+            # Rank 0 still answers step 3: which of the two the executor hears first does not matter for step 4.
+            executor.submit(make_plan(3))
+            await asyncio.sleep(0.2)
+            with pytest.raises(EngineError, match="Worker 1 failed: ValueError: three is too much"):
+                await executor.submit(make_plan(4))
+
+    run(test())
+
+
+def test_unreadable_checkpoint_is_a_load_error() -> None:
+    async def test() -> None:
+        with pytest.raises(ModelLoadError, match="cut short; download it again"):
+            async with running(2, double("UnloadableWorker")):
+                pass
+
+    run(test())
+
+
+def test_worker_that_ends_while_loading_is_an_engine_error() -> None:
+    async def test() -> None:
+        with pytest.raises(EngineError, match=r"Worker \d \(pid \d+\) ended with exit code 7"):
+            async with running(2, double("ExitingWorker")):
+                pass
+
+    run(test())
+
+
+def test_close_leaves_no_process_file_or_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def test() -> None:
+        before = child_pids(), set(os.listdir("/proc/self/fd")), shared_memory_files()
+        executor = MultiProcExecutor(make_config(2), factory=double("StuckWorker"))
+        await executor.start()
+        assert os.listdir(tmp_path) == []
+        future = executor.submit(make_plan(0))
+        await executor.close()
+        await executor.close()
+        with pytest.raises(EngineError, match="closed before this step was done"):
+            await future
+        assert (child_pids(), set(os.listdir("/proc/self/fd")), shared_memory_files()) == before
+
+    run(test())
+
+
+def test_worker_deaf_to_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiproc, "TERMINATE_GRACE_SECONDS", 0.3)
+
+    async def test() -> None:
+        before = child_pids()
+        executor = MultiProcExecutor(make_config(1), factory=double("StubbornWorker"))
+        await executor.start()
+        executor.submit(make_plan(0))
+        await asyncio.sleep(0.1)
+        await executor.close()
+        assert child_pids() == before
+
+    run(test())
+
+
+def test_closing_on_a_hung_step_shows_where_it_hangs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(multiproc, "HUNG_SECONDS", 0.05)
+
+    async def test() -> None:
+        async with running(2, double("StuckWorker")) as (executor, _):
+            executor.submit(make_plan(0))
+            await asyncio.sleep(0.1)
+
+    run(test())
+    assert capfd.readouterr().err.count("in execute") == 2
+
+
+def test_close_before_start_is_harmless() -> None:
+    async def test() -> None:
+        executor = MultiProcExecutor(make_config(2))
+        await executor.close()
+        await executor.close()
+        with pytest.raises(EngineError, match="closed"):
+            await executor.submit(make_plan(0))
+
+    before = child_pids()
+    run(test())
+    assert child_pids() == before
+
+
+@pytest.mark.parametrize("setting", [None, "3"])
+def test_cores_are_shared_out_and_interrupts_ignored(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
+
+    async def test() -> None:
+        async with running(2, double("CoreWorker")) as (executor, _):
+            result = await executor.submit(make_plan(0))
+            assert result.token_ids == [int(setting or max(1, usable_cores() // 2)), 1]
+
+    run(test())
+
+
+def test_workers_die_with_their_parent_and_need_no_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "user_script.py"  # without `if __name__ == "__main__"`
+    script.write_text(
+        textwrap.dedent("""
+        import asyncio, sys
+        from quire.executor.processes.multiproc import MultiProcExecutor
+        from tests.executor.doubles import make_config, make_plan
+
+        async def main():
+            executor = MultiProcExecutor(make_config(2), factory="tests.executor.doubles:StuckWorker")
+            await executor.start()
+            executor.submit(make_plan(0))
+            assert "torch" not in sys.modules
+            print(*[link.process.pid for link in executor._links], flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+        """)
+    )
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 2
+    parent.kill()
+    parent.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert alive == []
+    assert list(folder.iterdir()) == [], "nobody is left to tidy up"

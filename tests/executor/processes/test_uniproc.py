@@ -1,0 +1,121 @@
+"""The uni executor: one worker in a thread of this process."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable
+
+import pytest
+
+from quire.core.errors import EngineError, ModelLoadError
+from quire.executor.processes import uniproc
+from quire.executor.processes.uniproc import UniProcExecutor
+from tests.executor.doubles import make_config, make_plan, token_of
+
+
+def make_executor(factory: str) -> UniProcExecutor:
+    return UniProcExecutor(make_config(), factory=f"tests.executor.doubles:{factory}")
+
+
+def worker_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "worker"]
+
+
+def run(test: Awaitable[None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await test
+
+    asyncio.run(limited())
+
+
+def test_results_come_in_the_order_of_plans_and_close_ends_the_thread() -> None:
+    async def test() -> None:
+        executor = make_executor("NullWorker")
+        ready = await executor.start()
+        assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (32, 8, 64)
+        results = await asyncio.gather(*[executor.submit(make_plan(step)) for step in range(100)])
+        assert [result.token_ids for result in results] == [token_of(step) for step in range(100)]
+        assert len(worker_threads()) == 1
+        await executor.close()
+        await executor.close()
+        assert worker_threads() == []
+
+    run(test())
+
+
+def test_the_loop_stays_free_while_steps_run() -> None:
+    async def test() -> None:
+        executor = make_executor("SlowWorker")  # 20 ms a step
+        await executor.start()
+        futures = [executor.submit(make_plan(step)) for step in range(10)]
+        longest_seconds, before = 0.0, time.monotonic()
+        while not futures[-1].done():
+            await asyncio.sleep(0.001)
+            now = time.monotonic()
+            longest_seconds, before = max(longest_seconds, now - before), now
+        assert longest_seconds < 0.1
+        await executor.close()
+
+    run(test())
+
+
+def test_failing_step_fails_it_and_all_later_ones() -> None:
+    async def test() -> None:
+        executor = make_executor("RaisingWorker")
+        await executor.start()
+        futures = [executor.submit(make_plan(step)) for step in range(6)]
+        results = await asyncio.gather(*futures[:3])
+        assert [result.step_id for result in results] == [0, 1, 2]
+        for future in [*futures[3:], executor.submit(make_plan(6))]:
+            with pytest.raises(EngineError, match="failed in step 3: ValueError: three is too much"):
+                await future
+        await executor.close()
+
+    run(test())
+
+
+def test_unreadable_checkpoint_is_a_load_error() -> None:
+    async def test() -> None:
+        executor = make_executor("UnloadableWorker")
+        with pytest.raises(ModelLoadError, match="cut short; download it again"):
+            await executor.start()
+        await executor.close()
+        assert worker_threads() == []
+
+    run(test())
+
+
+def test_other_failures_while_loading_are_engine_errors() -> None:
+    async def test() -> None:
+        executor = UniProcExecutor(make_config(), factory="tests.executor.doubles:NoSuchWorker")
+        with pytest.raises(EngineError, match="failed to start: AttributeError"):
+            await executor.start()
+        await executor.close()
+
+    run(test())
+
+
+def test_close_does_not_wait_for_ever_and_fails_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uniproc, "CLOSE_GRACE_SECONDS", 0.1)
+
+    async def test() -> None:
+        executor = make_executor("OnceStuckWorker")
+        await executor.start()
+        futures = [executor.submit(make_plan(step)) for step in range(2)]
+        started = time.monotonic()
+        await executor.close()
+        assert time.monotonic() - started < 0.5
+        for future in futures:
+            with pytest.raises(EngineError, match="closed before this step was done"):
+                await future
+
+    run(test())
+
+
+def test_importing_it_imports_no_torch() -> None:
+    modules = "quire.executor.processes.uniproc, quire.executor.processes.multiproc"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,66 @@
+"""Decode steps' own inputs: those that every step gets, in a place that stays."""
+
+import random
+
+import pytest
+import torch
+
+from quire.core.wire.protocol import NewSlot, StepPlan
+from quire.core.wire.sampling_params import SamplingParams
+from quire.executor.step.decode_inputs import DecodeInputs
+from quire.executor.step.input_batch import InputBatch, build_input_batch
+from quire.executor.step.request_table import RequestTable
+
+BLOCK_SIZE = 4
+LENGTHS = [1, 3, 4, 5, 17, 32, 33, 58, 60]
+"""Tokens that are known of each slot's request."""
+
+
+@pytest.fixture
+def table() -> RequestTable:
+    rng = random.Random(0)
+    table = RequestTable(len(LENGTHS), 100, BLOCK_SIZE, torch.device("cpu"))
+    admitted = []
+    for slot, length in enumerate(LENGTHS):
+        pages = [rng.randrange(2**28) for _ in range(length // BLOCK_SIZE + 1)]  # slots of some need more than 32 bits
+        admitted.append(NewSlot(slot, [rng.randrange(1000) for _ in range(length)], 1, [pages], SamplingParams()))
+    table.apply(StepPlan(0, [], admitted, [], [], [], [], []))
+    return table
+
+
+def decode(slots: list[int]) -> StepPlan:
+    """Computes the last token of each slot."""
+    num_rows = len(slots)
+    return StepPlan(1, [], [], slots, [LENGTHS[slot] - 1 for slot in slots], [1] * num_rows, [True] * num_rows, [])
+
+
+def columns(batch: InputBatch) -> list[list[int]]:
+    return [
+        batch.token_ids.tolist(), batch.positions.tolist(), batch.slot_mapping.tolist(), batch.query_lens.tolist(),
+        batch.seq_lens.tolist(), batch.row_ends.tolist(), batch.sampled_rows.tolist(), batch.sampled_slots.tolist(),
+        batch.sampled_positions.tolist(),
+    ]  # fmt: skip
+
+
+def test_they_are_what_any_step_gets_and_stay_in_place(table: RequestTable) -> None:
+    inputs = DecodeInputs(table)
+    rng = random.Random(1)
+    batches: dict[int, InputBatch] = {}
+    for _ in range(60):
+        plan = decode(rng.sample(range(len(LENGTHS)), rng.randint(1, len(LENGTHS))))
+        batch, expected = inputs.build(plan), build_input_batch(plan, table)
+        assert batch is not None
+        assert columns(batch) == columns(expected)
+        for pages, own, seq_len in zip(batch.block_tables, expected.block_tables, batch.seq_lens, strict=True):
+            num_pages = -(-seq_len // BLOCK_SIZE)
+            assert pages[:num_pages].tolist() == own[:num_pages].tolist()
+        assert batches.setdefault(len(plan.slots), batch) is batch
+
+
+def test_other_steps_have_none(table: RequestTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = DecodeInputs(table)
+    assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 2], [True, True], [])) is None, "part of a prompt"
+    assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 1], [True, False], [])) is None, "no sample"
+    monkeypatch.setattr("quire.executor.step.decode_inputs.MAX_ROWS", 2)
+    assert DecodeInputs(table).build(decode([1, 2])) is not None
+    assert DecodeInputs(table).build(decode([1, 2, 3])) is None, "more rows than there is room for"

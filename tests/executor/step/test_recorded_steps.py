@@ -1,0 +1,104 @@
+"""Steps from recordings: the tokens of the ordinary way, whatever comes together, and that they are used at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.core.config.model import ModelConfig
+from quire.core.config.resolved import EngineConfig
+from quire.executor.worker import Worker
+from quire.frontend.checkpoint.model_spec import read_model_spec
+from quire.ops.cpu import launches, load_kernels
+from tests.executor.step.test_model_runner import (
+    engine_config,
+    generate,
+    mixed_requests,
+    request,
+    start_worker,
+    tokens_of,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Callable[..., Path]) -> Path:
+    return checkpoint("qwen3")
+
+
+def bf16_config(folder: Path) -> EngineConfig:
+    return engine_config(folder, spec=read_model_spec(folder, ModelConfig(model=str(folder), dtype="bfloat16")))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of launches with each step that comes from a recording."""
+    counts: list[int] = []
+    run = launches.Recording.run
+
+    def counted(self: Any) -> None:
+        counts.append(self._count)
+        run(self)
+
+    monkeypatch.setattr(launches.Recording, "run", counted)
+    return counts
+
+
+@pytest.fixture(scope="module")
+def worker(folder: Path) -> Worker:
+    kernels = load_kernels()
+    if kernels is None or not kernels["quire_panels_size"](32, 32, 0):
+        pytest.skip("this processor's linear layers are oneDNN's, which cannot be recorded")
+    return start_worker(bf16_config(folder))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, list[int]]:
+    """What mixed requests get from a worker that records nothing, one request at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.executor.step.decode_inputs.MAX_ROWS", 0)
+        plain = start_worker(bf16_config(folder))
+        tokens: dict[str, list[int]] = {}
+        for one in mixed_requests():
+            tokens |= tokens_of(generate(plain, [one], depth=1, enable_prefix_caching=False))
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "options", [{"depth": 2}, {"max_num_batched_tokens": 24}, {"num_blocks": 24, "depth": 1}], ids=str
+)
+def test_tokens_are_those_of_the_ordinary_way(
+    worker: Worker, expected: dict[str, list[int]], launched: list[int], options: dict[str, Any]
+) -> None:
+    """Prompts in pieces, rows that come and go, features, preemption."""
+    for _ in range(2):  # the second time, most decode steps have a recording
+        launched.clear()
+        assert tokens_of(generate(worker, mixed_requests(), **options)) == expected
+    assert launched
+
+
+def test_a_lone_request_is_one_call_a_step(worker: Worker, launched: list[int]) -> None:
+    generate(worker, [request("a", [5, 6, 7], max_tokens=24)])
+    launched.clear()
+    generate(worker, [request("b", [8, 9, 10], max_tokens=24)])
+    assert len(launched) == 23, "all but the prompt's"
+    assert len(set(launched)) == 1, "every step is the same list of launches"
+
+
+def test_scored_prompts_and_the_steps_beside_them_go_the_ordinary_way(worker: Worker, launched: list[int]) -> None:
+    both = [request("a", [5, 6, 7, 8], max_tokens=8), request("b", [9, 8, 7], max_tokens=1, prompt_logprobs=1)]
+    generate(worker, both)
+    launched.clear()
+    deltas = generate(worker, both)
+    assert any(delta.prompt_logprobs for delta in deltas["b"])
+    assert tokens_of(deltas)["a"] == tokens_of(generate(worker, both[:1]))["a"]
+
+
+def test_the_shapes_used_last_are_kept(worker: Worker, monkeypatch: pytest.MonkeyPatch, launched: list[int]) -> None:
+    monkeypatch.setattr("quire.executor.step.recorded_steps.MAX_RECORDINGS", 2)
+    one, two = [request("a", [5, 6], max_tokens=12)], [request(name, [5, 6], max_tokens=12) for name in "ab"]
+    first = tokens_of(generate(worker, one))
+    for requests in (two, one, two, one):
+        tokens = tokens_of(generate(worker, requests))
+        assert tokens["a"] == first["a"]
+    assert launched

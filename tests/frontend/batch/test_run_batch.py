@@ -1,0 +1,361 @@
+"""The batch runner: good lines, bad lines, resuming, URLs, and memory that does not grow with the input."""
+
+import asyncio
+import contextlib
+import http.server
+import json
+import resource
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import AsyncLLM
+from quire.core.config.engine_args import EngineArgs
+from quire.core.errors import ConfigError, EngineDeadError
+from quire.frontend.batch import run_batch as module
+from quire.frontend.batch.config import BatchConfig
+from quire.frontend.batch.files import Answered, OutputFile, read_lines
+from quire.frontend.batch.run_batch import BatchAnswer, BatchError, BatchResponse, BatchRun, BatchServer, run_batch
+from quire.frontend.launch.event_loop import EventLoopThread
+from quire.frontend.progress import open_progress
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def line(custom_id: str, url: str = TEXT, **body: Any) -> str:
+    body = {"model": "tiny", "max_tokens": 4, "temperature": 0, "ignore_eos": True, **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{each}\n" for each in lines))
+    return path
+
+
+def answers(path: Path) -> dict[str, dict]:
+    return {each["custom_id"]: each for each in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[EventLoopThread]:
+    thread = EventLoopThread("tests")
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="module")
+def args(checkpoint: Callable[..., Path]) -> EngineArgs:
+    return EngineArgs.from_flat(
+        model=str(checkpoint("llama")), served_model_name="tiny", device="cpu", num_gpu_blocks_override=256
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(args: EngineArgs, loop: EventLoopThread) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM.from_engine_args(args, usage="llm")
+    yield llm
+    loop.run(llm.aclose())
+
+
+@pytest.fixture
+def run(engine: AsyncLLM, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a batch on the module's engine; the runner's own would take seconds to start each time."""
+
+    class Shared:
+        @staticmethod
+        def from_engine_args(args: EngineArgs, usage: str) -> "Shared":
+            return Shared()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        async def aclose(self) -> None:
+            """Others still need it."""
+
+    monkeypatch.setattr(module, "AsyncLLM", Shared)
+
+    def run(source: Path | str, target: Path | str, **options: Any) -> int:
+        config = BatchConfig(input_file=str(source), output_file=str(target), **options)
+        return loop.run(run_batch(EngineArgs(), config))
+
+    return run
+
+
+def test_a_batch_from_end_to_end(args: EngineArgs, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a", prompt="Hello"), line("b", CHAT, messages=MESSAGES), ""])
+    config = BatchConfig(input_file=str(source), output_file=str(tmp_path / "out.jsonl"))
+    assert asyncio.run(run_batch(args, config)) == 0
+    found = answers(tmp_path / "out.jsonl")
+    assert set(found) == {"a", "b"}
+    for answer in found.values():
+        assert answer["error"] is None
+        assert answer["response"]["status_code"] == 200
+        assert answer["response"]["request_id"] == answer["response"]["body"]["id"]
+        assert answer["response"]["body"]["usage"]["completion_tokens"] == 4
+        assert answer["id"].startswith("batch_req_")
+    assert found["a"]["response"]["body"]["object"] == "text_completion"
+    assert found["b"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_constraints_hold_for_each_line(run: Callable[..., int], tmp_path: Path) -> None:
+    """In all the forms that clients have; a schema that nobody can follow costs its own line."""
+    schema = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
+    free = {"max_tokens": 60, "ignore_eos": False, "temperature": 1, "seed": 1}
+    as_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    lines = [
+        line("format", CHAT, messages=MESSAGES, response_format=as_format, **{**free, "max_tokens": 300}),
+        line("regex", prompt="a", structured_outputs={"regex": "[0-9]{4}"}, **free),
+        line("choice", prompt="a", guided_choice=["left", "right"], **free),
+        line("free", prompt="a"),
+        line("wrong", prompt="a", structured_outputs={"json": {"uniqueItems": True}}, **free),
+    ]
+    assert run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl") == 1  # wrong
+    found = answers(tmp_path / "out.jsonl")
+    choices = {name: answer["response"]["body"]["choices"][0] for name, answer in found.items() if name != "wrong"}
+    assert isinstance(json.loads(choices["format"]["message"]["content"])["open"], bool)
+    assert choices["regex"]["text"].isdigit()
+    assert choices["choice"]["text"] in ("left", "right")
+    assert choices["free"]["finish_reason"] == "length"
+    assert found["wrong"]["response"]["status_code"] == 400
+    assert "uniqueItems" in json.dumps(found["wrong"])
+
+
+BAD_LINES = {
+    "not json": ("{oops", 400, "not valid JSON"),
+    "not utf-8": (b'{"custom_id": "\xff"}', 400, "UTF-8"),
+    "no custom_id": ('{"url": "/v1/completions", "body": {}}', 400, "'custom_id' is required"),
+    "custom_id of the wrong type": ('{"custom_id": 5, "url": "/v1/completions", "body": {}}', 400, "custom_id"),
+    "url": (line("x", "/v1/embeddings"), 404, "url must be one of"),
+    "method": (line("x").replace("POST", "GET"), 400, "method must be POST"),
+    "model": (line("x", prompt="a", model="other"), 404, "'other' is not served"),
+    "field": (line("x", prompt="a", temperature=-1), 400, "temperature"),
+    "unknown field": (line("x", prompt="a", temprature=1), 400, "Did you mean 'temperature'"),
+    "stream": (line("x", prompt="a", stream=True), 400, "stream must not be true"),
+    "too long": (line("x", prompt="a", max_tokens=10**6), 400, "max_tokens"),
+    "surrogate": (line("x", prompt="a").replace('"a"', '"\\ud800"'), 400, "surrogate"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_becomes_an_error_line(run: Callable[..., int], tmp_path: Path, name: str) -> None:
+    bad, status, said = BAD_LINES[name]
+    raw = bad if isinstance(bad, bytes) else bad.encode()
+    (tmp_path / "in.jsonl").write_bytes(raw + b"\n" + line("good", prompt="a").encode() + b"\n")
+    assert run(tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 1
+    found = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text().splitlines()]
+    [good] = [each for each in found if each["error"] is None]
+    [failed] = [each for each in found if each["error"] is not None]
+    assert good["custom_id"] == "good"
+    assert failed["custom_id"] == ("x" if b'"x"' in raw else None)
+    assert failed["response"]["status_code"] == status
+    assert said in failed["error"]["message"]
+    assert failed["response"]["body"]["error"]["message"] == failed["error"]["message"]
+
+
+class TestResume:
+    def test_continues_a_half_written_output(self, run: Callable[..., int], tmp_path: Path) -> None:
+        source = write(tmp_path / "in.jsonl", [line(f"r{i}", prompt=f"number {i}") for i in range(8)])
+        target = tmp_path / "out.jsonl"
+        assert run(source, target) == 0
+        whole = target.read_bytes()
+        lines = whole.splitlines(keepends=True)
+        target.write_bytes(b"".join(lines[:3]) + lines[3][:20])
+        assert run(source, target, resume=True) == 0
+        assert target.read_bytes().startswith(b"".join(lines[:3]))
+        assert len(target.read_text().splitlines()) == 8
+        texts = {key: each["response"]["body"]["choices"][0]["text"] for key, each in answers(target).items()}
+        before = {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in map(json.loads, lines)}
+        assert texts == before
+
+    def test_bad_lines_are_not_repeated_and_still_count(self, run: Callable[..., int], tmp_path: Path) -> None:
+        source = write(tmp_path / "in.jsonl", ["{oops", line("a", prompt="a")])
+        assert run(source, tmp_path / "out.jsonl") == 1
+        whole = (tmp_path / "out.jsonl").read_bytes()
+        assert run(source, tmp_path / "out.jsonl", resume=True) == 1
+        assert (tmp_path / "out.jsonl").read_bytes() == whole
+
+    def test_without_it_the_output_is_written_anew(self, run: Callable[..., int], tmp_path: Path) -> None:
+        source = write(tmp_path / "in.jsonl", [line("a", prompt="a")])
+        (tmp_path / "out.jsonl").write_text("something else\n")
+        assert run(source, tmp_path / "out.jsonl") == 0
+        assert set(answers(tmp_path / "out.jsonl")) == {"a"}
+
+    def test_refuses_what_is_no_output_of_a_batch(self, run: Callable[..., int], tmp_path: Path) -> None:
+        source = write(tmp_path / "in.jsonl", [line("a", prompt="a")])
+        (tmp_path / "out.jsonl").write_text("something else\n")
+        with pytest.raises(ConfigError, match=r"line 1 of .* is no answer of a batch"):
+            run(source, tmp_path / "out.jsonl", resume=True)
+        assert (tmp_path / "out.jsonl").read_text() == "something else\n"
+        with pytest.raises(ConfigError, match="a URL cannot be continued"):
+            run(source, "http://localhost/x", resume=True)
+
+
+def test_files_and_folders_that_do_not_exist(run: Callable[..., int], tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [])
+    with pytest.raises(ConfigError, match=r"--input-file: there is no file"):
+        run(tmp_path / "no.jsonl", tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match=r"--input-file: .* is a folder"):
+        run(tmp_path, tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match=r"--output-file: there is no folder"):
+        run(source, tmp_path / "no" / "out.jsonl")
+    same = tmp_path / "link.jsonl"
+    same.symlink_to(source)
+    for output in (source, same, tmp_path / "." / ".." / tmp_path.name / "in.jsonl"):
+        with pytest.raises(ConfigError, match="must differ"):
+            run(source, output)
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """Serves one file by GET and keeps what is PUT, insisting on a length as signed URLs do."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), StoreHandler)
+        self.content = content
+        self.received: bytes | None = None
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class StoreHandler(http.server.BaseHTTPRequestHandler):
+    server: Store
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/in" else 404)
+        self.end_headers()
+        self.wfile.write(self.server.content)
+
+    def do_PUT(self) -> None:
+        if "Content-Length" not in self.headers or self.path != "/out":
+            self.send_error(411)
+            return
+        self.server.received = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store(f"{line('a', prompt='a')}\n{line('b', prompt='b')}\n".encode()) as store:
+        thread = threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield store
+        store.shutdown()
+        thread.join()
+
+
+def test_urls_at_both_ends(run: Callable[..., int], store: Store, tmp_path: Path) -> None:
+    assert run(f"{store.url}/in", f"{store.url}/out") == 0
+    assert store.received is not None
+    assert {json.loads(each)["custom_id"] for each in store.received.splitlines()} == {"a", "b"}
+    with pytest.raises(ConfigError, match=r"downloading .* failed"):
+        run(f"{store.url}/missing", tmp_path / "out.jsonl")
+
+
+def test_answers_survive_a_failed_upload(run: Callable[..., int], store: Store) -> None:
+    with pytest.raises(ConfigError, match=r"The answers are in (.*)") as caught:
+        run(f"{store.url}/in", f"{store.url}/wrong")
+    kept = Path(str(caught.value).split("The answers are in ")[1].rstrip("."))
+    assert set(answers(kept)) == {"a", "b"}
+    kept.unlink()
+
+
+# ------------------------------------------------------------------------------------------------------ many requests
+
+
+class Instant(BatchServer):
+    """Answers without an engine, to see the runner alone. Fails for good at line `dies_at`."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        self.in_flight = self.most = 0
+        self._dies_at = dies_at
+
+    async def answer(self, number: int, line: bytes) -> BatchAnswer:
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        await asyncio.sleep(0.001)
+        self.in_flight -= 1
+        if number == self._dies_at:
+            raise EngineDeadError("gone")
+        error = BatchError("429", "answered by nobody")
+        return BatchAnswer(f"id{number}", f"c{number}", BatchResponse(429, "r", {}), error)
+
+
+def run_alone(server: BatchServer, source: Path, target: Path, *, resume: bool = False) -> BatchRun:
+    async def work() -> BatchRun:
+        output = OutputFile(target, resume=resume)
+        with open_progress("x", None, show=False) as progress:
+            run = BatchRun(server, output, 32, progress)
+            try:
+                await run.run(source)
+            finally:
+                output.close()
+        return run
+
+    return asyncio.run(work())
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        lines = [json.dumps({"custom_id": f"c{i}", "x": "y" * 200}) for i in range(count)]
+        source = write(tmp_path / f"{count}.jsonl", lines)
+        del lines
+        server = Instant()
+        tracemalloc.start()
+        run = run_alone(server, source, tmp_path / "out.jsonl")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert run.num_failed == count
+        assert server.most <= 32
+        return peak
+
+    small, large = peak(500), peak(5000)
+    assert large < small + 300_000  # the larger input alone is more than a megabyte
+
+
+def test_a_dead_engine_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [json.dumps({"custom_id": f"c{i + 1}"}) for i in range(500)])
+    with pytest.raises(EngineDeadError):
+        run_alone(Instant(dies_at=100), source, tmp_path / "out.jsonl")
+    done = len((tmp_path / "out.jsonl").read_text().splitlines())
+    assert 60 < done < 200
+    run = run_alone(Instant(), source, tmp_path / "out.jsonl", resume=True)
+    assert run.num_skipped == done
+    assert len(answers(tmp_path / "out.jsonl")) == 500
+
+
+@contextlib.contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """Bytes that a file may have: a write beyond them takes a part, as on a full disk. No longer than needed, for the
+    tests' own report may go to a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_answer_that_cannot_be_written_whole_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    output = OutputFile(path, resume=False)
+    says = rf"cannot write '{path}'.*--resume"
+    with contextlib.closing(output), pytest.raises(ConfigError, match=says), small_files(100):
+        output.write(b"x" * 101)
+
+
+def test_answered_knows_its_keys() -> None:
+    answered = Answered(f"key-{i}" for i in range(0, 2000, 2))
+    assert [f"key-{i}" in answered for i in range(4)] == [True, False, True, False]
+    assert len(answered) == 1000
+
+
+def test_blank_lines_are_skipped_and_numbers_count_them(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"a\n\n  \r\nb")
+    assert list(read_lines(tmp_path / "in")) == [(1, b"a\n"), (4, b"b")]

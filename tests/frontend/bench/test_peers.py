@@ -1,0 +1,143 @@
+"""The comparison with peers: engines take turns, failures stay in their row, ratios are of medians."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def _scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS / "peers"))
+
+
+class Counter:
+    """An engine that counts up from a start, and notes whose turn it was."""
+
+    def __init__(self, name: str, start: float, turns: list[str], *, serves: bool = True) -> None:
+        self.name = name
+        self.serves = serves
+        self._rate = start
+        self._turns = turns
+
+    def output_rate(self, *sizes: object) -> float:
+        from processes import MeasurementError
+
+        self._turns.append(self.name)
+        self._rate += 1
+        if self.name == "llama.cpp" and len(self._turns) > 3:
+            raise MeasurementError("out of memory")
+        return self._rate
+
+
+def test_engines_take_turns_and_medians_are_compared(tmp_path: Path) -> None:
+    import compare
+    from report import markdown
+    from results import Results
+    from rows import Bench, Row, offline
+    from targets import at_least, at_most
+
+    turns: list[str] = []
+    engines = [
+        Counter("Quire", 99, turns), Counter("vLLM", 49, turns), Counter("llama.cpp", 24, turns, serves=False),
+    ]  # fmt: skip
+    targets = {"output tok/s": at_least(1.9, "vLLM") + at_least(4.1, "llama.cpp") + at_most(200)}
+    row = Row("r", "offline", offline(4, 8, 2), targets, served=False)
+    bench = Bench(Path("models"), None, smoke=True)
+    path = tmp_path / "results.json"
+    results = Results(path, smoke=True, resume=False)
+    compare.measure(row, engines, bench, 3, results)
+    assert turns == ["Quire", "vLLM", "llama.cpp"] * 3
+    assert results.errors == ["r: llama.cpp: out of memory"] * 2
+    expected = (
+        "| offline | output tok/s | 101 (≤ 200 ✓) | 51.00 | 25.00 | 1.98 × (≥ 1.9 ✓) | 4.04 × (≥ 4.1 ✗) | 3, 3, 1 |"
+    )
+    assert markdown([row], results.rows).splitlines()[2:] == [expected]
+    compare.measure(Row("s", "", row.measure, {}), engines, bench, 0, results)
+    assert list(results.rows["s"]["runs"]) == ["Quire", "vLLM"]
+
+
+def test_a_comparison_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
+    import compare
+    from results import Results, ResultsError
+    from rows import Bench, Row, offline
+
+    turns: list[str] = []
+    engines = [Counter("Quire", 0, turns), Counter("vLLM", 0, turns)]
+    row = Row("r", "offline", offline(4, 8, 2), {}, served=False)
+    bench = Bench(Path("models"), None, smoke=True)
+    path = tmp_path / "results.json"
+    compare.measure(row, engines[:1], bench, 2, Results(path, smoke=True, resume=False))
+    again = Results(path, smoke=True, resume=True)
+    compare.measure(row, engines, bench, 3, again)
+    assert turns == ["Quire", "Quire", "vLLM", "vLLM", "Quire", "vLLM"]
+    assert Results(path, smoke=True, resume=True).rows == again.rows
+    with pytest.raises(ResultsError, match="--resume"):
+        Results(path, smoke=True, resume=False)
+    with pytest.raises(ResultsError, match="with --smoke"):
+        Results(path, smoke=False, resume=True)
+
+
+class Clock:
+    """A server that takes a second to read a new prompt and 10 ms for a token, on a clock of its own."""
+
+    def __init__(self, *, remembers: bool = True) -> None:
+        self.now = 0.0
+        self._remembers = remembers
+        self._known: list[list[int]] = []
+
+    def complete(self, max_tokens: int, prompt: list[int]) -> dict:
+        self.now += 0.01 * max_tokens + (0.0 if prompt in self._known else len(prompt) / 1000)
+        if self._remembers:
+            self._known.append(prompt)
+        return {"usage": {"prompt_tokens": len(prompt), "completion_tokens": max_tokens}}
+
+
+class ClockEngine:
+    name = "clock"
+
+    def __init__(self, server: Clock) -> None:
+        self.server_of = server
+
+    def server(self, *_: object, **__: object) -> contextlib.nullcontext[Clock]:
+        return contextlib.nullcontext(self.server_of)
+
+
+def test_time_per_token_leaves_the_prompt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rows
+    from processes import MeasurementError
+
+    server = Clock()
+    monkeypatch.setattr(rows, "time", SimpleNamespace(perf_counter=lambda: server.now))
+    figures = rows.long_context(ClockEngine(server), rows.Bench(Path("models"), None, smoke=False))
+    assert figures == pytest.approx({"time per token at 1k, ms": 10, "time per token at 32k, ms": 10, "32k / 1k, ×": 1})
+    server = Clock(remembers=False)
+    with pytest.raises(MeasurementError, match="cache"):
+        rows.long_context(ClockEngine(server), rows.Bench(Path("models"), None, smoke=False))
+
+
+def test_a_child_that_takes_too_long_or_fails_is_ended_and_told(tmp_path: Path) -> None:
+    from processes import MeasurementError, run
+
+    log = tmp_path / "log"
+    assert run(["echo", "hello"], {}, 5, log) == "hello\n"
+    with pytest.raises(MeasurementError, match=r"not done after 0 s"):
+        run(["sleep", "60"], {}, 0.2, log)
+    with pytest.raises(MeasurementError, match="ended with 3"):
+        run(["sh", "-c", "exit 3"], {}, 5, log)
+    assert "hello" in log.read_text()
+
+
+def test_an_unknown_row_is_refused_by_name() -> None:
+    script = [sys.executable, str(SCRIPTS / "peers" / "compare.py")]
+    done = subprocess.run(
+        [*script, "--vllm", "x", "--models", "y", "--only", "faster"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "faster" in done.stderr
+    assert "offline-128-64" in done.stderr

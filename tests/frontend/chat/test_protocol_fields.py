@@ -1,0 +1,184 @@
+"""Every field of the Responses and Messages APIs reaches the engine, is refused by name, or is known to be harmless."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire.core.errors import ParameterError
+from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
+from quire.frontend.http.json_request import decode_body
+from quire.frontend.openai.responses.schema import OUTPUT_LOGPROBS, ResponsesRequest
+from quire.frontend.openai.schema import ChatRequest
+
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
+SCHEMA: dict[str, Any] = {"type": "object", "title": "t"}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA, "strict": True}}
+
+RESPONSES_CARRY: dict[str, tuple[Any, str, Any]] = {
+    "max_output_tokens": (7, "max_completion_tokens", 7),
+    "tools": ([{"type": "function", **FUNCTION}], "tools", [{"type": "function", "function": FUNCTION}]),
+    "tool_choice": ("none", "tool_choice", "none"),
+    "reasoning": ({"effort": "low"}, "reasoning_effort", "low"),
+    "text": (
+        {"format": {"type": "json_schema", "name": "output", "schema": SCHEMA, "strict": True}},
+        "response_format",
+        FORMAT,
+    ),
+    "include": ([OUTPUT_LOGPROBS], "logprobs", True),
+    **{
+        name: (value, name, value)
+        for name, value in {
+            "model": "m",
+            "temperature": 0.5,
+            "top_p": 0.5,
+            "top_k": 3,
+            "min_p": 0.1,
+            "presence_penalty": 1.0,
+            "frequency_penalty": 1.0,
+            "repetition_penalty": 1.5,
+            "seed": 3,
+            "stop": ["a"],
+            "stop_token_ids": [5],
+            "ignore_eos": True,
+            "logit_bias": {"1": 1.0},
+            "skip_special_tokens": False,
+            "priority": 3,
+            "include_stop_str_in_output": True,
+            "cache_salt": "s",
+            "vllm_xargs": {"a": 1},
+            "stream": True,
+            "structured_outputs": {"regex": "a"},
+            "include_reasoning": False,
+            "parallel_tool_calls": False,
+            "chat_template_kwargs": {"a": 1},
+            "top_logprobs": 2,
+        }.items()
+    },
+}
+"""A field, a value of it, and the field of the chat request that then has which value."""
+
+MESSAGES_CARRY: dict[str, tuple[Any, str, Any]] = {
+    "max_tokens": (7, "max_completion_tokens", 7),
+    "stop_sequences": (["a"], "stop", ["a"]),
+    "system": ("Be brief.", "messages", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]),
+    "tools": (
+        [{"name": "f", "input_schema": {"type": "object"}}],
+        "tools",
+        [{"type": "function", "function": FUNCTION}],
+    ),
+    "tool_choice": ({"type": "none"}, "tool_choice", "none"),
+    "thinking": ({"type": "disabled"}, "chat_template_kwargs", {"enable_thinking": False}),
+    "output_config": ({"format": {"type": "json_schema", "schema": SCHEMA}}, "response_format", FORMAT),
+    **{
+        name: (value, name, value)
+        for name, value in {
+            "temperature": 0.5,
+            "top_p": 0.5,
+            "top_k": 3,
+            "stream": True,
+            "cache_salt": "s",
+            "vllm_xargs": {"a": 1},
+            "chat_template_kwargs": {"a": 1},
+            "model": "m",
+        }.items()
+    },
+}
+
+REFUSED_BY_BOTH: dict[str, Any] = {
+    "watermarking": True,
+    "kv_transfer_params": {"a": 1},
+    "ec_transfer_params": {"a": 1},
+    "mm_payload": "none",
+    "return_mm_kwargs": True,
+}
+RESPONSES_REFUSE: dict[str, Any] = {
+    **REFUSED_BY_BOTH,
+    "media_io_kwargs": {"a": 1},
+    "mm_processor_kwargs": {"a": 1},
+    "prompt": {"id": "x"},
+    "enable_response_messages": True,
+    "previous_input_messages": [{"role": "user"}],
+}
+MESSAGES_REFUSE: dict[str, Any] = {**REFUSED_BY_BOTH, "context_management": {"edits": [{"type": "clear"}]}}
+
+RESPONSES_HARMLESS = {
+    *("service_tier", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"),
+}
+MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control"}
+RESPONSES_OWN = {
+    *("input", "instructions", "previous_response_id", "store", "background", "max_tool_calls", "truncation"),
+    *("request_id", "metadata"),
+}
+"""What the service itself reads; `test_responses.py` shows what for."""
+
+VLLM_RESPONSES = """
+    background include input instructions max_output_tokens max_tool_calls metadata model logit_bias parallel_tool_calls
+    previous_response_id prompt reasoning include_reasoning service_tier store stream temperature text tool_choice tools
+    top_logprobs top_p top_k min_p truncation user skip_special_tokens include_stop_str_in_output presence_penalty
+    frequency_penalty prompt_cache_key watermarking request_id session_id media_io_kwargs mm_processor_kwargs priority
+    mm_payload return_mm_kwargs cache_salt enable_response_messages previous_input_messages structured_outputs
+    repetition_penalty seed stop stop_token_ids ignore_eos vllm_xargs kv_transfer_params ec_transfer_params
+    chat_template_kwargs
+"""
+VLLM_MESSAGES = """
+    model messages max_tokens metadata output_config thinking stop_sequences stream system temperature tool_choice tools
+    top_k top_p mm_payload return_mm_kwargs cache_salt watermarking kv_transfer_params ec_transfer_params vllm_xargs
+    chat_template_kwargs
+"""
+VLLM_COUNT_TOKENS = "model messages output_config system thinking tool_choice tools chat_template_kwargs"
+"""What vLLM 0.32's OpenAPI document lists."""
+
+
+def respond(**fields: Any) -> ChatRequest:
+    if "top_logprobs" in fields:
+        fields["include"] = [OUTPUT_LOGPROBS]
+    request = decode_body(msgspec.json.encode({"input": "a", **fields}), ResponsesRequest)
+    request.check()
+    chat = request.to_chat([{"role": "user", "content": "a"}])
+    chat.check()
+    return chat
+
+
+def message(**fields: Any) -> ChatRequest:
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], **fields}
+    chat = decode_body(msgspec.json.encode(body), MessagesRequest).to_chat()
+    chat.check()
+    return chat
+
+
+def test_no_field_is_forgotten() -> None:
+    known = RESPONSES_CARRY.keys() | RESPONSES_REFUSE.keys() | RESPONSES_HARMLESS | RESPONSES_OWN
+    assert known == set(ResponsesRequest.__struct_fields__) >= set(VLLM_RESPONSES.split())
+    known = MESSAGES_CARRY.keys() | MESSAGES_REFUSE.keys() | MESSAGES_HARMLESS | {"messages"}
+    assert known == set(MessagesRequest.__struct_fields__) >= set(VLLM_MESSAGES.split())
+    assert set(CountTokensRequest.__struct_fields__) >= set(VLLM_COUNT_TOKENS.split())
+
+
+@pytest.mark.parametrize("name", RESPONSES_CARRY)
+def test_a_responses_field_has_an_effect(name: str) -> None:
+    value, chat_name, expected = RESPONSES_CARRY[name]
+    assert getattr(respond(**{name: value}), chat_name) == expected
+    assert getattr(respond(), chat_name) != expected
+
+
+@pytest.mark.parametrize("name", MESSAGES_CARRY)
+def test_a_messages_field_has_an_effect(name: str) -> None:
+    value, chat_name, expected = MESSAGES_CARRY[name]
+    assert getattr(message(**{name: value}), chat_name) == expected
+    if name != "model":
+        assert getattr(message(), chat_name) != expected
+
+
+@pytest.mark.parametrize("name", RESPONSES_REFUSE)
+def test_a_responses_field_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        respond(**{name: RESPONSES_REFUSE[name]})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", MESSAGES_REFUSE)
+def test_a_messages_field_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        message(**{name: MESSAGES_REFUSE[name]})
+    assert caught.value.param == name

@@ -1,0 +1,345 @@
+"""The application around the engine: keys, CORS, ids, limits, routes. No engine process is needed for any of it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.http.app import create_app
+from quire.frontend.http.middleware import HttpMetrics, RequestObserver
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.server_state import ServerState
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Callable[..., Path]) -> AsyncLLM:
+    """An engine that is configured but never started."""
+    return AsyncLLM.from_engine_args(model=str(checkpoint("llama")), served_model_name=["tiny", "org/tiny"])
+
+
+class Caller:
+    """Sends requests to an application without a socket."""
+
+    def __init__(self, engine: AsyncLLM, ready: bool = True, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        server = ServerConfig(**options)
+        registry = CollectorRegistry()
+        app = create_app(engine, server, state=ServerState(ready=ready), registry=registry)
+        self._app = RequestObserver(
+            app,
+            HttpMetrics(registry),
+            request_id_headers=server.enable_request_id_headers,
+            access_log=False,
+            unlogged_paths=frozenset(),
+        )
+
+    def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+                return await client.request(method, path, **options)
+
+        return self._runner.run(send())
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+@pytest.fixture
+def caller(engine: AsyncLLM) -> Iterator[Callable[..., Caller]]:
+    """`caller(api_key=["k"])`: an application with these options of the server."""
+    made: list[Caller] = []
+
+    def make(**options: Any) -> Caller:
+        made.append(Caller(engine, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def call(caller: Callable[..., Caller]) -> Caller:
+    return caller()
+
+
+# --------------------------------------------------------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize(
+    "header", [None, "Bearer wrong", "Bearer one ", "Bearer onetwo", "Basic one", "one", "Bearer é"]
+)
+def test_wrong_or_missing_key_is_refused(caller: Callable[..., Caller], header: str | None) -> None:
+    call = caller(api_key=["one!", "two"])
+    headers = {"Authorization": header.encode()} if header else {}
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions")):
+        answer = call(method, path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["error"]["type"] == "AuthenticationError"
+
+
+@pytest.mark.parametrize("key", ["one!", "two"])
+def test_each_key_opens_v1(caller: Callable[..., Caller], key: str) -> None:
+    call = caller(api_key=["one!", "two"])
+    assert call("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_anthropics_clients_send_the_key_in_a_header_of_their_own(caller: Callable[..., Caller]) -> None:
+    call = caller(api_key=["one!", "two"])
+    assert call("GET", "/v1/models", headers={"x-api-key": "two"}).status_code == 200
+    for headers in ({}, {"x-api-key": "wrong"}, {"Authorization": "two"}):
+        answer = call("POST", "/v1/messages", headers=headers, json={})
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+    assert call("POST", "/invocations", json={}).status_code == 401
+
+
+def test_keys_guard_v1_only(caller: Callable[..., Caller]) -> None:
+    call = caller(api_key=["one"])
+    assert call("GET", "/version").status_code == 200
+    assert call("POST", "/tokenize", json={"prompt": "a"}).status_code == 200
+
+
+def test_key_from_the_environment(caller: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", "secret")
+    call = caller()
+    assert call("GET", "/v1/models").status_code == 401
+    assert call("GET", "/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+# --------------------------------------------------------------------------------------------------------------- CORS
+
+ORIGIN = "https://chat.example"
+
+
+def test_allowed_origin_may_call_and_read_errors(caller: Callable[..., Caller]) -> None:
+    call = caller(allowed_origins=[ORIGIN], api_key=["k"], allow_credentials=True)
+    answer = call("GET", "/v1/models", headers={"Origin": ORIGIN})
+    assert answer.status_code == 401
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    assert answer.headers["access-control-allow-credentials"] == "true"
+
+
+def test_preflight_needs_no_key(caller: Callable[..., Caller]) -> None:
+    call = caller(allowed_origins=[ORIGIN], api_key=["k"], allowed_methods=["POST"], allowed_headers=["x-a"])
+    headers = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "x-a",
+    }
+    answer = call("OPTIONS", "/v1/chat/completions", headers=headers)
+    assert answer.is_success
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    assert answer.headers["access-control-allow-methods"] == "POST"
+    assert "x-a" in answer.headers["access-control-allow-headers"]
+
+
+def test_other_origins_get_no_cors_headers(caller: Callable[..., Caller]) -> None:
+    call = caller(allowed_origins=[ORIGIN])
+    assert "access-control-allow-origin" not in call("GET", "/version", headers={"Origin": "https://b.example"}).headers
+
+
+# ---------------------------------------------------------------------------------------------------------------- ids
+
+
+def test_request_id_is_echoed_or_made(caller: Callable[..., Caller]) -> None:
+    call = caller(enable_request_id_headers=True)
+    assert call("GET", "/version", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    made = [call("GET", "/nowhere").headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    assert all(made)
+
+
+def test_request_id_header_is_off_by_default(call: Caller) -> None:
+    assert "x-request-id" not in call("GET", "/version").headers
+
+
+# ------------------------------------------------------------------------------------------------------ routes, errors
+
+
+def test_unknown_route_and_wrong_method_have_the_error_shape(call: Caller) -> None:
+    answer = call("GET", "/v1/nowhere")
+    assert answer.status_code == 404
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    answer = call("GET", "/v1/completions")
+    assert answer.status_code == 405
+    assert "POST" in answer.headers["allow"]
+    assert answer.json()["error"]["code"] == 405
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_body_over_the_limit_is_413(caller: Callable[..., Caller], chunked: bool) -> None:
+    async def parts() -> Any:
+        for _ in range(20):
+            yield b"x" * 100
+
+    call = caller(max_request_body_bytes=1000)
+    answer = call("POST", "/v1/completions", content=parts() if chunked else b"x" * 2000)
+    assert answer.status_code == 413
+    assert "1000 bytes" in answer.json()["error"]["message"]
+    assert call("POST", "/tokenize", json={"prompt": "short"}).status_code == 200
+
+
+def test_empty_body_is_told(call: Caller) -> None:
+    answer = call("POST", "/v1/completions")
+    assert answer.status_code == 400
+    assert "empty" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("depth", [*range(300, 1000, 50), 100_000])
+def test_deep_nesting_is_a_bad_request(call: Caller, depth: int) -> None:
+    body = b'{"messages": [{"role": "user", "content": "a", "x": %s%s}], "model": "tiny"}' % (
+        b"[" * depth,
+        b"]" * depth,
+    )
+    assert call("POST", "/tokenize", content=body).status_code in ((200, 400) if depth < 1000 else (400,))
+
+
+def test_content_type_does_not_matter(call: Caller) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert call("POST", "/tokenize", content=b'{"prompt": "a"}', headers=headers).status_code == 200
+
+
+def test_models_are_listed_under_every_name(call: Caller) -> None:
+    cards = call("GET", "/v1/models").json()["data"]
+    assert [card["id"] for card in cards] == ["tiny", "org/tiny"]
+    assert cards[0]["max_model_len"] == 2048
+    assert cards[0]["object"] == "model"
+    assert call("GET", "/v1/models/org/tiny").json() == cards[1]
+    answer = call("GET", "/v1/models/gpt-4")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["param"] == "model"
+
+
+def test_load_is_there_when_tracked(caller: Callable[..., Caller], call: Caller) -> None:
+    assert call("GET", "/load").status_code == 404
+    assert caller(enable_server_load_tracking=True)("GET", "/load").json() == {"server_load": 0}
+
+
+def test_documentation_can_be_turned_off(caller: Callable[..., Caller], call: Caller) -> None:
+    schema = call("GET", "/openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/completions", "/tokenize", "/health"} <= set(schema["paths"])
+    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = schema["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]["properties"]
+    assert {"messages", "temperature", "stream_options"} <= set(fields)
+    assert {call("GET", path).status_code for path in ("/docs", "/redoc")} == {200}
+    off = caller(disable_fastapi_docs=True)
+    assert {off("GET", path).status_code for path in ("/docs", "/redoc", "/openapi.json")} == {404}
+
+
+def test_nothing_is_answered_while_the_model_loads(caller: Callable[..., Caller]) -> None:
+    call = caller(ready=False)
+    for method, path in (("GET", "/health"), ("POST", "/ping"), ("GET", "/v1/models")):
+        answer = call(method, path)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+    assert call("POST", "/v1/completions", json={"prompt": "a"}).status_code == 503
+    assert call("GET", "/version").status_code == 200
+    assert call("GET", "/metrics").status_code == 200
+
+
+def test_http_metrics_count_by_route(call: Caller) -> None:
+    for _ in range(3):
+        call("GET", "/v1/models/tiny")
+    call("GET", "/v1/models/nope")
+    call("GET", "/nowhere")
+    text = call("GET", "/metrics").text
+    assert 'http_requests_total{handler="/v1/models/{name}",method="GET",status="2xx"} 3.0' in text
+    assert 'http_requests_total{handler="/v1/models/{name}",method="GET",status="4xx"} 1.0' in text
+    assert 'http_requests_total{handler="none",method="GET",status="4xx"} 1.0' in text
+    assert 'http_request_duration_seconds_count{handler="/v1/models/{name}",method="GET"} 4.0' in text
+    for name in ("http_request_size_bytes", "http_response_size_bytes", "http_request_duration_highr_seconds"):
+        assert f"# TYPE {name} " in text
+    for name in ("python_info", "process_resident_memory_bytes", "python_gc_objects_collected_total"):
+        assert name in text
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def test_tokenize_and_back(call: Caller) -> None:
+    answer = call("POST", "/tokenize", json={"prompt": "The quick fox", "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == 2048
+    assert call("POST", "/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "The quick fox"}
+
+
+def test_tokenize_renders_conversations(call: Caller) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    tokens = call("POST", "/tokenize", json={"messages": messages}).json()["tokens"]
+    text = call("POST", "/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": []}, "prompt"),
+        ({"prompt": "a", "tools": []}, "tools"),
+        ({"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"prompt": "a", "model": "other"}, "model"),
+        ({"prompt": "a", "colour": 1}, "colour"),
+    ],
+)
+def test_bad_tokenize_request_is_refused(call: Caller, body: dict[str, Any], param: str) -> None:
+    answer = call("POST", "/tokenize", json=body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == param
+
+
+def test_detokenize_refuses_unknown_ids(call: Caller) -> None:
+    for token in (-1, 10**6, 2**70):
+        assert call("POST", "/detokenize", json={"tokens": [token]}).status_code == 400
+
+
+def test_chat_template_options(caller: Callable[..., Caller], tmp_path: Path) -> None:
+    template = "{% for m in messages %}[{{ m.content }}|{{ mood }}]{% endfor %}"
+    file = tmp_path / "template.jinja"
+    file.write_text(template)
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    for given in (template, str(file)):
+        call = caller(chat_template=given, default_chat_template_kwargs={"mood": "calm"})
+        for extra, expected in (({}, "[x|calm]"), ({"chat_template_kwargs": {"mood": "wild"}}, "[x|wild]")):
+            tokens = call("POST", "/tokenize", json={**body, **extra}).json()["tokens"]
+            assert call("POST", "/detokenize", json={"tokens": tokens}).json()["prompt"] == expected
+
+
+def test_error_stacks_are_logged_when_asked(caller: Callable[..., Caller], caplog: pytest.LogCaptureFixture) -> None:
+    caller()("POST", "/tokenize", json={})
+    assert not caplog.records
+    caller(log_error_stack=True)("POST", "/tokenize", json={})
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert "POST /tokenize was answered 400" in record.getMessage()
+
+
+def test_a_clients_template_runs_where_it_is_trusted(caller: Callable[..., Caller]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template": "{{ messages[0].content }}!"}
+    answer = caller(trust_request_chat_template=True)("POST", "/v1/chat/completions/render", json=body)
+    assert answer.json()["prompt_text"] == "Hi!"
+    refused = caller()("POST", "/v1/chat/completions/render", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template"
+
+
+def test_tools_can_be_left_out_when_none_may_be_called(caller: Callable[..., Caller]) -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "tool_choice": "none"}
+    for exclude, text in ((False, "fHi"), (True, "Hi")):
+        call = caller(chat_template=template, exclude_tools_when_tool_choice_none=exclude)
+        assert call("POST", "/v1/chat/completions/render", json=body).json()["prompt_text"] == text
+
+
+def test_the_document_describes_all_protocols(call: Caller) -> None:
+    paths = call("GET", "/openapi.json").json()["paths"]
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{response_id}/cancel"):
+        assert path in paths

@@ -1,0 +1,160 @@
+"""Event streams send what comes, tell errors in their place, fill silence, and stop when the client goes."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from quire.core.errors import OverloadedError, QuireError
+from quire.frontend.http import event_stream
+from quire.frontend.http.errors import ClientGoneError, ErrorReporter, UnavailableError
+from quire.frontend.http.event_stream import ACCEPTED, DONE, EventStream
+from quire.frontend.http.server_state import ServerState
+
+
+class Source:
+    """Frames that come when the test says so; knows whether it was closed."""
+
+    def __init__(self, *script: bytes | float | Exception) -> None:
+        self._script = script
+        self.closed = False
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Yields bytes, sleeps floats, raises exceptions."""
+        try:
+            for step in self._script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, bytes):
+                    yield step
+                else:
+                    await asyncio.sleep(step)
+        finally:
+            self.closed = True
+
+
+class Client:
+    """The other end: hangs up after `patience` seconds."""
+
+    def __init__(self, patience: float = 60) -> None:
+        self._patience = patience
+        self.messages: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.sleep(self._patience)
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.messages if message["type"] == "http.response.body"]
+
+
+def play(source: Source, client: Client, *, stop_after: float | None = None, keep_alive_seconds: float = 0) -> None:
+    async def main() -> None:
+        state = ServerState()
+        if stop_after is not None:
+            asyncio.get_running_loop().call_later(stop_after, state.stop)
+        reporter = ErrorReporter(log_stacks=False, max_body_bytes=1)
+        stream = EventStream(source.frames(), state, reporter, keep_alive_seconds=keep_alive_seconds)
+        try:
+            await stream({"method": "POST", "path": "/x"}, client.receive, client.send)  # type: ignore[arg-type]
+        finally:
+            assert state.num_in_flight == 0
+
+    asyncio.run(main())
+
+
+def error_in(frame: bytes) -> dict[str, Any]:
+    assert frame.endswith(b"\n\n" + DONE)
+    return json.loads(frame.removeprefix(b"data: ").removesuffix(DONE))["error"]
+
+
+def test_frames_go_out_in_order_and_the_body_ends() -> None:
+    source, client = Source(b"a", b"b", 0.01, b"c"), Client()
+    play(source, client)
+    assert client.messages[0]["status"] == 200
+    assert client.bodies == [b"a", b"b", b"c", b""]
+    assert [message.get("more_body") for message in client.messages[1:]] == [True, True, True, False]
+    assert source.closed
+
+
+def test_error_before_the_first_frame_is_left_to_http() -> None:
+    client = Client()
+    with pytest.raises(OverloadedError):
+        play(Source(0.01, OverloadedError("full", retry_after_seconds=1)), client)
+    assert client.messages == []
+
+
+def test_error_after_the_first_frame_is_an_event() -> None:
+    source, client = Source(b"a", QuireError("the engine fell over")), Client()
+    play(source, client)
+    first, second, end = client.bodies
+    assert (first, end) == (b"a", b"")
+    assert error_in(second) == {
+        "message": "the engine fell over",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+
+
+def test_slow_first_frame_starts_the_stream_and_its_error_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
+    client = Client()
+    play(Source(ACCEPTED, 0.05, QuireError("late")), client)
+    assert client.messages[0]["status"] == 200
+    assert error_in(client.bodies[0])["message"] == "late"
+
+
+def test_headers_wait_until_the_request_is_accepted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
+    client = Client()
+    with pytest.raises(OverloadedError):
+        play(Source(0.05, OverloadedError("full", retry_after_seconds=1)), client)
+    assert client.messages == []
+
+
+def test_client_that_goes_closes_the_source() -> None:
+    source, client = Source(b"a", 60.0), Client(patience=0.02)
+    play(source, client)
+    assert source.closed
+    assert client.bodies == [b"a"]
+
+
+def test_client_that_goes_before_the_first_frame_closes_the_source() -> None:
+    source, client = Source(60.0), Client(patience=0.02)
+    with pytest.raises(ClientGoneError):
+        play(source, client)
+    assert source.closed
+
+
+def test_stop_of_the_server_is_told_in_the_stream() -> None:
+    source, client = Source(b"a", 60.0), Client()
+    play(source, client, stop_after=0.02)
+    assert source.closed
+    assert error_in(client.bodies[1])["code"] == 503
+    assert client.bodies[2] == b""
+
+
+def test_stop_of_the_server_before_the_first_frame_is_left_to_http() -> None:
+    source = Source(60.0)
+    with pytest.raises(UnavailableError):
+        play(source, Client(), stop_after=0.02)
+    assert source.closed
+
+
+def test_silence_is_filled_with_comments() -> None:
+    client = Client()
+    play(Source(b"a", 0.13, b"b"), client, keep_alive_seconds=0.05)
+    assert client.bodies == [b"a", event_stream.KEEP_ALIVE, event_stream.KEEP_ALIVE, b"b", b""]
+
+
+def test_busy_stream_needs_no_comments() -> None:
+    client = Client()
+    play(Source(*[b"x", 0.01] * 10), client, keep_alive_seconds=0.05)
+    assert client.bodies == [b"x"] * 10 + [b""]

@@ -1,0 +1,247 @@
+"""Bytes on a connection that no well-behaved client sends: half of a request, an upgrade, an endless head."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.frontend.http.protocol import MAX_HEAD_BYTES
+from tests.servers import ServerProcess
+
+BODY = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+TIMEOUT_SECONDS = 1
+
+
+@pytest.fixture(scope="module")
+def impatient(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that wants a whole request within a second."""
+    process = ServerProcess(
+        tmp_path_factory.mktemp("impatient"),
+        *(str(checkpoint("llama")), "--served-model-name", "tiny", "--api-key", "key"),
+        env={"QUIRE_HTTP_TIMEOUT_REQUEST": str(TIMEOUT_SECONDS), "QUIRE_HTTP_TIMEOUT_KEEP_ALIVE": "60"},
+    )
+    yield process.wait_until_ready()
+    assert "Traceback" not in process.logs()
+    process.stop()
+
+
+@contextlib.contextmanager
+def connected(server: ServerProcess) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+        yield raw
+
+
+def answer(raw: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and JSON of the next answer on the connection."""
+    with raw.makefile("rb", buffering=0) as lines:  # unbuffered: the next answer stays where it is
+        status = lines.readline()
+        assert status, "closed without an answer"
+        headers = dict(line.decode().lower().strip().split(": ", 1) for line in iter(lines.readline, b"\r\n"))
+        body = b""
+        while len(body) < int(headers["content-length"]):
+            body += lines.read(int(headers["content-length"]) - len(body))
+    return int(status.split()[1]), headers, json.loads(body)
+
+
+def is_closed(raw: socket.socket) -> bool:
+    try:
+        return raw.recv(65536) == b""
+    except ConnectionResetError:
+        return True
+
+
+# ------------------------------------------------------------------------------------------------------------- upgrade
+
+
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n",
+        b"Upgrade: websocket\r\nConnection: keep-alive, upgrade\r\nSec-WebSocket-Version: 13\r\n",
+    ],
+    ids=["h2c, as Java asks", "websocket"],
+)
+@pytest.mark.parametrize("num_pieces", [1, 2, 500])
+def test_upgrade_is_ignored_and_the_body_is_read(server: ServerProcess, upgrade: bytes, num_pieces: int) -> None:
+    request = POST + upgrade + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    size = -(-len(request) // num_pieces)
+    with connected(server) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):  # the connection serves on
+            for start in range(0, len(request), size):
+                raw.sendall(request[start : start + size])
+            status, _, body = answer(raw)
+            assert status == 200, body
+            assert body["usage"]["completion_tokens"] == 1
+
+
+def test_upgrade_with_a_chunked_body_and_close(server: ServerProcess) -> None:
+    head = POST + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connected(server) as raw:
+        raw.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
+        assert answer(raw)[0] == 200
+        assert is_closed(raw)
+
+
+def test_get_with_an_upgrade_is_answered(server: ServerProcess) -> None:
+    with connected(server) as raw:
+        raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        assert answer(raw)[2]["data"][0]["id"] == "tiny"
+
+
+# ----------------------------------------------------------------------------------------------------------- no request
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *(b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"),
+        *(b"CONNECT example.com:80 HTTP/1.1\r\nHost: example.com\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        POST + b"Content-Length: -5\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused(server: ServerProcess, sent: bytes) -> None:
+    with connected(server) as raw:
+        raw.sendall(sent)
+        status, headers, body = answer(raw)
+        assert status == 400
+        assert headers["connection"] == "close"
+        assert body["error"]["message"] == "This is not a valid HTTP/1.1 request."
+        assert is_closed(raw)
+
+
+def test_endless_head_is_refused(server: ServerProcess) -> None:
+    with connected(server) as raw, contextlib.suppress(ConnectionError):
+        raw.sendall(b"GET /version HTTP/1.1\r\n")
+        time.sleep(0.05)
+        for _ in range(40):
+            raw.sendall(b"x-" + b"a" * MAX_HEAD_BYTES)
+            time.sleep(0.001)
+        pytest.fail("it was read")
+    with connected(server) as raw:
+        raw.sendall(b"GET /version HTTP/1.1\r\n")
+        for _ in range(5):
+            time.sleep(0.02)
+            raw.sendall(b"x-a: %b\r\n" % (b"b" * (MAX_HEAD_BYTES // 4)))
+        status, _, body = answer(raw)
+        assert status == 431
+        assert str(MAX_HEAD_BYTES) in body["error"]["message"]
+
+
+LONG_HEADS = {
+    "one header": b"x-a: %b\r\n" % (b"b" * MAX_HEAD_BYTES),
+    "many headers": b"x-a: 0123456789\r\n" * (MAX_HEAD_BYTES // 10),
+    "beside an upgrade": b"Connection: Upgrade\r\nUpgrade: h2c\r\nx-a: %b\r\n" % (b"b" * MAX_HEAD_BYTES),
+}
+
+
+@pytest.mark.parametrize("headers", LONG_HEADS.values(), ids=LONG_HEADS)
+@pytest.mark.parametrize("num_pieces", [1, 30])
+def test_long_head_is_refused_however_it_comes(server: ServerProcess, headers: bytes, num_pieces: int) -> None:
+    request = POST + headers + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    size = -(-len(request) // num_pieces)
+    with connected(server) as raw:
+        with contextlib.suppress(ConnectionError):  # refused before its end
+            for start in range(0, len(request), size):
+                raw.sendall(request[start : start + size])
+                time.sleep(0.002)
+        assert answer(raw)[0] == 431
+        assert is_closed(raw)
+
+
+def test_long_address_is_refused(server: ServerProcess) -> None:
+    with connected(server) as raw:
+        raw.sendall(b"GET /version?%b HTTP/1.1\r\nHost: a\r\n\r\n" % (b"a" * MAX_HEAD_BYTES))
+        assert answer(raw)[0] == 431
+
+
+def test_head_within_the_limit_is_read(server: ServerProcess) -> None:
+    with connected(server) as raw:
+        raw.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\nx-a: %b\r\n\r\n" % (b"b" * (MAX_HEAD_BYTES - 100)))
+        assert answer(raw)[0] == 200
+
+
+def test_trailers_are_no_headers(impatient: ServerProcess) -> None:
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    with connected(impatient) as raw:
+        raw.sendall(head + b"%x\r\n%b\r\n0\r\nAuthorization: Bearer key\r\n\r\n" % (len(BODY), BODY))
+        assert answer(raw)[0] == 401
+
+
+def test_long_body_and_the_next_head_in_one_piece_are_no_long_head(server: ServerProcess) -> None:
+    body = json.dumps({"tokens": [5] * 50_000}).encode()
+    request = b"POST /detokenize HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with connected(server) as raw:
+        for piece in (request[:10], request[10:] + request[:10], request[10:]):
+            raw.sendall(piece)
+            time.sleep(0.05)
+        for _ in range(2):
+            assert answer(raw)[0] == 200
+
+
+# ------------------------------------------------------------------------------------------------------ half a request
+
+HALVES = {
+    "nothing": (b"", 408),
+    "half a head": (POST + b"Content-", 408),
+    "half a body": (POST + b"Authorization: Bearer key\r\nContent-Length: 1000\r\n\r\n{", 408),
+    "no end of chunks": (POST + b"Authorization: Bearer key\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
+    "half a body that nobody reads": (POST + b"Content-Length: 1000\r\n\r\n{", 401),
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_request_is_given_up(impatient: ServerProcess, half: str) -> None:
+    sent, expected = HALVES[half]
+    with connected(impatient) as raw:
+        raw.sendall(sent)
+        status, _, body = answer(raw)
+        assert status == expected
+        assert body["error"]["code"] == expected
+        if expected == 408:
+            assert f"within {TIMEOUT_SECONDS} seconds" in body["error"]["message"]
+        assert is_closed(raw)
+
+
+def test_half_a_request_in_anthropics_shape(impatient: ServerProcess) -> None:
+    with connected(impatient) as raw:
+        raw.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-api-key: key\r\nContent-Length: 1000\r\n\r\n{")
+        status, headers, body = answer(raw)
+        assert (status, headers["connection"], body["type"]) == (408, "close", "error")
+        assert "did not arrive" in body["error"]["message"]
+
+
+def test_dripping_does_not_help(impatient: ServerProcess) -> None:
+    def drip(raw: socket.socket) -> None:
+        raw.sendall(POST + b"Authorization: Bearer key\r\nContent-Length: 100000\r\n\r\n")
+        for _ in range(200):
+            raw.sendall(b"{")
+            time.sleep(0.05)
+
+    with connected(impatient) as raw, pytest.raises(ConnectionError):
+        drip(raw)
+
+
+def test_long_answers_and_idle_connections_are_not_hurried(impatient: ServerProcess) -> None:
+    with httpx.Client(base_url=impatient.base_url, headers={"Authorization": "Bearer key"}, timeout=60) as client:
+        body = {"prompt": "on", "max_tokens": 1500, "ignore_eos": True, "n": 8}
+        before = time.monotonic()
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as streamed:
+            lines = []
+            for line in streamed.iter_lines():
+                lines.append(line)
+                if len(lines) < 30:
+                    time.sleep(TIMEOUT_SECONDS / 15)  # a slow reader
+        assert lines[-2] == "data: [DONE]"
+        assert time.monotonic() - before > TIMEOUT_SECONDS
+        time.sleep(TIMEOUT_SECONDS * 1.5)
+        assert client.get("/v1/models").status_code == 200

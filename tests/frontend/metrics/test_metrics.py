@@ -1,0 +1,188 @@
+"""Metrics carry the names that dashboards look for, and the values that happened."""
+
+import math
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.core.wire.protocol import FinishReason, SchedulerStats
+from quire.frontend.metrics.metrics import EngineMetrics, FinishedRequest, Histogram, length_bounds
+from quire.frontend.metrics.stats_log import StatsLog
+
+NAMES = {
+    "counter": """prefix_cache_queries prefix_cache_hits gpu_prefix_cache_queries gpu_prefix_cache_hits
+        external_prefix_cache_queries external_prefix_cache_hits mm_cache_queries mm_cache_hits num_preemptions
+        prompt_tokens prompt_tokens_by_source prompt_tokens_cached prompt_tokens_cached_by_source generation_tokens
+        request_success admission_rejections spec_decode_num_accepted_tokens spec_decode_num_draft_tokens
+        spec_decode_num_emitted_tokens""",
+    "gauge": """num_requests_running num_requests_waiting num_requests_waiting_by_reason engine_sleep_state
+        kv_cache_usage_perc gpu_cache_usage_perc cache_config_info lora_requests_info
+        spec_decode_draft_acceptance_rate spec_decode_efficiency""",
+    "histogram": """iteration_tokens_total time_to_first_token_seconds inter_token_latency_seconds
+        time_per_output_token_seconds request_time_per_output_token_seconds e2e_request_latency_seconds
+        request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds
+        request_decode_time_seconds request_prompt_tokens request_generation_tokens
+        request_max_num_generation_tokens request_params_n request_params_max_tokens request_num_preemptions
+        request_prefill_kv_computed_tokens""",
+}
+
+
+@pytest.fixture
+def metrics() -> EngineMetrics:
+    return EngineMetrics("tiny", 1000, {"block_size": "16"})
+
+
+def scrape(metrics: EngineMetrics) -> dict[str, float]:
+    """Sample values by `name{extra labels}`; every sample must carry the two common labels."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    values = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("model_name") == "tiny"
+            assert labels.pop("engine") == "0"
+            shown = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+            values[f"{sample.name}{{{shown}}}" if shown else sample.name] = sample.value
+    return values
+
+
+def finished(**changes: object) -> FinishedRequest:
+    times = {
+        "arrived_at": 100.0,
+        "queued_at": 100.5,
+        "scheduled_at": 101.5,
+        "first_token_at": 102.0,
+        "last_token_at": 104.0,
+        "finished_at": 104.25,
+    }
+    counts = {"num_prompt_tokens": 50, "num_generation_tokens": 5, "num_cached_tokens": 32, "num_preemptions": 1}
+    return FinishedRequest(**{"finish_reason": FinishReason.STOP, **times, **counts, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_name_is_there_with_its_type(metrics: EngineMetrics, kind: str) -> None:
+    types = {family.name: family.type for family in metrics.collect()}
+    for name in NAMES[kind].split():
+        assert types.pop(f"vllm:{name}") == kind
+
+
+def test_counters_end_in_total(metrics: EngineMetrics) -> None:
+    metrics.on_first_tokens(1, 0.5, 10, 4)
+    metrics.on_tokens(3, 0.1)
+    values = scrape(metrics)
+    assert values["vllm:generation_tokens_total"] == 4
+    assert values["vllm:prompt_tokens_total"] == 10
+    assert values["vllm:prompt_tokens_cached_total"] == 4
+    assert values["vllm:prompt_tokens_by_source_total{source=local_compute}"] == 6
+    assert values["vllm:prompt_tokens_by_source_total{source=local_cache_hit}"] == 4
+    assert values["vllm:time_to_first_token_seconds_count"] == 1
+    assert values["vllm:inter_token_latency_seconds_sum"] == pytest.approx(0.1)
+
+
+def test_scheduler_stats_set_gauges_and_add_to_counters(metrics: EngineMetrics) -> None:
+    stats = SchedulerStats(3, 2, 0.25, prefix_cache_queries=20, prefix_cache_hits=16, num_preemptions=1)
+    stats.num_scheduled_tokens = 40
+    metrics.on_stats(stats)
+    metrics.on_stats(stats)
+    values = scrape(metrics)
+    assert values["vllm:num_requests_running"] == 3
+    assert values["vllm:num_requests_waiting"] == 2
+    assert values["vllm:num_requests_waiting_by_reason{reason=capacity}"] == 2
+    assert values["vllm:kv_cache_usage_perc"] == values["vllm:gpu_cache_usage_perc"] == 0.25
+    assert values["vllm:prefix_cache_queries_total"] == values["vllm:gpu_prefix_cache_queries_total"] == 40
+    assert values["vllm:prefix_cache_hits_total"] == 32
+    assert values["vllm:num_preemptions_total"] == 2
+    assert values["vllm:iteration_tokens_total_count"] == 2
+    assert values["vllm:iteration_tokens_total_bucket{le=32.0}"] == 0
+    assert values["vllm:iteration_tokens_total_bucket{le=64.0}"] == 2
+
+
+def test_heartbeat_without_work_is_no_iteration(metrics: EngineMetrics) -> None:
+    metrics.on_stats(SchedulerStats())
+    assert scrape(metrics)["vllm:iteration_tokens_total_count"] == 0
+
+
+def test_finished_request_is_divided_into_its_phases(metrics: EngineMetrics) -> None:
+    metrics.on_request_finished(finished())
+    values = scrape(metrics)
+    expected = {
+        "e2e_request_latency_seconds": 4.25,
+        "request_queue_time_seconds": 1.0,
+        "request_inference_time_seconds": 2.5,
+        "request_prefill_time_seconds": 0.5,
+        "request_decode_time_seconds": 2.0,
+        "request_time_per_output_token_seconds": 0.5,
+        "request_prompt_tokens": 50,
+        "request_generation_tokens": 5,
+        "request_prefill_kv_computed_tokens": 18,
+        "request_num_preemptions": 1,
+    }
+    assert {name: values[f"vllm:{name}_sum"] for name in expected} == pytest.approx(expected)
+    assert values["vllm:request_success_total{finished_reason=stop}"] == 1
+    assert values["vllm:request_success_total{finished_reason=length}"] == 0
+
+
+def test_request_aborted_in_the_queue_has_no_phases(metrics: EngineMetrics) -> None:
+    metrics.on_request_finished(
+        finished(
+            finish_reason=FinishReason.ABORT,
+            scheduled_at=0.0,
+            first_token_at=0.0,
+            last_token_at=0.0,
+            num_generation_tokens=0,
+        )
+    )
+    values = scrape(metrics)
+    assert values["vllm:request_success_total{finished_reason=abort}"] == 1
+    assert values["vllm:request_queue_time_seconds_count"] == 0
+    assert values["vllm:request_decode_time_seconds_count"] == 0
+    assert values["vllm:e2e_request_latency_seconds_count"] == 1
+
+
+def test_parameters_and_rejections(metrics: EngineMetrics) -> None:
+    metrics.on_params(4, None, 7)
+    metrics.on_params(1, 64, 3)
+    metrics.on_rejected()
+    values = scrape(metrics)
+    assert values["vllm:request_params_n_sum"] == 5
+    assert values["vllm:request_params_max_tokens_count"] == 1
+    assert values["vllm:request_max_num_generation_tokens_sum"] == 10
+    assert values["vllm:admission_rejections_total{reason=max_num_queued_reqs}"] == 1
+
+
+def test_info_metrics_carry_their_facts_as_labels(metrics: EngineMetrics) -> None:
+    assert scrape(metrics)["vllm:cache_config_info{block_size=16}"] == 1
+
+
+def test_rates_of_what_never_happened_are_undefined(metrics: EngineMetrics) -> None:
+    assert math.isnan(scrape(metrics)["vllm:spec_decode_draft_acceptance_rate"])
+
+
+def test_histogram_counts_a_bound_into_its_own_bucket() -> None:
+    histogram = Histogram((1, 2, 5))
+    for value in (0.5, 1, 1.5, 2, 9):
+        histogram.observe(value)
+    assert histogram.buckets() == [("1.0", 2), ("2.0", 4), ("5.0", 4), ("+Inf", 5)]
+    assert histogram.sum == 14
+
+
+def test_length_buckets_stop_at_the_model_length() -> None:
+    assert length_bounds(120) == [1, 2, 5, 10, 20, 50, 100]
+    assert length_bounds(2048)[-1] == 2000
+
+
+def test_stats_line_tells_what_changed_and_then_falls_silent(metrics: EngineMetrics) -> None:
+    log = StatsLog(metrics)
+    assert log.next_line() is None
+    metrics.on_first_tokens(1, 0.1, 99, 0)
+    metrics.on_stats(SchedulerStats(num_running=1, kv_cache_usage=0.5, prefix_cache_queries=100, prefix_cache_hits=25))
+    line = log.next_line()
+    assert line is not None
+    for words in ("prompt 9.9 tokens/s", "output 0.1 tokens/s", "running 1", "KV cache 50.0%", "hits 25.0%"):
+        assert words in line
+    metrics.on_stats(SchedulerStats())
+    assert "running 0" in (log.next_line() or "")
+    assert log.next_line() is None

@@ -1,0 +1,85 @@
+"""Events made around a text are byte for byte those that encoding the whole event makes."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from quire.frontend.chat.turn import Rendered, Turn
+from quire.frontend.openai import completions
+from quire.frontend.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta, CompletionChunk
+from quire.frontend.openai.answers import CompletionChunkChoice as TextChoice
+from quire.frontend.openai.chat_events import ChatChunks
+from quire.frontend.openai.generation import Reply, TextEvent, event
+from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.outputs import CompletionOutput, RequestOutput
+
+ENCODER = msgspec.json.Encoder()
+TEXTS = ["a", 'quote " back\\slash', "\x00\x1f\n\t\x7f", "é€𝄞\N{REPLACEMENT CHARACTER}", "</script>\u2028", '"text":""']
+HOSTILE_ID = 'cmpl-"text":"","content":"",\\"text\\":""\u00e9'
+
+
+def make_turn() -> Turn:
+    """One whose texts are the answer as they stand. Its engine and stream are never asked for anything."""
+    return Turn(cast(Any, None), Rendered("", [1, 2]), None, cast(Any, None))
+
+
+def make_reply(**options: bool) -> Reply:
+    usage = {"cache_details": False, "include_usage": False, "continuous_usage": False, **options}
+    return Reply(id=HOSTILE_ID, model='m"', created=1, **usage)
+
+
+def output(text: str, index: int = 0) -> RequestOutput:
+    part = CompletionOutput(index=index, text=text, token_ids=[1])
+    return RequestOutput(request_id="r", prompt=None, prompt_token_ids=[1, 2], outputs=[part], finished=False)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_text_events_equal_whole_encodings(text: str, include_usage: bool) -> None:
+    reply = make_reply(include_usage=include_usage)
+    request = CompletionRequest(prompt="x", n=2)
+    chunks = completions._Chunks(request, reply, LogprobFormatter(None, 0, as_ids=False), ENCODER, None)
+    for index in (1, 0, 1):
+        chunk = CompletionChunk(
+            id=reply.id,
+            created=1,
+            model=reply.model,
+            choices=[TextChoice(index=index, text=text)],
+            usage=None if include_usage else msgspec.UNSET,
+        )
+        assert chunks.add(0, output(text, index)) == event(chunk, ENCODER)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_chat_events_equal_whole_encodings(text: str) -> None:
+    reply = make_reply()
+    formatter = LogprobFormatter(None, 0, as_ids=False)
+    chunks = ChatChunks(ChatRequest(messages=[]), reply, "assistant", formatter, ENCODER, make_turn())
+    chunks.add(output("first"))  # behind the event that tells the role
+    choice = ChatChunkChoice(index=0, delta=ChatDelta(content=text))
+    chunk = ChatChunk(id=reply.id, created=1, model=reply.model, choices=[choice])
+    assert chunks.add(output(text)) == event(chunk, ENCODER)
+
+
+def test_events_that_carry_more_than_text_are_not_shortened() -> None:
+    request = CompletionRequest(prompt="x", return_token_ids=True)
+    formatter = LogprobFormatter(None, 0, as_ids=False)
+    chunks = completions._Chunks(request, make_reply(), formatter, ENCODER, None)
+    for expected in ({"token_ids": [1], "prompt_token_ids": [1, 2]}, {"token_ids": [1]}):
+        choice = msgspec.json.decode(chunks.add(0, output("a")).removeprefix(b"data: "))["choices"][0]
+        assert {key: value for key, value in choice.items() if key.endswith("ids")} == expected
+    usage = make_reply(include_usage=True, continuous_usage=True)
+    counted = completions._Chunks(CompletionRequest(prompt="x"), usage, formatter, ENCODER, None)
+    totals = [msgspec.json.decode(counted.add(0, output("a")).removeprefix(b"data: "))["usage"] for _ in range(2)]
+    assert [total["completion_tokens"] for total in totals] == [1, 2]
+
+
+def test_text_event_finds_its_place_behind_a_hostile_id() -> None:
+    sample = event(
+        CompletionChunk(id=HOSTILE_ID, created=1, model="m", choices=[TextChoice(index=0, text="")]), ENCODER
+    )
+    filled = TextEvent(sample, "text", ENCODER).fill("new")
+    assert msgspec.json.decode(filled.removeprefix(b"data: "))["choices"][0]["text"] == "new"
+    assert msgspec.json.decode(filled.removeprefix(b"data: "))["id"] == HOSTILE_ID

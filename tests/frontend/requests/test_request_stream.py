@@ -1,0 +1,250 @@
+"""Outputs of one request, from the engine's deltas to what a reader gets."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.core.errors import EngineError, OverloadedError, ParameterError
+from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure, TokenLogprobs
+from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.requests.completion import Completion
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.text.tokenizer import Tokenizer
+from tests.frontend.text import tokenizers_zoo
+
+TOKENIZER = Tokenizer(tokenizers_zoo.byte_level(), special_tokens={}, chat_templates={}, folder=Path("nowhere"))
+EOS = 1
+CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+class Engine:
+    """The engine's end of one stream: hands deltas over, and remembers what it was told to abort."""
+
+    def __init__(self, metrics: EngineMetrics | None = None, interval: int = 1, **sampling: Any) -> None:
+        params = SamplingParams(**sampling)
+        completions = [
+            Completion(index, EngineRequest(f"r_{index}", [5, 6], params), params, TOKENIZER, interval)
+            for index in range(params.n)
+        ]
+        self.aborted: list[str] = []
+        self.closed = 0
+        self.stream = RequestStream(
+            "r",
+            Prompt("hi", [5, 6]),
+            params,
+            completions,
+            metrics=metrics,
+            abort=self.aborted.extend,
+            on_close=self._on_close,
+        )
+        self._on_delta = [on_delta for _, on_delta in self.stream.requests]
+
+    def _on_close(self, stream: RequestStream) -> None:
+        self.closed += 1
+
+    def give(self, token_ids: list[int], end: FinishReason | None = None, index: int = 0, **fields: Any) -> None:
+        self._on_delta[index](RequestDelta(f"r_{index}", token_ids, finish_reason=end, **fields))
+
+    async def next(self) -> RequestOutput:
+        return await asyncio.wait_for(anext(self.stream), 5)
+
+    async def rest(self) -> list[RequestOutput]:
+        return [output async for output in self.stream]
+
+
+def on_loop(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_a_stream_in_portions_of_several_tokens() -> None:
+    async def portions(interval: int) -> list[int]:
+        engine = Engine(interval=interval, output_kind=DELTA)
+        sizes = []
+        for token_id in range(10, 19):
+            engine.give([token_id], FinishReason.LENGTH if token_id == 18 else None)
+            if engine.stream._has_news:
+                sizes.append(len((await engine.next()).outputs[0].token_ids))
+        assert await engine.rest() == []
+        return sizes
+
+    assert asyncio.run(portions(1)) == [1] * 9
+    assert asyncio.run(portions(3)) == [1, 3, 3, 2]
+    assert asyncio.run(portions(100)) == [1, 8]
+
+
+def test_each_kind_of_output() -> None:
+    async def outputs(kind: RequestOutputKind) -> list[tuple[str, int, bool]]:
+        engine, seen = Engine(output_kind=kind), []
+        for text, end in (("the ", None), ("quick ", None), ("fox", FinishReason.LENGTH)):
+            engine.give(encode(text), end)
+            if kind is not FINAL_ONLY or end:
+                seen.append(await engine.next())
+        assert await engine.rest() == []
+        assert engine.closed == 1
+        return [(output.outputs[0].text, len(output.outputs[0].token_ids), output.finished) for output in seen]
+
+    a, b, c = (len(encode(text)) for text in ("the ", "quick ", "fox"))
+    assert asyncio.run(outputs(CUMULATIVE)) == [
+        ("the ", a, False), ("the quick ", a + b, False), ("the quick fox", a + b + c, True),
+    ]  # fmt: skip
+    assert asyncio.run(outputs(DELTA)) == [("the ", a, False), ("quick ", b, False), ("fox", c, True)]
+    assert asyncio.run(outputs(FINAL_ONLY)) == [("the quick fox", a + b + c, True)]
+
+
+def test_a_slow_reader_finds_steps_merged() -> None:
+    async def work() -> None:
+        engine = Engine(output_kind=DELTA, max_tokens=1000)
+        for _ in range(100):
+            engine.give(encode("ab"))
+        output = await engine.next()
+        assert output.outputs[0].text == "ab" * 100
+        engine.give(encode("c"), FinishReason.LENGTH)
+        [last] = await engine.rest()
+        assert (last.outputs[0].text, last.finished, last.outputs[0].finish_reason) == ("c", True, "length")
+
+    on_loop(work())
+
+
+def test_the_token_that_ends_is_counted_but_is_no_text() -> None:
+    async def work(token_id: int, **fields: Any) -> tuple[str, list[int], Any]:
+        engine = Engine(output_kind=FINAL_ONLY, **fields)
+        engine.give(encode("hi"))
+        engine.give([token_id], FinishReason.STOP, stop_token_id=None if token_id == EOS else token_id)
+        [output] = await engine.rest()
+        [completion] = output.outputs
+        assert completion.finish_reason == "stop"
+        return completion.text, completion.token_ids, completion.stop_reason
+
+    [x] = encode("x")
+    assert asyncio.run(work(EOS)) == ("hi", [*encode("hi"), EOS], None)
+    assert asyncio.run(work(EOS, skip_special_tokens=False)) == ("hi", [*encode("hi"), EOS], None)
+    assert asyncio.run(work(x)) == ("hi", [*encode("hi"), x], x)
+    assert asyncio.run(work(x, include_stop_str_in_output=True)) == ("hix", [*encode("hi"), x], x)
+
+
+def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
+    async def work() -> None:
+        metrics = EngineMetrics("m", 100)
+        engine = Engine(metrics, output_kind=DELTA, stop=["STOP"], logprobs=0)
+        tokens = encode("one ST")
+        engine.give(tokens, logprobs=[TokenLogprobs([t], [-1.0], 1) for t in tokens])
+        first = await engine.next()
+        assert first.outputs[0].text == "one "
+        tokens = [*encode("OP"), *encode("more")]
+        engine.give(tokens, logprobs=[TokenLogprobs([t], [-1.0], 1) for t in tokens])
+        assert engine.aborted == ["r_0"]
+        engine.give(encode("late"))
+        [last] = await engine.rest()
+        [completion] = last.outputs
+        assert (completion.text, completion.finish_reason, completion.stop_reason) == ("", "stop", "STOP")
+        assert completion.token_ids == encode("OP")
+        assert len(completion.logprobs or []) == len(encode("OP"))
+        assert completion.cumulative_logprob == -float(len(encode("one ST")) + len(encode("OP")))
+        assert metrics.generation_tokens == len(encode("one ST")) + len(encode("OP"))
+
+    on_loop(work())
+
+
+def test_several_completions_in_one_stream() -> None:
+    async def work() -> None:
+        engine = Engine(n=3, output_kind=DELTA)
+        engine.give(encode("b"), index=1)
+        engine.give(encode("c"), FinishReason.LENGTH, index=2)
+        output = await engine.next()
+        assert [(each.index, each.text) for each in output.outputs] == [(1, "b"), (2, "c")]
+        assert not output.finished
+        engine.give(encode("a"), FinishReason.LENGTH, index=0)
+        engine.give(encode("B"), FinishReason.LENGTH, index=1)
+        [last] = await engine.rest()
+        assert [(each.index, each.text) for each in last.outputs] == [(0, "a"), (1, "B")]
+        assert last.finished
+
+    on_loop(work())
+
+
+def test_logprobs_name_tokens_and_ranks() -> None:
+    async def work() -> None:
+        a, b, c = encode("abc")[0:1] + encode("x") + encode("y")
+        engine = Engine(output_kind=FINAL_ONLY, logprobs=2)
+        engine.give(
+            [c, a],
+            logprobs=[TokenLogprobs([c, a, b], [-3.0, -0.5, -1.0], 7), TokenLogprobs([a, a, b], [-0.5, -0.5, -1.0], 1)],
+        )
+        engine.give([], FinishReason.LENGTH)
+        [output] = await engine.rest()
+        [completion] = output.outputs
+        first, second = completion.logprobs or []
+        assert [(key, value.logprob, value.rank) for key, value in first.items()] == [
+            (c, -3.0, 7),
+            (a, -0.5, 1),
+            (b, -1.0, 2),
+        ]
+        assert [(key, value.rank) for key, value in second.items()] == [(a, 1), (b, 2)]
+        assert first[b].decoded_token == "x"
+        assert completion.cumulative_logprob == -3.5
+
+    on_loop(work())
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("invalid", ParameterError), ("overloaded", OverloadedError), ("internal", EngineError)]
+)
+def test_failures_are_raised_at_the_reader(kind: str, error: type[Exception]) -> None:
+    async def work() -> None:
+        metrics = EngineMetrics("m", 100)
+        engine = Engine(metrics, n=2)
+        engine.give([], FinishReason.ERROR, failure=RequestFailure(kind, "what went wrong", 2.5))
+        with pytest.raises(error, match="what went wrong") as caught:
+            await engine.next()
+        if isinstance(caught.value, OverloadedError):
+            assert caught.value.retry_after_seconds == 2.5
+        assert metrics.rejections == (kind == "overloaded")
+        assert "r_1" in engine.aborted, "the other completion is of no use any more"
+        assert engine.closed == 1
+        assert await engine.rest() == []
+
+    on_loop(work())
+
+
+def test_abort_gives_a_last_output_and_close_none() -> None:
+    async def work() -> None:
+        engine = Engine(output_kind=DELTA)
+        engine.give(encode("so far"))
+        engine.stream.abort()
+        [output] = await engine.rest()
+        assert (output.outputs[0].text, output.outputs[0].finish_reason, output.finished) == ("so far", "abort", True)
+        assert (engine.aborted, engine.closed) == (["r_0"], 1)
+        engine = Engine()
+        engine.stream.close()
+        engine.stream.close()
+        assert await engine.rest() == []
+        assert (engine.aborted, engine.closed) == (["r_0"], 1)
+
+    on_loop(work())
+
+
+def test_times_and_counts() -> None:
+    async def work() -> None:
+        engine = Engine(output_kind=FINAL_ONLY)
+        engine.give(encode("x"), num_cached_tokens=1, queued_at=10.0, scheduled_at=10.5)
+        engine.give(encode("y"), FinishReason.LENGTH, num_preemptions=2)
+        [output] = await engine.rest()
+        times = output.metrics
+        assert times is not None
+        assert (output.num_cached_tokens, times.num_preemptions, times.num_generation_tokens) == (1, 2, 2)
+        assert times.time_in_queue == 0.5
+        assert times.first_token_time <= times.last_token_time <= times.finished_time
+        assert output.prompt == "hi"
+        assert output.prompt_token_ids == [5, 6]
+
+    on_loop(work())
