@@ -15,7 +15,7 @@ DATA = "unsupported_flags.json"
 @functools.cache
 def unsupported(section: str) -> dict[str, str]:
     """Reason by flag, for one section."""
-    sections = json.loads(files("quire.frontend.launch.launcher").joinpath(DATA).read_text(encoding="utf-8"))
+    sections = json.loads(files("quire.frontend.launch").joinpath(DATA).read_text(encoding="utf-8"))
     return {flag: group["reason"] for group in sections[section] for flag in group["flags"]}
 
 
