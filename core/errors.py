@@ -7,6 +7,7 @@ QuireError
 │   ├── ParameterError     a field is out of range, contradictory or unsupported (400)
 │   ├── NotFoundError      an unknown model or resource (404)
 │   └── OverloadedError    the waiting queue is full (429)
+├── UnavailableError       loading, stopping, or too busy a host: another attempt may succeed (503)
 └── EngineError            the engine failed while the request was in its hands (500)
     └── EngineDeadError    the engine is gone and will not come back (503)
 """
@@ -42,6 +43,14 @@ class NotFoundError(RequestError):
 
 class OverloadedError(RequestError):
     """The waiting queue is full; try again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnavailableError(QuireError):
+    """Nothing is wrong with the request, but it cannot be served now; try again after `retry_after_seconds`."""
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)

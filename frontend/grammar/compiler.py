@@ -4,20 +4,22 @@ import asyncio
 import os
 
 from quire.core.config.structured_outputs import StructuredOutputsOptions
-from quire.core.errors import ParameterError
+from quire.core.errors import ParameterError, UnavailableError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import Grammar
 from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
-from quire.frontend.grammar.helper import Helper, HelperDied
+from quire.frontend.grammar.helper import Helper, HelperDied, OutOfTime
 from quire.frontend.grammar.messages import Compile, Compiled, Refused, Setup
 from quire.frontend.grammar.pool import HelperPool
 from quire.frontend.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 
-LIMIT_SECONDS = 10.0
+LIMIT_CPU_SECONDS = 10.0
+BACKSTOP_SECONDS = 120.0
+RETRY_SECONDS = 10.0
 LIMIT_BYTES = 2**30
 CACHE_BYTES = 64 * 2**20
 MAX_GRAMMAR_BYTES = 16 * 2**20
@@ -48,8 +50,10 @@ class GrammarCompiler:
         vocab_size: width of the model's logits.
         end_token_ids: tokens that end an output.
         options: the server's defaults.
-        limit_seconds: of one compilation; past it the helper is killed and the request is refused.
+        limit_cpu_seconds: processor time of one compilation; past it its helper ends and the request is refused.
         limit_bytes: memory that one compilation may take, in the same way.
+        backstop_seconds: by the clock, for a helper that hardly runs, its start included. That is the host's fault and
+            not the constraint's: another attempt may succeed.
         cache_bytes: compiled grammars that are kept.
     """
 
@@ -60,16 +64,18 @@ class GrammarCompiler:
         vocab_size: int,
         end_token_ids: list[int],
         options: StructuredOutputsOptions,
-        limit_seconds: float = LIMIT_SECONDS,
+        limit_cpu_seconds: float = LIMIT_CPU_SECONDS,
         limit_bytes: int = LIMIT_BYTES,
+        backstop_seconds: float = BACKSTOP_SECONDS,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = [token_id for token_id in end_token_ids if 0 <= token_id < vocab_size]
         self._options = options
-        self._limit_seconds = limit_seconds
+        self._limit_cpu_seconds = limit_cpu_seconds
         self._limit_bytes = limit_bytes
+        self._backstop_seconds = backstop_seconds
         self._cache = GrammarCache(cache_bytes)
         self._compiling: dict[bytes, asyncio.Task[Grammar]] = {}
         self._vocabularies: dict[str, int] = {}  # file descriptors by name
@@ -80,6 +86,7 @@ class GrammarCompiler:
 
         Raises:
             ParameterError: no backend can do it, or not within the limits; `param` names the field.
+            UnavailableError: the host is too busy.
         """
         constraint = read_constraint(params, self._options)
         key = constraint.key
@@ -117,11 +124,25 @@ class GrammarCompiler:
     async def _ask(self, helper: Helper, question: Compile, field: str) -> Compiled | Refused:
         kind = question.constraint.kind
         try:
-            async with asyncio.timeout(self._limit_seconds):
+            async with asyncio.timeout(self._backstop_seconds):
                 return await helper.ask(question)
         except TimeoutError:
-            logger.warning("a %s was not compiled within %.0f s; its helper was ended", kind, self._limit_seconds)
-            message = f"{_WORDS[kind]} takes more than {self._limit_seconds:g} s to compile; make it simpler."
+            logger.warning(
+                "a helper that compiled a %s was given too little of a core in %g s, and was ended",
+                kind,
+                self._backstop_seconds,
+            )
+            raise UnavailableError(
+                f"{_WORDS[kind]} was not compiled within {self._backstop_seconds:g} s, because the server's host is "
+                "too busy; send the request again later.",
+                retry_after_seconds=RETRY_SECONDS,
+            ) from None
+        except OutOfTime:
+            logger.warning("a %s took more than %g s of processor time to compile", kind, self._limit_cpu_seconds)
+            message = (
+                f"{_WORDS[kind]} takes more than {self._limit_cpu_seconds:g} s of processor time to compile; "
+                "make it simpler."
+            )
         except HelperDied:
             logger.warning("a %s ended the helper that compiled it", kind)
             message = f"{_WORDS[kind]} takes more than {self._limit_bytes} bytes of memory to compile; make it simpler."
@@ -145,7 +166,7 @@ class GrammarCompiler:
                 self._vocab_size,
                 self._end_token_ids,
                 self._limit_bytes,
-                self._limit_seconds,
+                self._limit_cpu_seconds,
             )
             self._pool = HelperPool(setup)
         return self._pool

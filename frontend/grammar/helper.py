@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Setup, fram
 
 class HelperDied(Exception):
     """It ended while it was asked something: out of memory, a crash in a library."""
+
+
+class OutOfTime(HelperDied):
+    """It ended because an answer took more processor time than it may."""
 
 
 class Helper:
@@ -49,6 +54,7 @@ class Helper:
         """The answer.
 
         Raises:
+            OutOfTime: it would take more than `Setup.limit_cpu_seconds`.
             HelperDied: there will be none.
         """
         try:
@@ -56,7 +62,8 @@ class Helper:
             [length] = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             return msgspec.msgpack.decode(await self._reader.readexactly(length), type=Answer)
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise HelperDied from None
+            self.kill()  # its end of the socket is closed, so it is dying: what remains is to learn of what
+            raise (OutOfTime if self._process.returncode == -signal.SIGPROF else HelperDied) from None
 
     @property
     def pid(self) -> int:

@@ -112,17 +112,16 @@ def _is_large() -> bool:
 def limited(num_bytes: int, cpu_seconds: float) -> Iterator[None]:
     """Ends the process if it allocates `num_bytes` more than it has, or computes for longer than `cpu_seconds`.
 
-    The parent watches the clock; the second limit is for a process whose parent is gone.
+    Processor time of all its threads counts: neither what was imported before, nor waiting for a busy core. The kernel
+    ends the process, by SIGPROF, wherever it is. RLIMIT_CPU would do so in whole seconds, and leave a core dump.
     """
-    used = psutil.Process()
-    cpu = sum(used.cpu_times()[:2])
-    resource.setrlimit(resource.RLIMIT_AS, (used.memory_info().vms + num_bytes, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu + cpu_seconds) + 1, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + num_bytes, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
         yield
     finally:
-        for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
-            resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def _receive(connection: socket.socket, num_bytes: int) -> bytes:

@@ -18,6 +18,7 @@ from quire.core.errors import (
     OverloadedError,
     QuireError,
     RequestError,
+    UnavailableError,
 )
 from quire.core.logging import get_logger
 
@@ -26,14 +27,6 @@ logger = get_logger(__name__)
 
 class AuthenticationError(RequestError):
     """No key, or a wrong one (401)."""
-
-
-class UnavailableError(QuireError):
-    """The server is loading or stopping; another attempt may succeed (503)."""
-
-    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
 
 
 class RequestTimeoutError(QuireError):

@@ -6,7 +6,8 @@ from contextlib import aclosing
 
 from litestar.types import Receive, Scope, Send
 
-from quire.frontend.http.errors import ClientGoneError, ErrorReporter, Problem, UnavailableError
+from quire.core.errors import UnavailableError
+from quire.frontend.http.errors import ClientGoneError, ErrorReporter, Problem
 from quire.frontend.http.server_state import ServerState
 
 DONE = b"data: [DONE]\n\n"

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from litestar.types import Receive
 
-from quire.frontend.http.errors import ClientGoneError, UnavailableError
+from quire.core.errors import UnavailableError
+from quire.frontend.http.errors import ClientGoneError
 
 T = TypeVar("T")
 

@@ -1,6 +1,8 @@
 """Constraints become grammars in helper processes: which library takes which, what is refused, what a bomb costs."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,11 @@ import psutil
 import pytest
 
 from quire.core.config.structured_outputs import StructuredOutputsOptions
-from quire.core.errors import ParameterError
+from quire.core.errors import ParameterError, UnavailableError
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.http.errors import describe
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.checkpoints import EOS_TOKEN_ID
 
@@ -148,7 +151,7 @@ def test_a_bomb_costs_itself_a_refusal_and_others_nothing(compilers: Compilers) 
     """Others are compiled while it goes on, and its process ends before it is answered."""
 
     async def run() -> tuple[list[str], str, set[int], list[int]]:
-        compiler = compilers(limit_seconds=1.5)
+        compiler = compilers(limit_cpu_seconds=1.5)
         await compiler.compile(params(**SMALL))
         first = set(compiler.helper_pids)
         bomb = asyncio.create_task(compiler.compile(params(**BOMB)))
@@ -165,9 +168,50 @@ def test_a_bomb_costs_itself_a_refusal_and_others_nothing(compilers: Compilers) 
 
     finished, message, before, after = asyncio.run(run())
     assert finished == ["compiling"] * 3
-    assert "takes more than 1.5 s to compile" in message
+    assert "takes more than 1.5 s of processor time to compile; make it simpler" in message
     assert before.isdisjoint(after)
     assert not any(psutil.pid_exists(pid) for pid in before)
+
+
+def test_time_that_a_helper_waits_for_a_core_is_not_held_against_the_constraint(compilers: Compilers) -> None:
+    """A busy host, carried to the extreme: the helper stands still for several times what a compilation may take."""
+
+    async def run() -> str:
+        compiler = compilers(limit_cpu_seconds=0.5)
+        await compiler.compile(params(**SMALL))
+        [pid] = compiler.helper_pids
+        os.kill(pid, signal.SIGSTOP)
+        asked = asyncio.create_task(compiler.compile(params(regex="a+")))
+        await asyncio.sleep(1.5)
+        assert not asked.done()
+        os.kill(pid, signal.SIGCONT)
+        return (await asked).backend
+
+    assert asyncio.run(run()) == "xgrammar"
+
+
+def test_a_first_constraint_does_not_pay_for_the_start_of_its_helper(compilers: Compilers) -> None:
+    """Imports alone take more processor time than is left for the constraint here."""
+    assert asyncio.run(compilers(limit_cpu_seconds=0.1).compile(params(regex="a+"))).backend == "xgrammar"
+
+
+def test_a_helper_that_never_runs_is_the_hosts_fault(compilers: Compilers) -> None:
+    async def run() -> UnavailableError:
+        compiler = compilers(backstop_seconds=1)
+        asked = asyncio.create_task(compiler.compile(params(regex="a+")))
+        while not (pids := compiler.helper_pids):
+            await asyncio.sleep(0)
+        [pid] = pids
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(UnavailableError) as caught:
+            await asked
+        assert not psutil.pid_exists(pid)
+        return caught.value
+
+    error = asyncio.run(run())
+    assert "host is too busy" in str(error)
+    assert "simpler" not in str(error)
+    assert describe(error).headers["Retry-After"]
 
 
 @pytest.mark.parametrize("limit_bytes", [40 * 2**20, 96 * 2**20])  # the next larger piece is refused elsewhere
@@ -175,7 +219,7 @@ def test_a_hunger_for_memory_ends_the_helper_alone(
     compilers: Compilers, limit_bytes: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def run() -> str:
-        compiler = compilers(limit_bytes=limit_bytes, limit_seconds=60)
+        compiler = compilers(limit_bytes=limit_bytes, limit_cpu_seconds=60)
         with pytest.raises(ParameterError) as caught:
             await compiler.compile(params(regex="(((a|b){1,999}c){1,999}d){1,999}|" * 20 + "e"))
         await compiler.compile(params(**SMALL))

@@ -20,7 +20,7 @@ STATUS = [
     (core_errors.EngineDeadError("gone"), 503, None),
     (core_errors.ConfigError("odd"), 500, None),
     (errors.AuthenticationError("no key"), 401, None),
-    (errors.UnavailableError("loading", retry_after_seconds=1), 503, None),
+    (core_errors.UnavailableError("loading", retry_after_seconds=1), 503, None),
     (errors.RequestTimeoutError("half a body"), 408, None),
 ]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from quire.core.errors import OverloadedError, QuireError
+from quire.core.errors import OverloadedError, QuireError, UnavailableError
 from quire.frontend.http import event_stream
-from quire.frontend.http.errors import ClientGoneError, ErrorReporter, UnavailableError
+from quire.frontend.http.errors import ClientGoneError, ErrorReporter
 from quire.frontend.http.event_stream import ACCEPTED, DONE, EventStream
 from quire.frontend.http.server_state import ServerState
 
