@@ -2,13 +2,85 @@
 
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from quire.core.trace import Spans
-from quire.ops import Backend, PackedLinear, Recording
+from quire.ops.backend import Backend, Recording
+
+
+def timed(ops: Backend, spans: Spans) -> Backend:
+    """`ops`, each operation in a span of its name; a linear layer's is named after its sizes: `linear 1024x3072`.
+
+    On an accelerator a span is the time of the launch, not of the kernel.
+    """
+    # Operations that need nothing special are made from the names that `Backend` asks for: none can be forgotten.
+    operations = {name: _in_span(name) for name in _TimedBackend.__abstractmethods__}
+    return type("TimedBackend", (_TimedBackend,), operations)(ops, spans)
+
+
+class _TimedBackend(Backend[Any, Any]):
+    """The operations that take more than a span of their name."""
+
+    def __init__(self, ops: Backend, spans: Spans) -> None:
+        self._ops = ops
+        self._spans = spans
+        self._layers: dict[int, str] = {}  # by the identity of packed weights, which live as long as the model
+        self._recorded: list[str] | None = None  # operations of the recording that is being made, if any
+
+    def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `operation` returns, in a span of this name, which a recording remembers."""
+        if self._recorded is not None:
+            self._recorded.append(span)
+        with self._spans.span(span):
+            return operation(*args, **kwargs)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return self._named(weight, self._ops.pack_linear(weight, bias))
+
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return self._named(weight, self._ops.pack_gated_linear(weight, bias))
+
+    def linear(self, x: Tensor, packed: Any) -> Tensor:
+        return self.run(self._layers[id(packed)], self._ops.linear, x, packed)
+
+    def gated_linear(self, x: Tensor, packed: Any) -> Tensor:
+        return self.run(self._layers[id(packed)], self._ops.gated_linear, x, packed)
+
+    def attention_batch(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        *,
+        block_size: int,
+    ) -> Any:
+        with self._spans.span("attention_batch"):  # which computes nothing: no recording has it
+            return self._ops.attention_batch(query_lens, seq_lens, block_tables, slot_mapping, block_size=block_size)
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        names: list[str] = []
+        self._recorded = names
+        try:
+            result, recording = self._ops.record(run)
+        finally:
+            self._recorded = None
+        return result, recording and _TimedRecording(recording, names, self._spans)
+
+    def _named(self, weight: Tensor, packed: Any) -> Any:
+        num_outputs, num_inputs = weight.shape
+        self._layers[id(packed)] = f"linear {num_inputs}x{num_outputs}"
+        return packed
+
+
+def _in_span(name: str) -> Callable[..., Any]:
+    def operation(self: _TimedBackend, *args: Any, **kwargs: Any) -> Any:
+        return self.run(name, getattr(self._ops, name), *args, **kwargs)
+
+    return operation
 
 
 class _TimedRecording:
@@ -29,48 +101,3 @@ class _TimedRecording:
             self._spans.add(name, begin, end)
             begin = end
         return ends
-
-
-OPERATIONS = [name for name, member in vars(Backend).items() if callable(member) and not name.startswith("_")]
-
-
-def timed(ops: Backend, spans: Spans) -> Backend:
-    """`ops`, each operation in a span of its name; a linear layer's is named after its sizes: `linear 1024x3072`.
-
-    On an accelerator a span is the time of the launch, not of the kernel.
-    """
-    recorded: list[list[str]] = []  # operations of the recording that is being made, if any
-
-    def timed_as(name_of: Callable[..., str], function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            name = name_of(*args)
-            if recorded and name != "attention_batch":  # which computes nothing
-                recorded[-1].append(name)
-            with spans.span(name):
-                return function(*args, **kwargs)
-
-        return call
-
-    layers: dict[int, str] = {}  # by the identity of packed weights, which live as long as the model
-
-    def packing(pack: Callable[..., PackedLinear]) -> Callable[..., PackedLinear]:
-        def call(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-            packed = pack(weight, bias)
-            num_outputs, num_inputs = weight.shape
-            layers[id(packed)] = f"linear {num_inputs}x{num_outputs}"
-            return packed
-
-        return call
-
-    def record(run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        recorded.append([])
-        result, recording = ops.record(run)
-        names = recorded.pop()
-        return result, recording and _TimedRecording(recording, names, spans)
-
-    functions = {name: timed_as(lambda *_, name=name: name, getattr(ops, name)) for name in OPERATIONS}
-    for name in ("linear", "gated_linear"):
-        functions[name] = timed_as(lambda x, packed: layers[id(packed)], getattr(ops, name))
-    for name in ("pack_linear", "pack_gated_linear"):
-        functions[name] = packing(getattr(ops, name))
-    return cast(Backend, SimpleNamespace(**functions | {"record": record}))

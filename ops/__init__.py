@@ -1,207 +1,28 @@
-"""Kernels behind plain functions: the operations, and the choice of a backend.
+"""Kernels behind plain operations. `quire.ops.backend` says which; this module chooses who computes them."""
 
-A backend is a module with the functions of `Backend`. It is bound once, where a model is built, and handed to the
-layers; nothing else asks which device it runs on. Tensors belong to the backend's device; `num_tokens` counts all new
-tokens of a step, of all its requests, one after the other.
-"""
+from typing import Literal
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast
-
-import numpy as np
-import torch
-from torch import Tensor
-
-PackedLinear = Any
-"""A weight as the backend likes it best: made by `pack_linear` for `linear`, or by `pack_gated_linear` for its like."""
-
-
-class AttentionBatch(Protocol):
-    """Where each token of one step reads and writes the KV cache; built once a step and shared by all layers."""
-
-    slot_mapping: Tensor
-    """[num_tokens] int64: the cache slot (page * block_size + offset) that each new token's key and value go to."""
-
-
-class Recording(Protocol):
-    """Operations to be run again on the memory that they were recorded with."""
-
-    def run(self) -> None:
-        """Runs all of them, in order."""
-        ...
-
-    def run_timed(self) -> list[float]:
-        """Like `run`; the CLOCK_MONOTONIC seconds at which each operation was done."""
-        ...
-
-
-class Backend(Protocol):
-    """The operations, the same for every device."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm over the last dimension (arXiv:1910.07467).
-
-        `x` is [..., size]; `weight` is [size], or [heads, size] for an `x` of [..., heads, size].
-        """
-        ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
-        ...
-
-    def rotation(
-        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for `rotary`, both [num_tokens, 1, rotary_dim] of `dtype`.
-
-        `positions` is [num_tokens] int64; `frequencies` [rotary_dim / 2] float32, radians a position; `scale`
-        multiplies both.
-        """
-        ...
-
-    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates pairs (i, i + rotary_dim / 2) of the first `rotary_dim` of each head (arXiv:2104.09864, NeoX order).
-
-        `x` is [num_tokens, heads, head_dim]; `cos` and `sin` are [num_tokens, 1, rotary_dim] with `sin`'s first half
-        negated, of `x`'s dtype.
-        """
-        ...
-
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        """[num_tokens, 2 * size] → [num_tokens, size]: silu of the first half times the second (arXiv:2002.05202)."""
-        ...
-
-    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
-        """Rows of `x` [rows, size] at `index` [n] int64: [n, size]."""
-        ...
-
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """`weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original."""
-        ...
-
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """`x` [num_tokens, in] → [num_tokens, out]."""
-        ...
-
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """`weight` [gate | up, in] as `pack_linear` does, for `gated_linear` alone."""
-        ...
-
-    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """`silu_and_mul` of the linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
-        ...
-
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's KV cache; the backend alone knows what its dimensions mean."""
-        ...
-
-    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-        """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim] in the slots of `slot_mapping` [num_tokens] int64.
-
-        Values are made finite: a page may later belong to another request, whose masked positions must not turn NaN.
-        """
-        ...
-
-    def rotate_and_store(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-    ) -> Tensor:
-        """What stands between a layer's projection and its attention: `rms_norm`, `rotary` and `write_kv` in one.
-
-        `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
-        are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. Keys and
-        values are stored. Returns the queries [num_tokens, num_heads, head_dim].
-        """
-        ...
-
-    def attention_batch(
-        self,
-        query_lens: np.ndarray,
-        seq_lens: np.ndarray,
-        block_tables: np.ndarray,
-        slot_mapping: Tensor,
-        *,
-        block_size: int,
-    ) -> AttentionBatch:
-        """Prepares one step. Row r is one request; its tokens follow those of row r - 1.
-
-        `query_lens` [num_rows] int64, on the host: new tokens of each row, at least 1.
-        `seq_lens` [num_rows] int64, on the host: tokens known after this step, the new ones included.
-        `block_tables` [num_rows, max_blocks], on the host: page ids; entries past a row's last page are never used.
-        `slot_mapping` [num_tokens] int64, on the device: as `AttentionBatch.slot_mapping`.
-        """
-        ...
-
-    def attention(
-        self, q: Tensor, kv_cache: Tensor, batch: AttentionBatch, *, scale: float, window: int | None = None
-    ) -> Tensor:
-        """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages, new tokens included; like `q`.
-
-        Query head h reads KV head h // (num_heads / num_kv_heads). With `window`, a token sees itself and the
-        `window - 1` tokens before it.
-        """
-        ...
-
-    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
-        """Sets logits to -inf, in place, where the token's bit is not set.
-
-        `logits` is [num_rows, vocab_size] of any float type; `rows` [n] int64, on the host, says which of them, each
-        once. `bitmask` [n, ceil(vocab_size / 32)] int32, on the host: bit i % 32 of word i // 32 is token i.
-        """
-        ...
-
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each row of `logits` [num_rows, vocab_size].
-
-        Returns ids [num_rows] int64, and [num_rows] bool: false where the row holds a NaN or its greatest is infinite.
-        """
-        ...
-
-    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """A token for each row of `logits` [num_rows, vocab_size], by inverting the cumulative softmax.
-
-        Where it is inverted says `quire.ops.random.uniforms` of `starts` [num_rows] uint64 and `positions` [num_rows]
-        int64, both on the host. A token whose logit is -inf is never drawn. Returns as `likeliest`; false where the
-        logits are no distribution (NaN, infinite).
-        """
-        ...
-
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """What `run` returns, and a recording that computes it again from what its inputs' memory holds by then.
-
-        A recording has no memory of its own for what it computes: the result is valid until the next `record` of this
-        backend, or the next run of a recording. None where the backend cannot record, or `run` did anything beside
-        operations of this backend and views of tensors.
-        """
-        ...
+from quire.ops.backend import Backend
 
 
 def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
     """The backend for a device type; readies this process for it."""
-    # Imported on demand, so that a CPU process never loads what only an accelerator needs. Cast, because a backend's
-    # `attention` takes the batch that the same backend made, and not any AttentionBatch.
+    # Imported on demand, so that a CPU process never loads what only an accelerator needs.
     if device == "cpu":
         from quire.ops import cpu
 
-        cpu.keep_freed_memory()
-        kernels = cpu.load_kernels()
-        return cast(Backend, cpu if kernels is None else cpu.NativeBackend(kernels))
+        return cpu.bind()
     if device == "cuda":
-        from quire.ops import eager
+        from quire.ops.eager.backend import EagerBackend
+        from quire.ops.eager.linear import PlainLinear
 
-        return cast(Backend, eager)
+        return EagerBackend(PlainLinear())
     raise ValueError(f"No kernels for device {device!r}; choose cpu or cuda.")
 
 
 def settle(device: str) -> None:
     """Call when a model is built: what the building needed for a while, this process no longer holds."""
     if device == "cpu":
-        from quire.ops import cpu
+        from quire.ops.cpu.memory import return_freed_memory
 
-        cpu.return_freed_memory()
+        return_freed_memory()

@@ -10,7 +10,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, Part, RowLinear
 from quire.executor.weights.readers import Shard
-from quire.ops import AttentionBatch
+from quire.ops.backend import AttentionBatch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import Shard, WeightReader
-from quire.ops import Backend
+from quire.ops.backend import Backend
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.executor.layers.attention import Wanted
 from quire.executor.layers.context import ModelContext
-from quire.ops import AttentionBatch
+from quire.ops.backend import AttentionBatch
 
 __all__ = ["GivenRows", "Model", "ModelContext", "Wanted"]
 

@@ -17,7 +17,7 @@ from quire.executor.layers.norm import RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
 from quire.executor.models.base import GivenRows
-from quire.ops import AttentionBatch, Backend
+from quire.ops.backend import AttentionBatch, Backend
 
 
 class DecoderLayer:

@@ -21,7 +21,7 @@ from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import TopK, TopP
-from quire.ops import Backend
+from quire.ops.backend import Backend
 from quire.ops.random import start_of
 
 _NO_ROWS = np.empty(0, np.int64)

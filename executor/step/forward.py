@@ -5,7 +5,7 @@ import torch
 
 from quire.executor.models.base import GivenRows, Model, Wanted
 from quire.executor.step.input_batch import InputBatch
-from quire.ops import AttentionBatch, Backend
+from quire.ops.backend import AttentionBatch, Backend
 
 
 class Forward:

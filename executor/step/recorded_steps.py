@@ -13,7 +13,7 @@ import torch
 
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import InputBatch
-from quire.ops import Backend, Recording
+from quire.ops.backend import Backend, Recording
 
 MAX_RECORDINGS = 128
 """The shapes used last are kept: of a model with 28 layers, a recording takes about 100 kB."""

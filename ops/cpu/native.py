@@ -1,6 +1,6 @@
 """The CPU backend with the C++ kernels of `kernels/`: tensors in, pointers out.
 
-What the kernels do not cover (another dtype, a layout that is not dense) goes to plain torch.
+What the kernels do not cover (another dtype, a layout that is not dense) goes to `EagerBackend`.
 """
 
 import ctypes
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import eager
+from quire.ops.backend import Backend
 from quire.ops.cpu.launches import Launcher, Recording
-from quire.ops.cpu.linear import PackedWeight, linear, linear_seconds, pack_linear
+from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
-from quire.ops.eager.attention import LARGEST
+from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
+from quire.ops.eager.backend import EagerBackend
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_GROUP = 64
@@ -60,12 +61,12 @@ class NativePlan(AttentionPlan):
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)
 
 
-class NativeBackend:
-    """Implements `quire.ops.Backend`."""
+class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
+    """See `Backend`."""
 
-    def __init__(self, kernels: ctypes.CDLL) -> None:
-        """`kernels` comes from `quire.ops.cpu.compiler`."""
-
+    def __init__(self, kernels: ctypes.CDLL, eager: EagerBackend[OneDnnWeight]) -> None:
+        """`kernels` comes from `quire.ops.cpu.compiler`; `eager` takes what they do not cover."""
+        self._eager = eager
         self._launcher = launcher = Launcher(kernels)
         kernel, self._empty = launcher.bind, launcher.empty
         self._panels = PanelLinear(kernels, launcher)
@@ -85,7 +86,6 @@ class NativeBackend:
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See `Backend.rms_norm`."""
         if x.dim() == 3 and x.stride(2) == 1 and weight.is_contiguous() and _same_dtype(x, weight):
             out = self._empty(*x.shape, dtype=x.dtype)
             tokens, heads, size = x.shape
@@ -97,10 +97,9 @@ class NativeBackend:
                 return out
         elif x.dim() == 2 and weight.dim() == 1:
             return self.rms_norm(x.unsqueeze(1), weight, eps).squeeze(1)
-        return eager.rms_norm(x, weight, eps)
+        return self._eager.rms_norm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """See `Backend.add_rms_norm`."""
         dense = x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
         if dense and x.dim() == 2 and _same_dtype(x, residual, weight):
             out = self._empty(*x.shape, dtype=x.dtype)
@@ -109,10 +108,9 @@ class NativeBackend:
                 torch.get_num_threads(),
             ):  # fmt: skip
                 return out, residual
-        return eager.add_rms_norm(x, residual, weight, eps)
+        return self._eager.add_rms_norm(x, residual, weight, eps)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """See `Backend.rotary`."""
         if x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous() and _same_dtype(x, cos, sin):
             out = self._empty(*x.shape, dtype=x.dtype)
             if not self._rotary(
@@ -120,10 +118,9 @@ class NativeBackend:
                 x.stride(1), _dtype(x), torch.get_num_threads(),
             ):  # fmt: skip
                 return out
-        return eager.rotary(x, cos, sin)
+        return self._eager.rotary(x, cos, sin)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        """See `Backend.silu_and_mul`."""
         if x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES:
             tokens, size = x.shape[0], x.shape[1] // 2
             out = self._empty(tokens, size, dtype=x.dtype)
@@ -131,22 +128,20 @@ class NativeBackend:
                 x.data_ptr(), out.data_ptr(), tokens, size, x.stride(0), _dtype(x), torch.get_num_threads()
             ):
                 return out
-        return eager.silu_and_mul(x)
+        return self._eager.silu_and_mul(x)
 
     def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
-        """See `Backend.take_rows`."""
         if x.dim() == 2 and x.is_contiguous() and index.is_contiguous():
             out = self._empty(len(index), x.shape[1], dtype=x.dtype)
             if not self._take_rows(
                 x.data_ptr(), index.data_ptr(), out.data_ptr(), len(x), len(index), x.shape[1] * x.itemsize
             ):
                 return out
-        return eager.take_rows(x, index)
+        return self._eager.take_rows(x, index)
 
     def rotation(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """See `Backend.rotation`."""
         if positions.is_contiguous() and frequencies.is_contiguous() and dtype in _DTYPES:
             num_tokens, half = len(positions), len(frequencies)
             cos, sin = (self._empty(num_tokens, 1, 2 * half, dtype=dtype) for _ in range(2))
@@ -155,42 +150,36 @@ class NativeBackend:
                 _DTYPES[dtype], torch.get_num_threads(),
             ):  # fmt: skip
                 return cos, sin
-        return eager.rotation(positions, frequencies, scale, dtype)
+        return self._eager.rotation(positions, frequencies, scale, dtype)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | PackedWeight:
-        """See `Backend.pack_linear`."""
-        return self._panels.pack(weight, bias) or pack_linear(weight, bias)
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | OneDnnWeight:
+        return self._panels.pack(weight, bias) or self._eager.pack_linear(weight, bias)
 
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | PackedWeight:
-        """See `Backend.pack_gated_linear`."""
-        return self._panels.pack(weight, bias, is_gated=True) or pack_linear(weight, bias)
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | OneDnnWeight:
+        return self._panels.pack(weight, bias, is_gated=True) or self._eager.pack_gated_linear(weight, bias)
 
-    def gated_linear(self, x: Tensor, packed: PanelWeight | PackedWeight) -> Tensor:
-        """See `Backend.gated_linear`."""
+    def gated_linear(self, x: Tensor, packed: PanelWeight | OneDnnWeight) -> Tensor:
         product = self.linear(x, packed)
         return product if isinstance(packed, PanelWeight) else self.silu_and_mul(product)
 
-    def linear(self, x: Tensor, packed: PanelWeight | PackedWeight) -> Tensor:
-        """See `Backend.linear`."""
-        num_threads, seconds = torch.get_num_threads(), linear_seconds(len(x), packed.weight)
+    def linear(self, x: Tensor, packed: PanelWeight | OneDnnWeight) -> Tensor:
+        num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)
         if isinstance(packed, PanelWeight):
             return self._panels.multiply(x, packed, 1 if seconds <= _WORTH_TEAM_SECONDS else num_threads)
         if num_threads == 1 or seconds > _WORTH_OPENMP_SECONDS:
-            return linear(x, packed)
+            return self._eager.linear(x, packed)
         torch.set_num_threads(1)
         try:
-            return linear(x, packed)
+            return self._eager.linear(x, packed)
         finally:
             torch.set_num_threads(num_threads)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """See `Backend.kv_cache_shape`."""
-        return eager.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
+        return self._eager.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-        """See `Backend.write_kv`."""
         if _is_cache(kv_cache) and k.stride(2) == v.stride(2) == 1 and _same_dtype(k, v):
-            largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
+            largest = largest_stored(kv_cache.dtype)
             slots = slot_mapping.contiguous()
             if not self._write_cache(
                 k.data_ptr(), v.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), *k.shape, k.stride(0), k.stride(1),
@@ -198,7 +187,7 @@ class NativeBackend:
                 torch.get_num_threads(),
             ):  # fmt: skip
                 return
-        eager.write_kv(k, v, kv_cache, slot_mapping)
+        self._eager.write_kv(k, v, kv_cache, slot_mapping)
 
     def rotate_and_store(
         self,
@@ -210,7 +199,6 @@ class NativeBackend:
         *,
         norm: tuple[Tensor, float] | None = None,
     ) -> Tensor:
-        """See `Backend.rotate_and_store`."""
         num_tokens, num_all, head_dim = heads.shape
         num_kv_heads, block_size = kv_cache.shape[2:4]
         weight, eps = norm or (None, 0.0)
@@ -223,11 +211,11 @@ class NativeBackend:
             if not self._rotate_and_store(
                 heads.data_ptr(), None if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
-                cos.shape[-1], heads.stride(0), block_size, eps, min(LARGEST, torch.finfo(kv_cache.dtype).max),
+                cos.shape[-1], heads.stride(0), block_size, eps, largest_stored(kv_cache.dtype),
                 _dtype(heads), _dtype(kv_cache), torch.get_num_threads(),
             ):  # fmt: skip
                 return out
-        return eager.rotate_and_store(heads, cos, sin, kv_cache, slot_mapping, norm=norm)
+        return self._eager.rotate_and_store(heads, cos, sin, kv_cache, slot_mapping, norm=norm)
 
     def attention_batch(
         self,
@@ -238,13 +226,11 @@ class NativeBackend:
         *,
         block_size: int,
     ) -> NativePlan:
-        """See `Backend.attention_batch`."""
         return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
 
     def attention(
         self, q: Tensor, kv_cache: Tensor, batch: NativePlan, *, scale: float, window: int | None = None
     ) -> Tensor:
-        """See `Backend.attention`."""
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, _ = kv_cache.shape
         group = num_heads // num_kv_heads
@@ -259,10 +245,9 @@ class NativeBackend:
             self._launcher.keep(batch)
             if not self._attention(call):
                 return out
-        return eager.attention(q, kv_cache, batch, scale=scale, window=window)
+        return self._eager.attention(q, kv_cache, batch, scale=scale, window=window)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
-        """See `Backend.apply_bitmask`."""
         num_rows, size = logits.shape
         dense = rows.flags.c_contiguous and bitmask.flags.c_contiguous and bitmask.shape == (len(rows), -(-size // 32))
         # Pointers by way of tensors: `ndarray.ctypes` is Python, and takes five times as long.
@@ -271,10 +256,9 @@ class NativeBackend:
             num_rows, size, logits.stride(0), _dtype(logits), torch.get_num_threads(),
         ):  # fmt: skip
             return
-        eager.apply_bitmask(logits, rows, bitmask)
+        self._eager.apply_bitmask(logits, rows, bitmask)
 
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Backend.likeliest`."""
         if _is_rows(logits):
             token_ids, usable = _tokens(len(logits))
             if not self._likeliest(
@@ -282,10 +266,9 @@ class NativeBackend:
                 _dtype(logits), torch.get_num_threads(),
             ):  # fmt: skip
                 return token_ids, usable
-        return eager.likeliest(logits)
+        return self._eager.likeliest(logits)
 
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """See `Backend.draw`."""
         if _is_rows(logits) and starts.flags.c_contiguous and positions.flags.c_contiguous:
             token_ids, usable = _tokens(len(logits))
             if not self._draw(
@@ -294,11 +277,15 @@ class NativeBackend:
                 torch.get_num_threads(),
             ):  # fmt: skip
                 return token_ids, usable
-        return eager.draw(logits, starts, positions)
+        return self._eager.draw(logits, starts, positions)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """See `Backend.record`."""
         return self._launcher.record(run)
+
+
+def _linear_seconds(num_tokens: int, weight: Tensor) -> float:
+    """About what a linear layer takes on one thread of a current server: at 400 GFLOP/s, and at 20 GB/s from memory."""
+    return max(2 * num_tokens * weight.numel() / 400e9, weight.numel() * weight.element_size() / 20e9)
 
 
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:

@@ -10,56 +10,26 @@ from torch import Tensor
 
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group
-from quire.ops.eager.elementwise import rms_norm, rotary
 
 LARGEST = 1e18
 """Stands for infinity in the cache: still finite in float32 after a product with a query."""
 
 
-def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """[pages, keys and values, heads, tokens of a page, head_dim]."""
-    return (num_blocks, 2, num_kv_heads, block_size, head_dim)
+def largest_stored(cache_dtype: torch.dtype) -> float:
+    """What a cache of this dtype holds in the place of infinity."""
+    return min(LARGEST, torch.finfo(cache_dtype).max)
 
 
-def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Stores new keys and values in their slots, made finite and of the cache's dtype."""
-    block_size = kv_cache.shape[3]
-    pages, offsets = slot_mapping // block_size, slot_mapping % block_size
-    largest = min(LARGEST, torch.finfo(kv_cache.dtype).max)
-    for cache, new in zip(kv_cache.unbind(1), (k, v), strict=True):
-        cache[pages, :, offsets] = new.nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
-
-
-def rotate_and_store(
-    heads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    *,
-    norm: tuple[Tensor, float] | None = None,
-) -> Tensor:
-    """Norm and rotation of queries and keys as one tensor, then the cache."""
-    num_kv_heads = kv_cache.shape[2]
-    num_heads = heads.shape[1] - 2 * num_kv_heads
-    qk, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
-    if norm is not None:
-        qk = rms_norm(qk, *norm)
-    q, k = rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
-    write_kv(k, v, kv_cache, slot_mapping)
-    return q
-
-
-def attention(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None) -> Tensor:
-    """Causal attention over pages, group by group."""
+def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, scale: float, window: int | None) -> Tensor:
+    """See `Backend.attention`: group by group."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()
     groups = batch.groups(window, q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
-        return _attend(q, kv_cache, groups[0], scale)
+        return _attend_group(q, kv_cache, groups[0], scale)
     out = torch.empty_like(q)
     for group in groups:
-        result = _attend(q[group.tokens], kv_cache, group, scale)
+        result = _attend_group(q[group.tokens], kv_cache, group, scale)
         if group.valid is not None:
             out[group.targets] = result[group.valid]
         else:
@@ -67,7 +37,7 @@ def attention(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float
     return out
 
 
-def _attend(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Tensor:
+def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Tensor:
     """`q` [R * Q, heads, head_dim] of one group → the same shape."""
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[2]

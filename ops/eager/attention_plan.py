@@ -78,7 +78,10 @@ class Group:
 
 
 class AttentionPlan:
-    """One step's rows, and the groups made from them for each window that a layer asks for."""
+    """One step's rows, and the groups made from them for each window that a layer asks for.
+
+    Grouping waits for the first layer, which knows the cache's shape.
+    """
 
     def __init__(
         self,
@@ -165,13 +168,6 @@ class AttentionPlan:
 
     def _send(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device, non_blocking=True)
-
-
-def attention_batch(
-    query_lens: np.ndarray, seq_lens: np.ndarray, block_tables: np.ndarray, slot_mapping: Tensor, *, block_size: int
-) -> AttentionPlan:
-    """Prepares one step; grouping waits for the first layer, which knows the cache's shape."""
-    return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
 
 
 def _cut(query_lens: np.ndarray, seq_lens: np.ndarray) -> Pieces:

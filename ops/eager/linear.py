@@ -1,26 +1,30 @@
-"""Linear layers in plain torch."""
+"""How plain torch keeps and applies the weights of linear layers; `EagerBackend` takes one of these."""
+
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.eager.elementwise import silu_and_mul
-
-PackedWeight = tuple[Tensor, Tensor | None]
+from quire.ops.backend import PackedLinear
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
-    """Weight and bias as they are."""
-    return weight, bias
+class LinearLayers(Protocol[PackedLinear]):
+    """A layout of weights, and the product with it."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """`weight` [out, in] (and `bias` [out]) in this layout."""
+        ...
+
+    def multiply(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """`x @ weight.T + bias`; a row's result does not depend on how many rows there are."""
+        ...
 
 
-def linear(x: Tensor, packed: PackedWeight) -> Tensor:
-    """`x @ weight.T + bias`."""
-    return F.linear(x, *packed)
+class PlainLinear:
+    """See `LinearLayers`: weight and bias as they are."""
 
+    def pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return weight, bias
 
-pack_gated_linear = pack_linear
-
-
-def gated_linear(x: Tensor, packed: PackedWeight) -> Tensor:
-    """`silu(gate) * up` of [gate | up] = `x @ weight.T + bias`."""
-    return silu_and_mul(linear(x, packed))
+    def multiply(self, x: Tensor, packed: tuple[Tensor, Tensor | None]) -> Tensor:
+        return F.linear(x, *packed)

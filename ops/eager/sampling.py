@@ -1,34 +1,14 @@
-"""From logits to tokens, in plain torch: masks, then the likeliest of each row, or a draw."""
+"""Draws a token by inverting the cumulative softmax, in plain torch."""
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from quire.ops.random import uniforms
 
 _CHUNK = 512
 """Tokens per chunk of the two-level draw: running sums over chunks, then within one, instead of over the vocabulary."""
 
 
-def apply_bitmask(logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
-    """See `Backend.apply_bitmask`."""
-    device = logits.device
-    octets = torch.from_numpy(bitmask.view(np.uint8)).to(device, non_blocking=True)  # little-endian
-    bits = octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device) & 1
-    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
-    index = torch.from_numpy(rows).to(device, non_blocking=True)
-    logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
-
-
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """See `Backend.likeliest`."""
-    token_ids = logits.argmax(-1)  # a NaN counts as the greatest, so it shows in the value
-    return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
-
-
-def draw(logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-    """See `Backend.draw`."""
-    uniform = torch.from_numpy(uniforms(starts, positions)).to(logits.device, non_blocking=True)
+def invert_softmax(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The token of each row at which its cumulative softmax first exceeds `uniform` [num_rows]; see `Backend.draw`."""
     weights = logits.float().softmax(-1)
     vocab_size = weights.shape[1]
     num_whole = vocab_size // _CHUNK

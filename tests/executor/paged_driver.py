@@ -15,7 +15,7 @@ from quire.executor.models.base import Model, ModelContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import open_weights
-from quire.ops import AttentionBatch
+from quire.ops.backend import AttentionBatch
 
 
 def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> ModelSpec:

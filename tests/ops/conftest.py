@@ -7,6 +7,8 @@ import pytest
 
 from quire.ops.cpu import NativeBackend, load_kernels
 from quire.ops.cpu.compiler import build, cache_folder
+from quire.ops.cpu.onednn import OneDnnLinear
+from quire.ops.eager.backend import EagerBackend
 
 CPU_INFO = Path("/proc/cpuinfo")
 HAS_AMX = CPU_INFO.exists() and "amx_bf16" in CPU_INFO.read_text()
@@ -22,4 +24,4 @@ def native(request: pytest.FixtureRequest) -> NativeBackend:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CXX", "c++ -mno-amx-bf16")
             kernels = ctypes.CDLL(str(build(cache_folder())))
-    return NativeBackend(kernels)
+    return NativeBackend(kernels, EagerBackend(OneDnnLinear()))

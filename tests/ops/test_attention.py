@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import Backend, bind
+from quire.ops import bind
+from quire.ops.backend import Backend
 from quire.ops.eager import attention_plan
 
 torch.set_num_threads(1)

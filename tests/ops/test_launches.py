@@ -117,8 +117,8 @@ def test_recording_does_not_import_the_compiler(native: NativeBackend) -> None:
     """Which takes longer than many steps."""
     code = """if True:
         import sys, torch
-        from quire.ops.cpu import NativeBackend, load_kernels
-        native = NativeBackend(load_kernels())
+        from quire.ops import bind
+        native = bind("cpu")
         x = torch.randn(4, 32)
         with torch.inference_mode():
             assert native.record(lambda: native.silu_and_mul(x.view(2, 64)))[1] is not None

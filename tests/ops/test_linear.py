@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from quire.ops import Backend, bind
+from quire.ops import bind
+from quire.ops.backend import Backend
 
 torch.set_num_threads(1)
 

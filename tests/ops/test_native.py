@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import eager
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu import NativeBackend, load_kernels
+from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
+from quire.ops.eager.backend import EagerBackend
 from tests.ops.test_attention import MIXED, Step
 
 # Conversion from and to float16 takes an instruction that x86 processors before AVX2 lack, as do the ARM builds.
@@ -32,8 +33,12 @@ def no_way_back(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """These tests are about the kernels: none may be passed by plain torch."""
     if "falls_back" in request.node.name:
         return
+
+    def refuse(self: EagerBackend, *args: object, **kwargs: object) -> None:
+        raise AssertionError("plain torch was asked")
+
     for name in ("attention", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "write_kv", "rotate_and_store"):
-        monkeypatch.delattr(eager, name)
+        monkeypatch.setattr(EagerBackend, name, refuse)
 
 
 def assert_near(step: Step, window: int | None, dtype: torch.dtype) -> None:
@@ -201,21 +206,27 @@ def test_write_kv(native: NativeBackend, dtype: torch.dtype, cache_dtype: torch.
         assert not stored[:, [2, 6, 9]].any()
 
 
+class CountedLinear(OneDnnLinear):
+    """Notes how many threads each product may use."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def multiply(self, x: Tensor, packed: OneDnnWeight) -> Tensor:
+        self.seen.append(torch.get_num_threads())
+        return super().multiply(x, packed)
+
+
 def test_an_operation_too_small_for_threads_stays_on_one(native: NativeBackend, two_threads: None) -> None:
     """By what oneDNN is told, and it is told again what it was before."""
-    seen = []
-
-    def linear(x: Tensor, packed: object) -> Tensor:
-        seen.append(torch.get_num_threads())
-        return x
-
+    linear_layers, kernels = CountedLinear(), load_kernels()
+    assert kernels is not None
+    native = NativeBackend(kernels, EagerBackend(linear_layers))
     weight = native.pack_linear(torch.randn(2048, 1024))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.ops.cpu.native.linear", linear)
-        for num_tokens in (1, 1, 512):
-            native.linear(torch.randn(num_tokens, 1024), native.pack_linear(torch.randn(16, 1024)))
-            native.linear(torch.randn(num_tokens, 1024), weight)
-    assert seen == [1, 2, 1, 2, 1, 2]
+    for num_tokens in (1, 1, 512):
+        native.linear(torch.randn(num_tokens, 1024), native.pack_linear(torch.randn(16, 1024)))
+        native.linear(torch.randn(num_tokens, 1024), weight)
+    assert linear_layers.seen == [1, 2, 1, 2, 1, 2]
     assert torch.get_num_threads() == 2
     x = torch.randn(1024, 1024)
     assert torch.equal(native.linear(x, weight)[:1], native.linear(x[:1].contiguous(), weight))

@@ -16,7 +16,7 @@ from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import Mask, SampleBatch
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
-from quire.ops import Backend
+from quire.ops.backend import Backend
 
 logger = get_logger(__name__)
 

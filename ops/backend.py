@@ -1,0 +1,187 @@
+"""The operations of a step, and what a backend is: an object that computes them on one kind of device.
+
+A backend is bound once, where a model is built, and handed to the layers; nothing else asks which device it runs on.
+Tensors belong to the backend's device; `num_tokens` counts all new tokens of a step, of all its requests, one after the
+other.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class AttentionBatch(Protocol):
+    """Where each token of one step reads and writes the KV cache; built once a step and shared by all layers."""
+
+    slot_mapping: Tensor
+    """[num_tokens] int64: the cache slot (page * block_size + offset) that each new token's key and value go to."""
+
+
+class Recording(Protocol):
+    """Operations to be run again on the memory that they were recorded with."""
+
+    def run(self) -> None:
+        """Runs all of them, in order."""
+        ...
+
+    def run_timed(self) -> list[float]:
+        """Like `run`; the CLOCK_MONOTONIC seconds at which each operation was done."""
+        ...
+
+
+Batch = TypeVar("Batch", bound=AttentionBatch)
+"""A backend's own `AttentionBatch`: made by its `attention_batch` for its `attention`."""
+
+PackedLinear = TypeVar("PackedLinear")
+"""A weight as the backend likes it best: made by `pack_linear` for `linear`, or by `pack_gated_linear` for its like."""
+
+
+class Backend(ABC, Generic[Batch, PackedLinear]):
+    """The operations, the same for every device. Whoever adds one writes it here, and once in each backend."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm over the last dimension (arXiv:1910.07467).
+
+        `x` is [..., size]; `weight` is [size], or [heads, size] for an `x` of [..., heads, size].
+        """
+
+    @abstractmethod
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
+
+    @abstractmethod
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for `rotary`, both [num_tokens, 1, rotary_dim] of `dtype`.
+
+        `positions` is [num_tokens] int64; `frequencies` [rotary_dim / 2] float32, radians a position; `scale`
+        multiplies both.
+        """
+
+    @abstractmethod
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates pairs (i, i + rotary_dim / 2) of the first `rotary_dim` of each head (arXiv:2104.09864, NeoX order).
+
+        `x` is [num_tokens, heads, head_dim]; `cos` and `sin` are [num_tokens, 1, rotary_dim] with `sin`'s first half
+        negated, of `x`'s dtype.
+        """
+
+    @abstractmethod
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """[num_tokens, 2 * size] → [num_tokens, size]: silu of the first half times the second (arXiv:2002.05202)."""
+
+    @abstractmethod
+    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
+        """Rows of `x` [rows, size] at `index` [n] int64: [n, size]."""
+
+    @abstractmethod
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """`weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """`x` [num_tokens, in] → [num_tokens, out]."""
+
+    @abstractmethod
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """`weight` [gate | up, in] as `pack_linear` does, for `gated_linear` alone."""
+
+    @abstractmethod
+    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """`silu_and_mul` of the linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
+
+    @abstractmethod
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of one layer's KV cache; the backend alone knows what its dimensions mean."""
+
+    @abstractmethod
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim] in the slots of `slot_mapping` [num_tokens] int64.
+
+        Values are made finite: a page may later belong to another request, whose masked positions must not turn NaN.
+        """
+
+    @abstractmethod
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+    ) -> Tensor:
+        """What stands between a layer's projection and its attention: `rms_norm`, `rotary` and `write_kv` in one.
+
+        `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
+        are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. Keys and
+        values are stored. Returns the queries [num_tokens, num_heads, head_dim].
+        """
+
+    @abstractmethod
+    def attention_batch(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        *,
+        block_size: int,
+    ) -> Batch:
+        """Prepares one step. Row r is one request; its tokens follow those of row r - 1.
+
+        `query_lens` [num_rows] int64, on the host: new tokens of each row, at least 1.
+        `seq_lens` [num_rows] int64, on the host: tokens known after this step, the new ones included.
+        `block_tables` [num_rows, max_blocks], on the host: page ids; entries past a row's last page are never used.
+        `slot_mapping` [num_tokens] int64, on the device: as `AttentionBatch.slot_mapping`.
+        """
+
+    @abstractmethod
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, batch: Batch, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages, new tokens included; like `q`.
+
+        Query head h reads KV head h // (num_heads / num_kv_heads). With `window`, a token sees itself and the
+        `window - 1` tokens before it.
+        """
+
+    @abstractmethod
+    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
+        """Sets logits to -inf, in place, where the token's bit is not set.
+
+        `logits` is [num_rows, vocab_size] of any float type; `rows` [n] int64, on the host, says which of them, each
+        once. `bitmask` [n, ceil(vocab_size / 32)] int32, on the host: bit i % 32 of word i // 32 is token i.
+        """
+
+    @abstractmethod
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest token of each row of `logits` [num_rows, vocab_size].
+
+        Returns ids [num_rows] int64, and [num_rows] bool: false where the row holds a NaN or its greatest is infinite.
+        """
+
+    @abstractmethod
+    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """A token for each row of `logits` [num_rows, vocab_size], by inverting the cumulative softmax.
+
+        Row r is inverted at element r of `quire.ops.random.uniforms(starts, positions)`; `starts` [num_rows] uint64 and
+        `positions` [num_rows] int64 are on the host. A token whose logit is -inf is never drawn. Returns as
+        `likeliest`; false where the logits are no distribution (NaN, infinite).
+        """
+
+    @abstractmethod
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        """What `run` returns, and a recording that computes it again from what its inputs' memory holds by then.
+
+        A recording has no memory of its own for what it computes: the result is valid until the next `record` of this
+        backend, or the next run of a recording. None where the backend cannot record, or `run` did anything beside
+        operations of this backend and views of tensors.
+        """

@@ -1,0 +1,40 @@
+"""Linear layers on oneDNN, where `panels.py` has none. A weight is put into its layout once, not at every call."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OneDnnWeight:
+    """A weight in oneDNN's layout, or as it came where oneDNN has no kernel for its dtype on this CPU."""
+
+    weight: Tensor
+    bias: Tensor | None
+    is_blocked: bool
+
+
+class OneDnnLinear:
+    """See `LinearLayers`."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> OneDnnWeight:
+        if _has_kernel(weight.dtype):
+            return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(weight), bias, is_blocked=True)
+        return OneDnnWeight(weight, bias, is_blocked=False)
+
+    def multiply(self, x: Tensor, packed: OneDnnWeight) -> Tensor:
+        if packed.is_blocked:
+            return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
+        return F.linear(x, packed.weight, packed.bias)
+
+
+def _has_kernel(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if dtype == torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return dtype == torch.float32

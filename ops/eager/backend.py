@@ -1,0 +1,133 @@
+"""The operations in plain torch: right on every device, and what every other backend is tested against."""
+
+from collections.abc import Callable
+from typing import Generic
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.backend import Backend, PackedLinear
+from quire.ops.eager.attention import attend, largest_stored
+from quire.ops.eager.attention_plan import AttentionPlan
+from quire.ops.eager.linear import LinearLayers
+from quire.ops.eager.sampling import invert_softmax
+from quire.ops.random import uniforms
+
+
+class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
+    """See `Backend`. A layer's KV cache is [num_blocks, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
+
+    def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
+        self._linear_layers = linear_layers
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        # The mean is float32; the product with `weight` has x's dtype. vector_norm is one pass over x, and the rest
+        # works on one number a row.
+        full = x.float()
+        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
+        inverse = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        return (full * inverse).to(x.dtype) * weight
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        residual = residual.add_(x)
+        return self.rms_norm(residual, weight, eps), residual
+
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return cos.unsqueeze(1).to(dtype), sin.unsqueeze(1).to(dtype)
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        size = cos.shape[-1]
+        if size < x.shape[-1]:
+            return torch.cat((self.rotary(x[..., :size], cos, sin), x[..., size:]), dim=-1)
+        swapped = torch.cat((x[..., size // 2 :], x[..., : size // 2]), dim=-1)
+        return torch.addcmul(x * cos, swapped, sin)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
+        return F.embedding(index, x)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        return self._linear_layers.pack(weight, bias)
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self._linear_layers.multiply(x, packed)
+
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        return self._linear_layers.pack(weight, bias)
+
+    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self.silu_and_mul(self.linear(x, packed))
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, 2, num_kv_heads, block_size, head_dim)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+        block_size = kv_cache.shape[3]
+        pages, offsets = slot_mapping // block_size, slot_mapping % block_size
+        largest = largest_stored(kv_cache.dtype)
+        for cache, new in zip(kv_cache.unbind(1), (k, v), strict=True):
+            cache[pages, :, offsets] = new.nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
+
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+    ) -> Tensor:
+        num_kv_heads = kv_cache.shape[2]
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        qk, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        if norm is not None:
+            qk = self.rms_norm(qk, *norm)
+        q, k = self.rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
+        self.write_kv(k, v, kv_cache, slot_mapping)
+        return q
+
+    def attention_batch(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        *,
+        block_size: int,
+    ) -> AttentionPlan:
+        return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        return attend(q, kv_cache, batch, scale, window)
+
+    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
+        device = logits.device
+        octets = torch.from_numpy(bitmask.view(np.uint8)).to(device, non_blocking=True)  # little-endian
+        bits = octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+        forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+        index = torch.from_numpy(rows).to(device, non_blocking=True)
+        logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        token_ids = logits.argmax(-1)  # a NaN counts as the greatest, so it shows in the value
+        return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+
+    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        uniform = torch.from_numpy(uniforms(starts, positions)).to(logits.device, non_blocking=True)
+        return invert_softmax(logits, uniform)
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, None]:
+        return run(), None  # there is no list of launches to keep in plain torch

@@ -1,0 +1,65 @@
+"""Operations with spans around them: the results of the backend, under names that a reader knows."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.trace import SpanList
+from quire.executor.timed_ops import timed
+from quire.ops import bind
+from quire.ops.backend import Backend
+from quire.ops.cpu import NativeBackend
+
+
+def names(spans: SpanList) -> list[str]:
+    return [name for name, _, _ in spans.take()]
+
+
+@pytest.fixture
+def spans() -> SpanList:
+    return SpanList()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_operation_is_a_span_of_its_name(device: str, spans: SpanList) -> None:
+    plain = bind(device)
+    ops: Backend = timed(plain, spans)
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    assert torch.equal(ops.rms_norm(x, weight, eps=1e-6), plain.rms_norm(x, weight, 1e-6))
+    assert torch.equal(ops.silu_and_mul(x), plain.silu_and_mul(x))
+    assert names(spans) == ["rms_norm", "silu_and_mul"]
+
+
+def test_linear_layers_are_named_after_their_sizes(spans: SpanList) -> None:
+    ops = timed(bind("cpu"), spans)
+    first, second = ops.pack_linear(torch.randn(6, 8)), ops.pack_gated_linear(torch.randn(10, 6))
+    ops.gated_linear(ops.linear(torch.randn(3, 8), first), second)
+    assert names(spans) == ["linear 8x6", "linear 6x10"]
+
+
+def test_a_recording_has_the_spans_that_it_was_made_with(spans: SpanList) -> None:
+    plain = bind("cpu")
+    if not isinstance(plain, NativeBackend):
+        pytest.skip("this machine has no C++ compiler")
+    ops = timed(plain, spans)
+    x, weight = torch.randn(3, 8), torch.ones(8)
+
+    def run() -> Tensor:
+        return ops.silu_and_mul(ops.rms_norm(x, weight, 1e-6))
+
+    _, recording = ops.record(run)
+    assert recording is not None
+    spans.take()
+    recording.run()
+    assert names(spans) == ["rms_norm", "silu_and_mul"]
+    ops.silu_and_mul(x)
+    assert names(spans) == ["silu_and_mul"], "what comes later belongs to no recording"
+
+
+def test_an_operation_that_the_backend_lacks_is_told_when_it_is_made() -> None:
+    class Half(Backend):
+        def silu_and_mul(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(TypeError, match="rms_norm"):
+        Half()  # type: ignore[abstract]
