@@ -3,7 +3,7 @@
 from typing import Any
 
 from litestar import Router, post
-from litestar.types import ASGIApp, Guard
+from litestar.types import ASGIApp
 
 from quire.frontend.anthropic.answers import ErrorAnswer, MessageAnswer, TokenCount
 from quire.frontend.anthropic.errors import AnthropicErrors, error_frame
@@ -14,8 +14,8 @@ from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.json_request import JsonRequest
 
 
-def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorReporter, guards: list[Guard]) -> Router:
-    """Handlers for /v1/messages, behind `guards`."""
+def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorReporter) -> Router:
+    """Handlers for /v1/messages."""
 
     @post("/", status_code=200, responses=documented(MessageAnswer, ErrorAnswer), summary="Message")
     async def create_message(request: JsonRequest, data: MessagesRequest) -> ASGIApp:
@@ -32,6 +32,4 @@ def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorRepo
         return await answers.whole(messages.count_tokens(data), request)
 
     handlers: dict[int | type[Exception], Any] = {Exception: AnthropicErrors(errors).handle}
-    return Router(
-        "/v1/messages", route_handlers=[create_message, count_tokens], guards=guards, exception_handlers=handlers
-    )
+    return Router("/v1/messages", route_handlers=[create_message, count_tokens], exception_handlers=handlers)

@@ -1,8 +1,8 @@
-"""Puts the HTTP application together: routes, guards, errors, documentation."""
+"""Puts the HTTP application together: routes, who may call which, errors, documentation."""
 
 from typing import Any
 
-from litestar import Litestar
+from litestar import Litestar, Router
 from litestar.config.cors import CORSConfig
 from litestar.types import Guard
 from prometheus_client import CollectorRegistry
@@ -21,7 +21,7 @@ from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
-from quire.frontend.http.service_routes import service_routes
+from quire.frontend.http.service_routes import control_routes, monitoring_routes
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.routes import openai_routes
 
@@ -47,11 +47,15 @@ def create_app(
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
     documentation = None if server.disable_fastapi_docs else Documentation(server.root_path)
     models, conversations = ServedModels(engine), Conversations(engine, server)
+    guarded = [
+        *openai_routes(engine, server, state, answers, models, conversations),
+        anthropic_routes(Messages(server, models, conversations), answers, errors),
+        *control_routes(engine, state),
+    ]
     return Litestar(
         route_handlers=[
-            *openai_routes(engine, server, state, answers, models, conversations, guards),
-            anthropic_routes(Messages(server, models, conversations), answers, errors, guards),
-            *service_routes(engine, server, state, registry),
+            Router("/", route_handlers=guarded, guards=guards),
+            *monitoring_routes(engine, server, state, registry),
             *(documentation.routes() if documentation else []),
         ],
         exception_handlers={Exception: errors.handle},

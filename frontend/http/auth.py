@@ -1,4 +1,4 @@
-"""API keys: who may call the routes under /v1."""
+"""API keys: who may call the routes that make the server work."""
 
 import hmac
 from typing import Any

@@ -26,7 +26,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     uds: Annotated[str | None, Meta(description="Listen on this Unix socket instead of --host and --port.")] = None
     api_key: Annotated[
         list[str] | None,
-        Meta(description="Keys that clients may present for /v1; $QUIRE_API_KEY when unset, open when neither is set."),
+        Meta(
+            description="Keys that clients may present; $QUIRE_API_KEY when unset, open when neither is set. What "
+            "monitors read (/health, /ping, /metrics, /version, /load) and the documentation are open all the same."
+        ),
     ] = None
     ssl_keyfile: Annotated[str | None, Meta(description="TLS private key, PEM.")] = None
     ssl_certfile: Annotated[str | None, Meta(description="TLS certificate chain, PEM; turns HTTPS on.")] = None
@@ -151,7 +154,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def accepted_api_keys(self) -> list[str]:
-        """Keys that open /v1: `--api-key`, else the environment's; empty means that anyone may call."""
+        """Keys that clients may present: `--api-key`, else the environment's; empty means that anyone may call."""
         if self.api_key:
             return self.api_key
         from_environment = envs.read("API_KEY")

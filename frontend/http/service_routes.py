@@ -1,4 +1,4 @@
-"""Routes for those who operate the server: health, version, load, metrics."""
+"""Routes for those who operate the server: what monitors read, and what changes how it runs."""
 
 from typing import Any
 
@@ -34,10 +34,10 @@ class Load(Struct):
     server_load: int
 
 
-def service_routes(
+def monitoring_routes(
     engine: AsyncLLM, server: ServerConfig, state: ServerState, registry: CollectorRegistry
 ) -> list[Any]:
-    """Handlers outside /v1."""
+    """Handlers that probes, load balancers and Prometheus poll, which have no API key: they only tell numbers."""
 
     async def check() -> ASGIApp:
         state.check_ready()
@@ -69,6 +69,15 @@ def service_routes(
         """How many requests are in flight."""
         return json_answer(Load(state.num_in_flight))
 
+    handlers: list[Any] = [health, ping, version, metrics]
+    if server.enable_server_load_tracking:
+        handlers.append(load)
+    return handlers
+
+
+def control_routes(engine: AsyncLLM, state: ServerState) -> list[Any]:
+    """Handlers that change how the server runs, for those who have an API key."""
+
     @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a timeline")
     async def start_profile() -> ASGIApp:
         """Begins to record what engine and worker do when."""
@@ -81,9 +90,4 @@ def service_routes(
         """Ends the recording and writes it into the folder of --profiler-config."""
         return json_answer(Timeline(await engine.stop_profile()))
 
-    handlers: list[Any] = [health, ping, version, metrics]
-    if server.enable_server_load_tracking:
-        handlers.append(load)
-    if engine.config.trace_folder is not None:
-        handlers += [start_profile, stop_profile]
-    return handlers
+    return [start_profile, stop_profile] if engine.config.trace_folder is not None else []

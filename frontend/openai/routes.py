@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from litestar import Router, get, post
-from litestar.types import ASGIApp, Guard
+from litestar.types import ASGIApp
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from quire.core.errors import ParameterError
@@ -58,9 +58,8 @@ def openai_routes(
     answers: HttpAnswers,
     models: ServedModels,
     conversations: Conversations,
-    guards: list[Guard],
 ) -> list[Any]:
-    """Handlers for /v1 (behind `guards`) and for the tokenizer."""
+    """Handlers for /v1, /invocations and the tokenizer."""
     chat = ChatCompletions(engine, server, models, conversations)
     text = TextCompletions(engine, server, models, conversations)
     rendering = Rendering(engine, models, conversations)
@@ -72,8 +71,8 @@ def openai_routes(
     ]
     tokenization = Tokenization(engine, models, conversations)
     return [
-        Router("/v1", route_handlers=handlers, guards=guards),
-        _invocation_route(chat, text, answers, guards),
+        Router("/v1", route_handlers=handlers),
+        _invocation_route(chat, text, answers),
         *_tokenizer_routes(tokenization, answers),
     ]
 
@@ -150,13 +149,12 @@ def _tokenizer_routes(tokenization: Tokenization, answers: HttpAnswers) -> list[
     return [tokenize, detokenize]
 
 
-def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers, guards: list[Guard]) -> Any:
+def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers) -> Any:
     @post(
         "/invocations",
         status_code=200,
         responses=documented(ChatCompletion | Completion),
         opt={BODY: ChatRequest | CompletionRequest},
-        guards=guards,
         summary="Invoke",
     )
     async def invoke(request: JsonRequest) -> ASGIApp:

@@ -1,6 +1,7 @@
 """The application around the engine: keys, CORS, ids, limits, routes. No engine process is needed for any of it."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,56 @@ def test_anthropics_clients_send_the_key_in_a_header_of_their_own(caller: Callab
     assert call("POST", "/invocations", json={}).status_code == 401
 
 
-def test_keys_guard_v1_only(caller: Callable[..., Caller]) -> None:
+MONITORING = {"/health", "/ping", "/metrics", "/version", "/load"}
+DOCUMENTATION = {
+    "/docs",
+    "/docs/{path:str}",
+    "/docs/openapi.json",
+    "/docs/oauth2-redirect.html",
+    "/openapi.json",
+    "/redoc",
+}
+
+
+def test_every_route_asks_for_the_key_but_those_that_only_tell(engine: AsyncLLM) -> None:
+    server = ServerConfig(api_key=["one"], enable_server_load_tracking=True)
+    app = create_app(engine, server)
+    told = set()
+
+    async def answer(method: str, path: str) -> int:
+        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return (await client.request(method, path)).status_code
+
+    for route in app.routes:
+        for method in route.methods - {"OPTIONS"}:  # which tell a browser what may be asked
+            if asyncio.run(answer(method, re.sub("{[^}]*}", "x", route.path))) != 401:
+                told.add(route.path)
+    assert told == {*MONITORING, *DOCUMENTATION}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/tokenize", {"prompt": "a"}),
+        ("POST", "/detokenize", {"tokens": [5]}),
+        ("POST", "/v1/chat/completions/render", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_the_tokenizer_asks_for_the_key(
+    caller: Callable[..., Caller], method: str, path: str, body: dict[str, Any]
+) -> None:
     call = caller(api_key=["one"])
-    assert call("GET", "/version").status_code == 200
-    assert call("POST", "/tokenize", json={"prompt": "a"}).status_code == 200
+    assert call(method, path, json=body).status_code == 401
+    assert call(method, path, json=body, headers={"Authorization": "Bearer two"}).status_code == 401
+    assert call(method, path, json=body, headers={"Authorization": "Bearer one"}).status_code == 200
+
+
+def test_a_timeline_is_for_those_who_have_the_key(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path)}
+    call = Caller(AsyncLLM.from_engine_args(model=str(checkpoint("llama")), profiler_config=config), api_key=["one"])
+    assert {call("POST", path).status_code for path in ("/start_profile", "/stop_profile")} == {401}
+    call.close()
 
 
 def test_key_from_the_environment(caller: Callable[..., Caller], monkeypatch: pytest.MonkeyPatch) -> None:
