@@ -14,8 +14,8 @@ from quire.core.wire.protocol import EngineReady, EngineRequest
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
-from quire.frontend.launch.launcher import EngineSetup
 from quire.frontend.launch.refusals import Refusals
+from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.metrics import EngineMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.completion import Completion

@@ -33,7 +33,7 @@ def engines_of(server: ServerProcess) -> list[psutil.Process]:
     return [
         child
         for child in children
-        if child.status() != psutil.STATUS_ZOMBIE and "quire.frontend.launch.launcher" in " ".join(child.cmdline())
+        if child.status() != psutil.STATUS_ZOMBIE and "quire.frontend.launch.engine_main" in " ".join(child.cmdline())
     ]
 
 

@@ -10,7 +10,7 @@ from quire.frontend.cli.arguments import CommandParser, add_engine_options, add_
 
 if TYPE_CHECKING:
     from quire.frontend.http.server_config import ServerConfig
-    from quire.frontend.launch.launcher import EngineSetup
+    from quire.frontend.launch.setup import EngineSetup
 
 COMMON = [
     "--host", "--port", "--api-key", "--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs",
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     # Imports are here, so that --help need not load the server, and late, so that the engine loads beside them.
     from quire.core.logging import configure
     from quire.frontend.http.listener import bind, release
-    from quire.frontend.launch.launcher import EngineSetup
+    from quire.frontend.launch.setup import EngineSetup
 
     configure("serve")
     listener = bind(args.server_config)

@@ -7,7 +7,7 @@ import psutil
 # Module on the command line -> role.
 _ROLES = {
     "quire.frontend.bench.host.null_server": "frontend",
-    "quire.frontend.launch.launcher": "engine",
+    "quire.frontend.launch.engine_main": "engine",
     "quire.executor.processes.worker_process": "worker",
 }
 

@@ -11,7 +11,8 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.checkpoint import model_source
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.frontend.checkpoint.served_model import ServedModel
-from quire.frontend.launch.launcher import EngineLauncher, resolve
+from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.options import resolve
 from quire.frontend.metrics.metrics import EngineMetrics
 from quire.frontend.text.tokenizer import Tokenizer
 

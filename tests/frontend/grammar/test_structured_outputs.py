@@ -372,7 +372,7 @@ def test_another_engine_goes_on_in_the_grammar_after_a_crash(checkpoint: Callabl
 
     def engines() -> set[psutil.Process]:
         children = psutil.Process().children()
-        return {child for child in children if "quire.frontend.launch.launcher" in " ".join(child.cmdline())}
+        return {child for child in children if "quire.frontend.launch.engine_main" in " ".join(child.cmdline())}
 
     others = engines()
 

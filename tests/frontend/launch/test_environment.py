@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError
-from quire.frontend.launch.launcher import EngineSetup
+from quire.frontend.launch.setup import EngineSetup
 
 
 @pytest.mark.parametrize(("name", "text"), [("QUIRE_LOG_STATS_INTERVAL", "often"), ("QUIRE_LOGGING_LEVEL", "LOUD")])

@@ -1,0 +1,70 @@
+"""Main of an engine process: `python -m quire.frontend.launch.engine_main`, started by `EngineLauncher`."""
+
+import asyncio
+import gc
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+
+import msgspec
+import uvloop
+from msgspec import Struct
+
+from quire.core.config.resolved import EngineConfig
+from quire.core.engine.channel import CurveKeys
+from quire.core.logging import configure
+
+
+class EngineStart(Struct, array_like=True):
+    """What an engine process reads from its standard input, before anything else."""
+
+    config: EngineConfig
+    address: str
+    keys: CurveKeys | None
+    worker_factory: str | None = None  # qualified name of another worker than the real one
+
+
+def main() -> None:
+    """Reads an `EngineStart` from standard input, and runs that engine until it is told to end."""
+    gc.disable()  # until all is loaded: imports make a million objects and hardly a cycle among them
+    configure("engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    size = int.from_bytes(sys.stdin.buffer.read(8), "little")
+    start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
+    code = uvloop.run(_run_engine(start))
+    if start.address.startswith("ipc://") and _outlives(parent):  # it cannot tidy up any more
+        shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)
+    sys.exit(code)
+
+
+def _outlives(parent: int) -> bool:
+    """Whether the parent is gone. Its end of our standard input closes a moment before it stops being our parent."""
+    deadline = time.monotonic() + 1
+    [is_closed, _, _] = select.select([sys.stdin], [], [], 0)
+    while is_closed and os.getppid() == parent and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return os.getppid() != parent
+
+
+async def _run_engine(start: EngineStart) -> int:
+    from quire.core.engine.process import EngineProcess
+
+    if start.config.executor == "uni":
+        from quire.executor.processes.uniproc import UniProcExecutor as Executor
+    else:
+        from quire.executor.processes.multiproc import MultiProcExecutor as Executor  # type: ignore[assignment]
+    options = {"factory": start.worker_factory} if start.worker_factory else {}
+    executor = Executor(start.config, **options)
+    process = EngineProcess(start.config, executor, start.address, start.keys)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is ever written: readable means the parent died
+    loop.add_signal_handler(signal.SIGTERM, process.close)
+    return await process.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Fills in what a user left open: `EngineArgs` and a checkpoint's facts become the `EngineConfig` that runs."""
+
+import os
+from typing import Literal
+
+from quire.core import envs
+from quire.core.config.engine_args import EngineArgs
+from quire.core.config.observability import ProfilerConfig
+from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
+from quire.core.errors import ConfigError
+from quire.frontend.launch import device
+
+Usage = Literal["llm", "server"]
+DEFAULT_BLOCK_SIZE = 16
+LARGE_GPU_BYTES = 70 * 2**30
+
+
+def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
+    """Fills every default in.
+
+    Raises:
+        ConfigError: options that contradict each other or the checkpoint.
+    """
+    kind = device.choose(args.device.device)
+    world_size = args.parallel.tensor_parallel_size
+    executor = args.parallel.distributed_executor_backend or ("uni" if world_size == 1 else "mp")
+    if executor == "uni" and world_size > 1:
+        raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")
+    max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
+    return EngineConfig(
+        spec=spec,
+        limits=_limits(args, usage, kind, world_size, max_model_len),
+        load=args.load,
+        cache=args.cache,
+        device=kind,
+        tensor_parallel_size=world_size,
+        executor=executor,
+        max_model_len=max_model_len,
+        fit_max_model_len=fit,
+        seed=args.model.seed,
+        log_stats=not args.observability.disable_log_stats,
+        logprobs_mode=args.model.logprobs_mode,
+        logits_processors=args.model.logits_processors or [],
+        trace_folder=_trace_folder(args.observability.profiler_config),
+        # Offline work begins at once with as many requests as there are; a server should answer its first one soon.
+        first_touch_seconds=4.0 if usage == "llm" else 1.0,
+    )
+
+
+def _trace_folder(profiler: ProfilerConfig | None) -> str | None:
+    return None if profiler is None or profiler.profiler is None else os.path.abspath(profiler.torch_profiler_dir)
+
+
+def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:
+    """(limit in tokens, whether the memory plan may lower it)."""
+    if asked is None or asked == -1:
+        return spec.max_position_embeddings, asked == -1
+    if asked > spec.max_position_embeddings and not envs.read_flag("ALLOW_LONG_MAX_MODEL_LEN"):
+        raise ConfigError(
+            f"--max-model-len {asked} exceeds the checkpoint's own limit of {spec.max_position_embeddings} tokens. "
+            "Lower it, or set QUIRE_ALLOW_LONG_MAX_MODEL_LEN=1 if the model is known to extrapolate."
+        )
+    if asked < 1:
+        raise ConfigError(f"--max-model-len must be at least 1, or -1 for what fits in memory; got {asked}.")
+    return asked, False
+
+
+def _limits(args: EngineArgs, usage: Usage, kind: str, world_size: int, max_model_len: int) -> SchedulerLimits:
+    asked = args.scheduler
+    default_tokens, default_seqs = _batch_defaults(usage, kind, world_size)
+    chunked = asked.enable_chunked_prefill is not False
+    max_num_seqs = asked.max_num_seqs or default_seqs
+    tokens = asked.max_num_batched_tokens
+    if tokens is None:
+        tokens = default_tokens if chunked else max(default_tokens, max_model_len)
+        tokens = max(1, min(tokens, max_num_seqs * max_model_len))
+    if asked.max_num_seqs is None:
+        max_num_seqs = min(max_num_seqs, tokens)
+    if not chunked and tokens < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is below the model length {max_model_len}, so a long prompt could "
+            "never run whole: raise it, lower --max-model-len, or leave chunked prefill on."
+        )
+    if not chunked and asked.long_prefill_token_threshold:
+        raise ConfigError("--long-prefill-token-threshold splits prompts, which --no-enable-chunked-prefill forbids.")
+    return SchedulerLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens,
+        max_num_queued_reqs=asked.max_num_queued_reqs,
+        long_prefill_token_threshold=asked.long_prefill_token_threshold,
+        policy=asked.scheduling_policy,
+        enable_chunked_prefill=chunked,
+        async_scheduling=asked.async_scheduling is not False,
+        block_size=args.cache.block_size or DEFAULT_BLOCK_SIZE,
+        enable_prefix_caching=args.cache.enable_prefix_caching is not False,
+    )
+
+
+def _batch_defaults(usage: Usage, kind: str, world_size: int) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) that vLLM would choose for this device and entry point.
+
+    But a CPU's server takes a quarter of vLLM's 2048 tokens: running streams wait for a step with prompts in it, and a
+    CPU is as fast on 512 tokens as on more.
+    """
+    if kind == "cpu":
+        tokens, seqs = (4096, 256) if usage == "llm" else (512, 128)
+        return tokens * world_size, seqs * world_size
+    if device.gpu_memory_bytes() >= LARGE_GPU_BYTES:
+        return (16384 if usage == "llm" else 8192), 1024
+    return (8192 if usage == "llm" else 2048), 256

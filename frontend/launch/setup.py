@@ -1,0 +1,45 @@
+"""From options to an engine that can be launched: finds the checkpoint, resolves every option, starts nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core import envs
+from quire.core.config.engine_args import EngineArgs
+from quire.core.config.resolved import EngineConfig
+from quire.core.logging import get_logger, level
+from quire.frontend.checkpoint import model_source
+from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.options import Usage, resolve
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What a user's options came to: all that is needed to launch an engine, and no more."""
+
+    args: EngineArgs
+    folder: Path
+    tokenizer_folder: Path
+    config: EngineConfig
+    launcher: EngineLauncher
+
+    @classmethod
+    def from_args(cls, args: EngineArgs, usage: Usage) -> "EngineSetup":
+        """Finds the checkpoint and resolves every option. Starts nothing.
+
+        Raises:
+            ConfigError: an option, an environment variable or the checkpoint is wrong.
+        """
+        _check_environment()
+        folder = model_source.find_model(args.model, args.load)
+        tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
+        config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
+        return cls(args, folder, tokenizer_folder, config, EngineLauncher(config, args.parallel.engine_transport))
+
+
+def _check_environment() -> None:
+    envs.check()
+    level()
+    for name, meant in envs.misspelt():
+        logger.warning("nothing reads the environment variable %s; did you mean %s?", name, meant)
