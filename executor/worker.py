@@ -15,6 +15,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
 from quire.executor.memory import plan as memory
 from quire.executor.memory.first_touch import touch
@@ -101,6 +102,7 @@ class Worker:
             weights_bytes=weights_bytes,
             kv_cache_bytes=plan.num_blocks * page_bytes,
             device_name=_device_name(self._device),
+            kv_groups=[KVGroupSpec("full", list(range(self._model.num_layers)), page_bytes)],
         )
 
     def allocate(self, num_blocks: int, max_model_len: int) -> None:

@@ -81,6 +81,7 @@ class EngineProcess:
         limits = self._config.limits
         self._scheduler = Scheduler(
             limits,
+            kv_groups=ready.kv_groups,
             num_blocks=ready.num_blocks,
             max_model_len=ready.max_model_len,
             eos_token_ids=self._config.spec.eos_token_ids,

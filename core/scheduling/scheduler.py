@@ -15,7 +15,7 @@ Plans are made ahead, and everything here rests on workers executing plans stric
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
 from quire.core.config.resolved import SchedulerLimits
@@ -25,6 +25,7 @@ from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Request, RequestStatus
 from quire.core.scheduling.throughput import Throughput
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -45,10 +46,10 @@ class Scheduler:
 
     Args:
         limits: budgets and policies.
-        num_blocks: pages in the pool.
+        kv_groups: the model's; each has a block table per request.
+        num_blocks: pages in the pool, for all groups together.
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a sequence unless it ignores them.
-        num_kv_groups: block tables per request.
         clock: seconds, monotonic.
     """
 
@@ -56,10 +57,10 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         *,
+        kv_groups: Sequence[KVGroupSpec],
         num_blocks: int,
         max_model_len: int,
         eos_token_ids: Collection[int],
-        num_kv_groups: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
@@ -70,7 +71,7 @@ class Scheduler:
         self._kv = KVCacheManager(
             num_blocks=num_blocks,
             block_size=limits.block_size,
-            num_kv_groups=num_kv_groups,
+            num_kv_groups=len(kv_groups),
             enable_prefix_caching=limits.enable_prefix_caching,
         )
         self._requests: dict[str, Request] = {}  # all unfinished

@@ -7,11 +7,12 @@ Structs are `array_like`: a message is a MessagePack array, so field order is pa
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.sampling_params import SamplingParams
 
 # --------------------------------------------------------------------------------------------- frontend -> engine
@@ -35,6 +36,9 @@ class Grammar(Struct, array_like=True, frozen=True):
     data: bytes  # in the backend's own form, compressed
     vocabulary_path: str  # a file that holds a `Vocabulary`, for as long as the frontend lives
 
+
+KVGroups = Annotated[list[KVGroupSpec], Meta(min_length=1)]
+"""A model's KV groups. Wherever a message lists pages per KV group, it lists them in this order."""
 
 ROW_DIGEST_BYTES = 32
 
@@ -176,14 +180,15 @@ class StepOutputs(Struct, array_like=True, tag="outputs"):
 
 
 class EngineReady(Struct, array_like=True, tag="ready"):
-    """The model is loaded: what the engine can hold."""
+    """The model is loaded: what the engine can hold. Bytes are sums over all ranks, but for those of a group's page."""
 
-    num_blocks: int
+    num_blocks: int  # pages of the pool, which all KV groups share
     block_size: int
     max_model_len: int
     weights_bytes: int
     kv_cache_bytes: int
     device_name: str
+    kv_groups: KVGroups
 
 
 class EngineFailed(Struct, array_like=True, tag="failed"):
@@ -281,6 +286,7 @@ class WorkerReady(Struct, array_like=True, tag="ready"):
     weights_bytes: int
     kv_cache_bytes: int
     device_name: str
+    kv_groups: KVGroups
 
 
 class WorkerFailed(Struct, array_like=True, tag="failed"):

@@ -14,11 +14,13 @@ import time
 from collections import deque
 
 import msgspec
+from msgspec.structs import replace
 
 from quire.core import envs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, EngineError, ModelLoadError
 from quire.core.logging import get_logger
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
     AllocateCache,
     EngineReady,
@@ -100,6 +102,7 @@ class MultiProcExecutor:
         """
         self._spawn_all()
         loaded = await self._all_ready()
+        kv_groups = _agreed_groups(loaded)
         agreed = AllocateCache(
             num_blocks=min(ready.num_blocks for ready in loaded),
             max_model_len=min(ready.max_model_len for ready in loaded),
@@ -113,6 +116,7 @@ class MultiProcExecutor:
             weights_bytes=sum(ready.weights_bytes for ready in loaded),
             kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_blocks // ready.num_blocks for ready in loaded),
             device_name=loaded[0].device_name,
+            kv_groups=kv_groups,
         )
 
     def submit(self, plan: StepPlan) -> asyncio.Future[StepResult]:
@@ -279,3 +283,19 @@ class MultiProcExecutor:
         if self._failure is not None:  # it came while the answers were collected
             raise self._failure
         return loaded
+
+
+def _agreed_groups(loaded: list[WorkerReady]) -> list[KVGroupSpec]:
+    """The KV groups that all ranks declare, with the page bytes of the first: block tables are the same for all.
+
+    Raises:
+        ModelLoadError: layers, kinds or windows differ.
+    """
+    first, *others = ([replace(group, page_bytes=0) for group in ready.kv_groups] for ready in loaded)
+    for rank, groups in enumerate(others, 1):
+        if groups != first:
+            raise ModelLoadError(
+                f"Worker {rank} declares other KV groups than worker 0: {groups} and not {first}. All workers must "
+                "load the same checkpoint with the same version of Quire."
+            )
+    return loaded[0].kv_groups

@@ -1,6 +1,7 @@
 """A worker without a model: answers every plan at once, so that tests and benchmarks see the cost of all the rest."""
 
 from quire.core.config.resolved import EngineConfig
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
 
 
@@ -22,6 +23,7 @@ class NullWorker:
             weights_bytes=0,
             kv_cache_bytes=0,
             device_name="null",
+            kv_groups=[KVGroupSpec("full", list(range(self._config.spec.num_layers)), page_bytes=0)],
         )
 
     def allocate(self, num_blocks: int, max_model_len: int) -> None:

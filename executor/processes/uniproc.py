@@ -56,6 +56,7 @@ class UniProcExecutor:
             weights_bytes=ready.weights_bytes,
             kv_cache_bytes=ready.kv_cache_bytes,
             device_name=ready.device_name,
+            kv_groups=ready.kv_groups,
         )
 
     def submit(self, plan: StepPlan) -> asyncio.Future[StepResult]:

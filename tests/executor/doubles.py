@@ -8,6 +8,7 @@ from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ModelLoadError
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
 from quire.executor.processes.null_worker import NullWorker
 
@@ -45,13 +46,23 @@ class UnequalWorker(NullWorker):
     """Rank r holds less than rank r - 1, except for the length, where it holds more."""
 
     def load(self) -> WorkerReady:
-        return WorkerReady(self._rank, 100 - 20 * self._rank, 32 + self._rank, 10, 1000 - 200 * self._rank, "null")
+        groups = [KVGroupSpec("full", [0], page_bytes=10 + self._rank)]
+        num_blocks = 100 - 20 * self._rank
+        return WorkerReady(self._rank, num_blocks, 32 + self._rank, 10, 10 * num_blocks, "null", groups)
 
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         self._agreed = [num_blocks, max_model_len]
 
     def execute(self, plan: StepPlan) -> StepResult:
         return StepResult(plan.step_id, self._agreed)
+
+
+class OtherWindowWorker(NullWorker):
+    """The window of rank r's layer is 4 + r tokens."""
+
+    def load(self) -> WorkerReady:
+        groups = [KVGroupSpec("window", [0], page_bytes=10, window=4 + self._rank)]
+        return WorkerReady(self._rank, 100, 32, 10, 1000, "null", groups)
 
 
 class SlowWorker(NullWorker):

@@ -9,6 +9,7 @@ import numpy as np
 from quire.core.config.resolved import EngineConfig
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire import protocol
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineRequest, SchedulerStats, StepOutputs, StepResult
 from quire.core.wire.sampling_params import SamplingParams
 
@@ -52,7 +53,8 @@ def _filled(config: EngineConfig, num_running: int, max_model_len: int) -> Sched
         config.limits, max_num_seqs=num_running, max_num_batched_tokens=num_running * INPUT_LEN
     )
     pages = num_running * -(-max_model_len // limits.block_size)
-    scheduler = Scheduler(limits, num_blocks=pages, max_model_len=max_model_len, eos_token_ids=())
+    groups = [KVGroupSpec("full", [0], page_bytes=0)]
+    scheduler = Scheduler(limits, kv_groups=groups, num_blocks=pages, max_model_len=max_model_len, eos_token_ids=())
     prompts = np.random.default_rng(0).integers(0, config.spec.vocab_size, (num_running, INPUT_LEN)).tolist()
     sampling = SamplingParams(max_tokens=max_model_len - INPUT_LEN, ignore_eos=True, seed=0)
     for index, prompt in enumerate(prompts):

@@ -5,18 +5,20 @@ and values depend on. Reading a page that holds anything else is what a paging b
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure, StepPlan, StepResult
 from quire.core.wire.sampling_params import SamplingParams
 
 EOS = 0
 VOCAB_SIZE = 40
+FULL = KVGroupSpec("full", [0], page_bytes=0)
 NAN_MESSAGE = "logits are not finite"
 
 
@@ -187,7 +189,7 @@ class Harness:
         max_model_len: int = 128,
         depth: int = 1,
         check: bool = True,
-        num_kv_groups: int = 1,
+        kv_groups: Sequence[KVGroupSpec] = (FULL,),
         eos_token_ids: tuple[int, ...] = (EOS,),
         **limits: Any,
     ) -> None:
@@ -200,7 +202,7 @@ class Harness:
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
-            num_kv_groups=num_kv_groups,
+            kv_groups=kv_groups,
             clock=self.clock,
         )
         self.worker = FakeWorker(self.limits, num_blocks)

@@ -6,7 +6,7 @@ import pytest
 
 from quire.core.errors import EngineError
 from quire.core.wire.protocol import FinishReason, StepResult, TokenLogprobs
-from tests.core.scheduling.fake_worker import EOS, NAN_MESSAGE, Harness, alone, is_nan, make_request
+from tests.core.scheduling.fake_worker import EOS, FULL, NAN_MESSAGE, Harness, alone, is_nan, make_request
 
 
 def tokens_of(harness: Harness) -> list[list[int]]:
@@ -420,7 +420,7 @@ def test_stats_count_since_they_were_last_taken() -> None:
 
 
 def test_every_kv_group_gets_its_own_pages() -> None:
-    harness = Harness(num_kv_groups=2, num_blocks=20)
+    harness = Harness(kv_groups=[FULL, FULL], num_blocks=20)
     harness.add("a", 9, max_tokens=6)
     harness.run()
     (new,) = harness.plans[0].admitted

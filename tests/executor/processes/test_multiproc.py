@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from quire.core.errors import EngineError, ModelLoadError
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
 from quire.executor.processes import multiproc
 from quire.executor.processes.cores import usable_cores
@@ -80,8 +81,18 @@ def test_all_ranks_allocate_what_the_smallest_can_hold() -> None:
             assert (ready.num_blocks, ready.max_model_len) == (60, 32)
             assert ready.weights_bytes == 30
             assert ready.kv_cache_bytes == 3 * 600  # every rank's page takes 10 bytes
+            assert ready.kv_groups == [KVGroupSpec("full", [0], page_bytes=10)]
             result = await executor.submit(make_plan(0))
             assert result.token_ids == [60, 32]
+
+    run(test())
+
+
+def test_ranks_whose_layers_keep_different_things_do_not_start() -> None:
+    async def test() -> None:
+        with pytest.raises(ModelLoadError, match=r"Worker 1 declares other KV groups.*window=5.*window=4.*checkpoint"):
+            async with running(2, double("OtherWindowWorker")):
+                pass
 
     run(test())
 

@@ -19,6 +19,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import EngineConfig, SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, StepPlan
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.parallel.groups import ParallelGroup
@@ -64,7 +65,11 @@ def generate(
 ) -> dict[str, list[RequestDelta]]:
     """Runs requests to their ends with `depth` plans made ahead; deltas by request id."""
     scheduler = Scheduler(
-        msgspec.structs.replace(LIMITS, **limits), num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, eos_token_ids=[2]
+        msgspec.structs.replace(LIMITS, **limits),
+        kv_groups=[KVGroupSpec("full", [0, 1], page_bytes=0)],
+        num_blocks=num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        eos_token_ids=[2],
     )
     for request in requests:
         assert scheduler.add(request) is None

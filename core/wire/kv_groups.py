@@ -1,0 +1,28 @@
+"""What a model's layers keep of a sequence, in groups: each has a block table, and all share one pool of pages."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class KVGroupSpec(Struct, array_like=True, frozen=True):
+    """Layers that keep the same of a sequence, so that one block table serves them all.
+
+    Only kinds that a model here has are listed; others arrive with their first model.
+
+    - "full": a token sees every token before it;
+    - "window": a token sees the last `window` tokens, itself included.
+
+    Any page of the pool may serve any group, so pages of all groups have equally many bytes. Workers keep as many
+    cache tensors as the largest group has layers; the j-th layer of each group uses the j-th tensor.
+    """
+
+    kind: Literal["full", "window"]
+    layers: list[int]  # indices of the model's layers, in order
+    page_bytes: int  # of one page on one rank, in all layers of the group together; the same for all groups of a model
+    window: int | None = None  # tokens
+
+    def __post_init__(self) -> None:
+        fits = self.window is None if self.kind == "full" else self.window is not None and self.window > 0
+        if not fits:
+            raise ValueError(f"a {self.kind} KV group cannot have the window {self.window}")
