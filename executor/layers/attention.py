@@ -1,7 +1,6 @@
 """Grouped-query self-attention over the paged cache (arXiv:2305.13245)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,8 +8,9 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, Part, RowLinear
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import AttentionBatch
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,17 @@ class AttentionShape:
     head_dim: int
 
 
-class Wanted(NamedTuple):
-    """The tokens of a step whose hidden states will be read: of the others the last layer makes keys and values only.
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a layer stands in its model. `is_last`: no layer after it attends to its outputs."""
 
-    Attributes:
-        tokens: [num_wanted] int64; indices into the step's tokens.
-        batch: their attention, each a row of its own with one query.
-    """
+    index: int
+    is_last: bool
 
-    tokens: Tensor
-    batch: AttentionBatch
+    @property
+    def name(self) -> str:
+        """The layer's name in checkpoints."""
+        return f"model.layers.{self.index}"
 
 
 class Attention:
@@ -45,8 +46,9 @@ class Attention:
     def __init__(
         self,
         context: ModelContext,
-        name: str,
+        place: LayerPlace,
         shape: AttentionShape,
+        rotary: RotaryEmbedding,
         *,
         qkv_bias: bool = False,
         output_bias: bool = False,
@@ -54,8 +56,10 @@ class Attention:
         window: int | None = None,
     ) -> None:
         """With `qk_norm_eps` each head of queries and keys is normalised; `window` counts the token itself."""
-        head_dim = shape.head_dim
+        head_dim, name = shape.head_dim, f"{place.name}.self_attn"
         self._ops = context.ops
+        self._place = place
+        self._rotary = rotary
         self._window = window
         self._head_dim = head_dim
         self._scale = head_dim**-0.5
@@ -80,22 +84,23 @@ class Attention:
             k_weight = context.read(f"{name}.k_norm.weight", (head_dim,)).expand(self.num_kv_heads, -1)
             self._qk_norm = (torch.cat((q_weight, k_weight)), qk_norm_eps)
 
-    def __call__(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        batch: AttentionBatch,
-        wanted: Wanted | None = None,
-    ) -> Tensor:
-        """`x` [num_tokens, hidden] → [num_tokens or num_wanted, hidden]; `kv_cache` is this layer's."""
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """`x` [num_tokens, hidden] → [num_outputs, hidden]: of the tokens that `outputs_of` says."""
+        pages, group = step.caches[self._place.index]
+        batch = step.attention[group]
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
-        q = self._ops.rotate_and_store(heads, cos, sin, kv_cache, batch.slot_mapping, norm=self._qk_norm)
-        if wanted is not None:
-            q, batch = self._ops.take_rows(q.flatten(1), wanted.tokens).unflatten(1, q.shape[1:]), wanted.batch
-        out = self._ops.attention(q, kv_cache, batch, scale=self._scale, window=self._window)
+        cos, sin = step.rotation(self._rotary)
+        q = self._ops.rotate_and_store(heads, cos, sin, pages, batch.slot_mapping, norm=self._qk_norm)
+        if self._place.is_last and step.wanted is not None:
+            q, batch = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:]), step.wanted.attention[group]
+        out = self._ops.attention(q, pages, batch, scale=self._scale, window=self._window)
         return self._output(out.reshape(len(q), -1))
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """Those of `rows` [num_tokens, size] whose tokens have an output: all, or in the last layer the wanted ones."""
+        if self._place.is_last and step.wanted is not None:
+            return self._ops.take_rows(rows, step.wanted.tokens)
+        return rows
 
 
 def kv_head_shard(context: ModelContext, num_kv_heads: int, head_dim: int) -> Shard:

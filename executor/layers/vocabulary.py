@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.readers import Shard
 
 
@@ -24,7 +25,7 @@ class VocabularyWeight:
 
 
 class VocabEmbedding:
-    """Token ids [num_tokens] → [num_tokens, hidden], the same on every rank."""
+    """Token ids [num_tokens] → [num_tokens, hidden], the same on every rank; the rows that a step gives instead."""
 
     def __init__(self, context: ModelContext, weight: VocabularyWeight) -> None:
         self._ops = context.ops
@@ -32,7 +33,13 @@ class VocabEmbedding:
         self._rows = weight.rows
         self._start = weight.start
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        embedded = self._embed(token_ids)
+        if step.given is not None:
+            embedded[step.given.places] = step.given.rows
+        return embedded
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
         if self._group.size == 1:
             return self._ops.take_rows(self._rows, token_ids)
         local_ids = token_ids - self._start

@@ -1,26 +1,13 @@
 """What the model runner sees of a model."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from quire.executor.layers.attention import Wanted
 from quire.executor.layers.context import ModelContext
-from quire.ops.backend import AttentionBatch
+from quire.executor.layers.step_context import GivenRows, LayerCache, StepContext, Wanted
 
-__all__ = ["GivenRows", "Model", "ModelContext", "Wanted"]
-
-
-class GivenRows(NamedTuple):
-    """Rows to be taken in the place of the embeddings of some tokens of a step.
-
-    Attributes:
-        places: [num_rows] int64; indices into the step's tokens.
-        rows: [num_rows, hidden], of the model's type.
-    """
-
-    places: Tensor
-    rows: Tensor
+__all__ = ["GivenRows", "LayerCache", "Model", "ModelContext", "StepContext", "Wanted"]
 
 
 class Model(Protocol):
@@ -30,20 +17,11 @@ class Model(Protocol):
     num_kv_heads: int
     head_dim: int
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[Tensor],
-        batch: AttentionBatch,
-        given: GivenRows | None = None,
-        wanted: Wanted | None = None,
-    ) -> Tensor:
+    def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted.
 
-        Writes the new keys and values of all tokens into `kv_caches`.
-        `token_ids` and `positions` are [num_tokens] int64; `kv_caches` has one tensor a layer. Tokens that `given`
-        has rows for are embedded as those, whatever their ids.
+        Writes the new keys and values of all tokens into the step's caches. `token_ids` is [num_tokens] int64. Tokens
+        that the step gives rows for are embedded as those, whatever their ids.
         """
         ...
 

@@ -1,124 +1,109 @@
 """The decoder that the Llama family shares: a pre-norm transformer with rotary positions and gated feed-forward.
 
-A family's file says how its layers differ; what is here, they have in common, the checkpoint's names included.
+A family's file builds its layers and says how they differ; what is here, the families have in common, the checkpoint's
+names included.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import Attention, AttentionShape, Wanted
+from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import RMSNorm
-from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
-from quire.executor.models.base import GivenRows
-from quire.ops.backend import AttentionBatch, Backend
 
 
-class DecoderLayer:
+class DecoderLayer(Protocol):
+    """One layer of a `Decoder`."""
+
+    attention: Attention
+
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
+        """Takes and returns (what the last block added, sum of all before it): the next norm adds the two.
+
+        `x` and `residual` are [num_tokens, hidden]; the first layer has no residual, the last layer returns those of
+        the wanted tokens only.
+        """
+        ...
+
+
+class PreNormLayer:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(
-        self, ops: Backend, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP
-    ) -> None:
-        self._ops = ops
+    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
         self.input_norm = input_norm
         self.attention = attention
         self.post_attention_norm = post_attention_norm
         self.mlp = mlp
 
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: tuple[Tensor, Tensor],
-        kv_cache: Tensor,
-        batch: AttentionBatch,
-        wanted: Wanted | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Takes and returns (what the last block added, sum of all before it): the next norm adds the two.
-
-        With `wanted`, returns those of the wanted tokens only.
-        """
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
+        """See `DecoderLayer`."""
         if residual is None:
             x, residual = self.input_norm(x), x
         else:
             x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, *rotation, kv_cache, batch, wanted)
-        if wanted is not None:
-            residual = self._ops.take_rows(residual, wanted.tokens)
-        x, residual = self.post_attention_norm.add(x, residual)
+        x, residual = self.post_attention_norm.add(self.attention(x, step), self.attention.outputs_of(residual, step))
         return self.mlp(x), residual
 
 
 class Decoder:
     """Embedding, layers, final norm and head. Implements `quire.executor.models.base.Model`."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        context: ModelContext,
-        make_attention: Callable[[str, int], Attention],
-        *,
-        mlp_bias: bool = False,
-    ) -> None:
-        """`make_attention(name, index)` builds the attention of one layer."""
-        config = spec.hf_config
-        check_supported(spec)
-        eps = rms_norm_eps(spec)
-
-        intermediate_size = config["intermediate_size"]
+    def __init__(self, spec: ModelSpec, context: ModelContext, layers: Sequence[DecoderLayer]) -> None:
         embedding = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         self._embed = VocabEmbedding(context, embedding)
-        self._rotary = RotaryEmbedding(context, config, spec.head_dim)
-        self._layers = [
-            DecoderLayer(
-                context.ops,
-                RMSNorm(context, f"model.layers.{index}.input_layernorm", spec.hidden_size, eps),
-                make_attention(f"model.layers.{index}.self_attn", index),
-                RMSNorm(context, f"model.layers.{index}.post_attention_layernorm", spec.hidden_size, eps),
-                GatedMLP(context, f"model.layers.{index}.mlp", spec.hidden_size, intermediate_size, bias=mlp_bias),
-            )
-            for index in range(spec.num_layers)
-        ]
-        self._norm = RMSNorm(context, "model.norm", spec.hidden_size, eps)
-        if not config.get("tie_word_embeddings", False):
+        self._layers = layers
+        self._norm = RMSNorm(context, "model.norm", spec.hidden_size, rms_norm_eps(spec))
+        if not spec.hf_config.get("tie_word_embeddings", False):
             embedding = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
         self._head = LanguageModelHead(context, embedding)
 
-        self.num_layers = spec.num_layers
-        self.num_kv_heads = self._layers[0].attention.num_kv_heads
+        self.num_layers = len(layers)
+        self.num_kv_heads = layers[0].attention.num_kv_heads
         self.head_dim = spec.head_dim
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        kv_caches: list[Tensor],
-        batch: AttentionBatch,
-        given: GivenRows | None = None,
-        wanted: Wanted | None = None,
-    ) -> Tensor:
+    def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        rotation = self._rotary(positions)
-        x, residual = self._embed(token_ids), None
-        if given is not None:
-            x[given.places] = given.rows
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            # No layer after the last one attends to its outputs.
-            outputs = wanted if layer is self._layers[-1] else None
-            x, residual = layer(x, residual, rotation, kv_cache, batch, outputs)
+        x, residual = self._embed(token_ids, step), None
+        for layer in self._layers:
+            x, residual = layer(x, residual, step)
         assert residual is not None
         return self._norm.add(x, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
         return self._head(hidden)
+
+
+def pre_norm_layers(
+    spec: ModelSpec,
+    context: ModelContext,
+    make_attention: Callable[[LayerPlace], Attention],
+    *,
+    mlp_bias: bool = False,
+) -> list[PreNormLayer]:
+    """All layers of a model; `make_attention` builds the attention of one."""
+    size, eps = spec.hidden_size, rms_norm_eps(spec)
+    return [
+        PreNormLayer(
+            RMSNorm(context, f"{place.name}.input_layernorm", size, eps),
+            make_attention(place),
+            RMSNorm(context, f"{place.name}.post_attention_layernorm", size, eps),
+            GatedMLP(context, f"{place.name}.mlp", size, spec.hf_config["intermediate_size"], bias=mlp_bias),
+        )
+        for place in layer_places(spec)
+    ]
+
+
+def layer_places(spec: ModelSpec) -> list[LayerPlace]:
+    """The places of all layers, in order."""
+    return [LayerPlace(index, is_last=index == spec.num_layers - 1) for index in range(spec.num_layers)]
 
 
 def attention_shape(spec: ModelSpec) -> AttentionShape:

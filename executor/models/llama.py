@@ -1,9 +1,10 @@
 """Llama (arXiv:2302.13971, 2407.21783) and Mistral (arXiv:2310.06825), which is Llama with a window on every layer."""
 
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.attention import Attention
+from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.decoder import Decoder, attention_shape
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.decoder import Decoder, attention_shape, pre_norm_layers
 
 
 class LlamaForCausalLM(Decoder):
@@ -11,13 +12,15 @@ class LlamaForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext, *, window: int | None = None) -> None:
         bias = spec.hf_config.get("attention_bias", False)
+        rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
-        def attention(name: str, index: int) -> Attention:
+        def attention(place: LayerPlace) -> Attention:
             return Attention(
-                context, name, attention_shape(spec), qkv_bias=bias, output_bias=bias, window=window
+                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, window=window
             )  # fmt: skip
 
-        super().__init__(spec, context, attention, mlp_bias=spec.hf_config.get("mlp_bias", False))
+        mlp_bias = spec.hf_config.get("mlp_bias", False)
+        super().__init__(spec, context, pre_norm_layers(spec, context, attention, mlp_bias=mlp_bias))
 
 
 class MistralForCausalLM(LlamaForCausalLM):

@@ -1,9 +1,10 @@
 """Qwen2 and Qwen2.5 (arXiv:2407.10671, 2412.15115)."""
 
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.attention import Attention
+from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.decoder import Decoder, attention_shape, sliding_windows
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.decoder import Decoder, attention_shape, pre_norm_layers, sliding_windows
 
 
 class Qwen2ForCausalLM(Decoder):
@@ -11,8 +12,10 @@ class Qwen2ForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         windows = sliding_windows(spec.hf_config, spec.num_layers)
+        rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
-        def attention(name: str, index: int) -> Attention:
-            return Attention(context, name, attention_shape(spec), qkv_bias=True, window=windows[index])
+        def attention(place: LayerPlace) -> Attention:
+            window = windows[place.index]
+            return Attention(context, place, attention_shape(spec), rotary, qkv_bias=True, window=window)
 
-        super().__init__(spec, context, attention)
+        super().__init__(spec, context, pre_norm_layers(spec, context, attention))

@@ -1,9 +1,10 @@
 """Qwen3, dense (arXiv:2505.09388)."""
 
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.attention import Attention
+from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.decoder import Decoder, attention_shape, rms_norm_eps, sliding_windows
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.decoder import Decoder, attention_shape, pre_norm_layers, rms_norm_eps, sliding_windows
 
 
 class Qwen3ForCausalLM(Decoder):
@@ -13,11 +14,12 @@ class Qwen3ForCausalLM(Decoder):
         config = spec.hf_config
         windows = sliding_windows(config, spec.num_layers)
         bias = config.get("attention_bias", False)
+        rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
-        def attention(name: str, index: int) -> Attention:
+        def attention(place: LayerPlace) -> Attention:
             return Attention(
-                context, name, attention_shape(spec), qkv_bias=bias, output_bias=bias,
-                qk_norm_eps=rms_norm_eps(spec), window=windows[index],
+                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias,
+                qk_norm_eps=rms_norm_eps(spec), window=windows[place.index],
             )  # fmt: skip
 
-        super().__init__(spec, context, attention)
+        super().__init__(spec, context, pre_norm_layers(spec, context, attention))

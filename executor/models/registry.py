@@ -5,6 +5,7 @@ import importlib
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.decoder import check_supported
 
 ARCHITECTURES: dict[str, tuple[str, str]] = {
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
@@ -26,6 +27,7 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
             f"Architecture {spec.architecture!r} of {spec.name} is not supported. "
             f"Supported: {', '.join(sorted(ARCHITECTURES))}."
         )
+    check_supported(spec)
     module_name, class_name = ARCHITECTURES[spec.architecture]
     module = importlib.import_module(f"quire.executor.models.{module_name}")  # on demand: only one family is needed
     return getattr(module, class_name)(spec, context)

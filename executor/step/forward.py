@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from quire.executor.models.base import GivenRows, Model, Wanted
+from quire.executor.models.base import GivenRows, LayerCache, Model, StepContext, Wanted
 from quire.executor.step.input_batch import InputBatch
 from quire.ops.backend import AttentionBatch, Backend
 
@@ -14,21 +14,22 @@ class Forward:
     def __init__(self, model: Model, ops: Backend, kv_caches: list[torch.Tensor], block_size: int) -> None:
         self._model = model
         self._ops = ops
-        self._kv_caches = kv_caches
+        self._caches = [LayerCache(pages, group=0) for pages in kv_caches]
         self._block_size = block_size
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Of all tokens: [num_tokens, hidden]."""
-        attention = self._attention_batch(batch, batch.query_lens)
-        return self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given)
+        step = StepContext(batch.positions, self._caches, self._attention(batch, batch.query_lens), given=given)
+        return self._model.forward(batch.token_ids, step)
 
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Of the rows that sample, [num_sampled, vocab_size]; other tokens are computed as far as anyone sees them."""
         wanted = None
         if len(batch.token_ids) > len(batch.query_lens):
-            wanted = Wanted(batch.row_ends, self._attention_batch(batch, np.ones_like(batch.query_lens)))
-        attention = self._attention_batch(batch, batch.query_lens)
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._kv_caches, attention, given, wanted)
+            wanted = Wanted(batch.row_ends, self._attention(batch, np.ones_like(batch.query_lens)))
+        attention = self._attention(batch, batch.query_lens)
+        step = StepContext(batch.positions, self._caches, attention, given=given, wanted=wanted)
+        hidden = self._model.forward(batch.token_ids, step)
         if not len(batch.sampled_rows):
             return hidden[:0]  # of which nobody reads any
         if len(batch.sampled_rows) < len(hidden):
@@ -44,8 +45,10 @@ class Forward:
         """See `Model.compute_logits`."""
         return self._model.compute_logits(hidden)
 
-    def _attention_batch(self, batch: InputBatch, query_lens: np.ndarray) -> AttentionBatch:
-        """Of the last `query_lens` tokens of each row; what is stored, is stored for all tokens."""
-        return self._ops.attention_batch(
-            query_lens, batch.seq_lens, batch.block_tables, batch.slot_mapping, block_size=self._block_size
-        )
+    def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> list[AttentionBatch]:
+        """By KV group, of the last `query_lens` tokens of each row; what is stored, is stored for all tokens."""
+        return [
+            self._ops.attention_batch(
+                query_lens, batch.seq_lens, batch.block_tables, batch.slot_mapping, block_size=self._block_size
+            )
+        ]

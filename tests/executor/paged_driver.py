@@ -11,7 +11,7 @@ from torch import Tensor
 from quire import ops
 from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import ModelSpec
-from quire.executor.models.base import Model, ModelContext, Wanted
+from quire.executor.models.base import LayerCache, Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import open_weights
@@ -91,9 +91,11 @@ class PagedDriver:
         wanted = None
         if only_last:
             query_lens = np.ones_like(query_lens)
-            wanted = Wanted(self._tensor(ends), self._attention_batch(query_lens, seq_lens, tables, slots[ends]))
+            wanted = Wanted(self._tensor(ends), [self._attention_batch(query_lens, seq_lens, tables, slots[ends])])
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
-        hidden = self.model.forward(token_ids, self._tensor(positions), self.kv_caches, batch, wanted=wanted)
+        caches = [LayerCache(pages, group=0) for pages in self.kv_caches]
+        step = StepContext(self._tensor(positions), caches, [batch], wanted=wanted)
+        hidden = self.model.forward(token_ids, step)
         logits = self.model.compute_logits(hidden)
         for row in rows:
             self.tokens[row] += new_tokens[row]
