@@ -164,7 +164,7 @@ class Scheduler:
         The loop runs once per running request and step: it touches no object but the request.
         """
         slots, num_computed = plan.slots.append, plan.num_computed.append
-        num_scheduled, sampled = plan.num_scheduled.append, plan.sampled.append
+        num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
         take, sample = self._prefill.take, sampling.append
         for request in self._running:  # preemption shortens it at its end, behind or at the request in hand
             start = request.num_computed_tokens
@@ -185,10 +185,10 @@ class Scheduler:
             request.num_computed_tokens = end
             if end == request.num_tokens:
                 request.num_tokens = end + 1
-                sampled(True)
+                num_wanted(1)
                 sample(request)
             else:
-                sampled(False)
+                num_wanted(0)
             if num_new != 1:
                 self._kv.cache_full_blocks(request)
             budget -= num_new
@@ -225,7 +225,7 @@ class Scheduler:
             plan.slots.append(request.slot)
             plan.num_computed.append(start)
             plan.num_scheduled.append(num_new)
-            plan.sampled.append(done)
+            plan.num_wanted.append(1 if done else 0)
             self._kv.cache_full_blocks(request)
             budget -= num_new
 
@@ -296,7 +296,7 @@ class Scheduler:
         plan, requests, scored = self._in_flight.popleft()
         if plan.step_id != result.step_id or len(requests) != len(result.token_ids):
             raise EngineError(
-                f"The workers answered step {result.step_id} with {len(result.token_ids)} tokens; "
+                f"The workers answered step {result.step_id} with {len(result.token_ids)} rows; "
                 f"step {plan.step_id} with {len(requests)} was next."
             )
         self._stats.num_scheduled_tokens += sum(plan.num_scheduled)
@@ -325,9 +325,10 @@ class Scheduler:
         deltas: list[RequestDelta] = []
         logprobs = dict(result.logprobs)
         finished = RequestStatus.FINISHED
-        for index, (request, token) in enumerate(zip(requests, result.token_ids, strict=True)):
+        for index, (request, tokens) in enumerate(zip(requests, result.token_ids, strict=True)):
             if request.status is finished:
                 continue  # aborted, failed, or stopped by an earlier token: this one overran
+            (token,) = tokens  # no row wants more as long as nobody drafts
             request.token_ids.append(token)
             reason = stop_token_id = None
             if token in request.stop_ids or len(request.token_ids) == request.max_num_tokens:
@@ -337,10 +338,10 @@ class Scheduler:
             deltas.append(
                 RequestDelta(
                     request.request_id,
-                    [token],
+                    tokens,
                     reason,
                     stop_token_id,
-                    [logprobs[index]] if index in logprobs else None,
+                    logprobs.get(index),
                     None,
                     request.num_cached_tokens,
                     request.queued_at,

@@ -232,9 +232,15 @@ class StepPlan(Struct, array_like=True, tag="step"):
     """One step for all workers: columns of equal length, one entry per scheduled row.
 
     A worker applies `released`, then `admitted`, then `appended_blocks`, then runs the rows. Row i computes positions
-    `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot `slots[i]`. Rows with
-    `sampled[i]` sample the next token, which the worker also writes into its own table: a later plan may refer to it
-    before its value has come back.
+    `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot `slots[i]`.
+
+    `num_wanted[i]` says at how many of these positions, counted from the last, the row wants logits. 0: none, the row
+    is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold drafts, the first
+    of those that the worker has for this request; the row samples a token at each of its last 1 + d positions, up to
+    the first that differs from the draft after it.
+
+    The worker writes sampled tokens into its own table too: a later plan may refer to them before their values have
+    come back.
     """
 
     step_id: int
@@ -243,28 +249,36 @@ class StepPlan(Struct, array_like=True, tag="step"):
     slots: list[int]
     num_computed: list[int]
     num_scheduled: list[int]
-    sampled: list[bool]
+    num_wanted: list[int]
     appended_blocks: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
 
 
 class StepResult(Struct, array_like=True, tag="result"):
-    """What the workers return for one plan: one id for every row with `sampled`, in row order.
+    """What the workers return for one plan: a list of tokens for each row that wants any, in row order.
 
-    `logprobs` has an entry (index into token_ids, values) for each sampled row whose request asked; `failures` has
-    (index into token_ids, message) for rows whose logits are unusable (NaN): those requests fail, no others. `spans`
-    are the step's own times, when timelines are recorded (see `quire.core.trace`). `refusals` are failures whose cause
-    is the request itself: it left no token to choose from.
+    A row with `num_wanted` 1 + d brings 1 to 1 + d tokens: the drafts that were accepted, and one more.
+
+    `logprobs` has an entry (index into token_ids, values of each of the row's tokens) for each such row whose request
+    asked. `failures` has (index into token_ids, message) for rows whose first token cannot be chosen because the logits
+    are unusable (NaN): those requests fail, no others, and what their rows brought is dropped. A row whose later logits
+    are unusable brings the tokens before, and fails in its request's next step. `spans` are the step's own times, when
+    timelines are recorded (see `quire.core.trace`). `refusals` are failures whose cause is the request itself: it left
+    no token to choose from.
 
     `prompt_logprobs` has (slot, values) for rows that computed a part of a prompt whose log-probabilities are wanted.
+
+    `num_drafts` says, for each entry of `token_ids`, how many drafts the worker now has for the tokens after these; it
+    is empty when there are none at all.
     """
 
     step_id: int
-    token_ids: list[int]
-    logprobs: list[tuple[int, TokenLogprobs]] = []
+    token_ids: list[list[int]]
+    logprobs: list[tuple[int, list[TokenLogprobs]]] = []
     failures: list[tuple[int, str]] = []
     spans: list[tuple[str, float, float]] = []
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
     refusals: list[tuple[int, str]] = []
+    num_drafts: list[int] = []
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):

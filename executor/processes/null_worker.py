@@ -31,7 +31,7 @@ class NullWorker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """The token after position p of slot s is p + s, modulo the vocabulary."""
-        ends = zip(plan.slots, plan.num_computed, plan.num_scheduled, plan.sampled, strict=True)
+        ends = zip(plan.slots, plan.num_computed, plan.num_scheduled, plan.num_wanted, strict=True)
         vocab_size = self._config.spec.vocab_size
-        tokens = [(slot + start + count) % vocab_size for slot, start, count, sampled in ends if sampled]
+        tokens = [[(slot + start + count) % vocab_size] for slot, start, count, wanted in ends if wanted]
         return StepResult(step_id=plan.step_id, token_ids=tokens)

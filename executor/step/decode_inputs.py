@@ -47,7 +47,7 @@ class DecodeInputs:
     def build(self, plan: StepPlan) -> InputBatch | None:
         """The tensors of `plan`, whose changes the table already holds; None if it is not such a step."""
         num_rows = len(plan.slots)
-        if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.sampled):
+        if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
             return None
         place = self._places.get(num_rows) or self._make_place(num_rows)
         batch, positions, slot_mapping = place.batch, place.positions, place.slot_mapping

@@ -46,7 +46,7 @@ def build_input_batch(plan: StepPlan, table: RequestTable, kv_group: int = 0) ->
     slots = np.asarray(plan.slots, np.int64)
     num_computed = np.asarray(plan.num_computed, np.int64)
     query_lens = np.asarray(plan.num_scheduled, np.int64)
-    sampled = np.asarray(plan.sampled, bool)
+    sampled = np.asarray(plan.num_wanted, bool)
     seq_lens = num_computed + query_lens
     ends = np.cumsum(query_lens)
     if len(slots) == ends[-1]:  # one token a row: rows are tokens

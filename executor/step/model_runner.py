@@ -88,11 +88,12 @@ class ModelRunner:
         """Reads a step's tokens off the device."""
         token_ids = sampled.token_ids.tolist()
         usable = sampled.usable.tolist()
-        logprobs = sampled.logprobs.rows() if sampled.logprobs is not None else []
+        rows = [[token_id] for token_id in token_ids]
+        logprobs = [(row, [entry]) for row, entry in sampled.logprobs.rows()] if sampled.logprobs is not None else []
         broken = self._sampler.grammar.advance(slots, token_ids, usable)
         if all(usable) and not broken:
-            return StepResult(step_id, token_ids, logprobs)
-        result = StepResult(step_id, token_ids, [entry for entry in logprobs if usable[entry[0]]])
+            return StepResult(step_id, rows, logprobs)
+        result = StepResult(step_id, rows, [entry for entry in logprobs if usable[entry[0]]])
         for row, is_usable in enumerate(usable):
             if is_usable:
                 continue

@@ -34,12 +34,12 @@ def make_config(tensor_parallel_size: int = 1) -> EngineConfig:
 
 def make_plan(step_id: int, num_admitted_tokens: int = 0) -> StepPlan:
     """One decode in slot 3 at position `step_id`; a double takes `num_admitted_tokens` released slots as ballast."""
-    return StepPlan(step_id, list(range(num_admitted_tokens)), [], [3], [step_id], [1], [True], [])
+    return StepPlan(step_id, list(range(num_admitted_tokens)), [], [3], [step_id], [1], [1], [])
 
 
-def token_of(step_id: int) -> list[int]:
+def token_of(step_id: int) -> list[list[int]]:
     """What `NullWorker` answers to `make_plan(step_id)`."""
-    return [(3 + step_id + 1) % 1000]
+    return [[(3 + step_id + 1) % 1000]]
 
 
 class UnequalWorker(NullWorker):
@@ -54,7 +54,7 @@ class UnequalWorker(NullWorker):
         self._agreed = [num_blocks, max_model_len]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        return StepResult(plan.step_id, self._agreed)
+        return StepResult(plan.step_id, [self._agreed])
 
 
 class OtherWindowWorker(NullWorker):
@@ -109,7 +109,7 @@ class CoreWorker(NullWorker):
 
     def execute(self, plan: StepPlan) -> StepResult:
         ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        return StepResult(plan.step_id, [int(os.environ["OMP_NUM_THREADS"]), int(ignores)])
+        return StepResult(plan.step_id, [[int(os.environ["OMP_NUM_THREADS"]), int(ignores)]])
 
 
 class OnceStuckWorker(NullWorker):

@@ -27,7 +27,7 @@ def measure_steps(config: EngineConfig, num_running: int, num_steps: int) -> dic
         plan = scheduler.schedule()
         t1 = time.perf_counter()
         assert plan is not None
-        result = StepResult(plan.step_id, [1] * len(plan.slots))
+        result = StepResult(plan.step_id, [[1] for _ in plan.slots])
         t2 = time.perf_counter()
         deltas = scheduler.update(result)
         t3 = time.perf_counter()
@@ -61,5 +61,5 @@ def _filled(config: EngineConfig, num_running: int, max_model_len: int) -> Sched
         scheduler.add(EngineRequest(str(index), prompt, sampling))
     plan = scheduler.schedule()
     assert plan is not None
-    scheduler.update(StepResult(plan.step_id, [1] * len(plan.slots)))
+    scheduler.update(StepResult(plan.step_id, [[1] for _ in plan.slots]))
     return scheduler

@@ -115,16 +115,16 @@ class FakeWorker:
                 assert self.pages[row.block_ids[index]][: len(expected)] == expected, "a page holds something else"
 
     def sample(self, plan: StepPlan) -> StepResult:
-        token_ids: list[int] = []
+        token_ids: list[list[int]] = []
         failures = []
-        for slot, sampled in zip(plan.slots, plan.sampled, strict=True):
+        for slot, num_wanted in zip(plan.slots, plan.num_wanted, strict=True):
             row = self.table[slot]
-            assert sampled == (row.num_computed == len(row.token_ids)), "sampled must be true at the last token"
-            if sampled:
+            assert num_wanted == (row.num_computed == len(row.token_ids)), "a token is wanted at the last position only"
+            if num_wanted:
                 if is_nan(row.seed, row.identities[-1]):
                     failures.append((len(token_ids), NAN_MESSAGE))
-                token_ids.append(sample(row.seed, row.identities[-1]))
-                row.append(token_ids[-1])
+                row.append(sample(row.seed, row.identities[-1]))
+                token_ids.append([row.token_ids[-1]])
         return StepResult(plan.step_id, token_ids, [], failures)
 
 

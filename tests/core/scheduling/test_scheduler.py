@@ -16,7 +16,7 @@ def tokens_of(harness: Harness) -> list[list[int]]:
 
 def always(token: int) -> Callable[[StepResult], StepResult]:
     """A worker whose every sample is `token`. Its own table goes on with other tokens, which no rule here looks at."""
-    return lambda result: StepResult(result.step_id, [token] * len(result.token_ids))
+    return lambda result: StepResult(result.step_id, [[token] for _ in result.token_ids])
 
 
 # ------------------------------------------------------------------------------------------------ budgets and chunks
@@ -27,7 +27,7 @@ def test_a_long_prompt_is_split_over_steps_and_samples_once() -> None:
     harness.add("a", 25, max_tokens=3)
     harness.run()
     assert tokens_of(harness) == [[10], [10], [5], [1], [1]]
-    assert [plan.sampled for plan in harness.plans] == [[False], [False], [True], [True], [True]]
+    assert [plan.num_wanted for plan in harness.plans] == [[0], [0], [1], [1], [1]]
 
 
 def test_decodes_come_before_a_prompt_that_takes_the_rest_of_the_budget() -> None:
@@ -160,7 +160,7 @@ def test_broken_logits_fail_one_request_and_leave_nothing_in_the_cache(depth: in
 def test_logprobs_go_to_the_request_that_asked() -> None:
     harness = Harness()
     values = TokenLogprobs([5], [-0.5], 1)
-    harness.on_result = lambda result: StepResult(result.step_id, result.token_ids, [(1, values)])
+    harness.on_result = lambda result: StepResult(result.step_id, result.token_ids, [(1, [values])])
     harness.add("a", 4)
     harness.add("b", 4, logprobs=0)
     assert [delta.logprobs for delta in harness.step()] == [None, [values]]
@@ -170,8 +170,8 @@ def test_results_must_answer_the_plan_that_was_next() -> None:
     harness = Harness()
     harness.add("a", 4)
     assert harness.scheduler.schedule() is not None
-    with pytest.raises(EngineError, match="step 5 with 1 tokens; step 0 with 1 was next"):
-        harness.scheduler.update(StepResult(5, [1]))
+    with pytest.raises(EngineError, match="step 5 with 1 rows; step 0 with 1 was next"):
+        harness.scheduler.update(StepResult(5, [[1]]))
 
 
 # ---------------------------------------------------------------------------------------------------- plans made ahead
@@ -182,7 +182,7 @@ def test_steps_are_planned_before_results_return() -> None:
     harness.add("a", 4, max_tokens=9)
     plans = [harness.plan() for _ in range(3)]
     assert [plan.num_computed for plan in plans if plan] == [[0], [4], [5]]
-    assert all(plan.sampled == [True] for plan in plans if plan)
+    assert all(plan.num_wanted == [1] for plan in plans if plan)
 
 
 def test_nothing_is_planned_past_the_length_limit() -> None:

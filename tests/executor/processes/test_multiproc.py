@@ -83,7 +83,7 @@ def test_all_ranks_allocate_what_the_smallest_can_hold() -> None:
             assert ready.kv_cache_bytes == 3 * 600  # every rank's page takes 10 bytes
             assert ready.kv_groups == [KVGroupSpec("full", [0], page_bytes=10)]
             result = await executor.submit(make_plan(0))
-            assert result.token_ids == [60, 32]
+            assert result.token_ids == [[60, 32]]
 
     run(test())
 
@@ -218,7 +218,7 @@ def test_cores_are_shared_out_and_interrupts_ignored(setting: str | None, monkey
     async def test() -> None:
         async with running(2, double("CoreWorker")) as (executor, _):
             result = await executor.submit(make_plan(0))
-            assert result.token_ids == [int(setting or max(1, usable_cores() // 2)), 1]
+            assert result.token_ids == [[int(setting or max(1, usable_cores() // 2)), 1]]
 
     run(test())
 

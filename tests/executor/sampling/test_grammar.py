@@ -250,14 +250,14 @@ def test_masks_are_made_when_the_forward_pass_is_under_way(
     (tmp_path / "vocabulary").write_bytes(msgspec.msgpack.encode(vocabulary))
     made = msgspec.structs.replace(made, vocabulary_path=str(tmp_path / "vocabulary"))
     new = NewSlot(0, [5, 6, 7], 3, [[0]], SamplingParams(temperature=0.0, seed=1), made)
-    worker.execute(StepPlan(0, [], [new], [0], [0], [3], [True], []))
+    worker.execute(StepPlan(0, [], [new], [0], [0], [3], [1], []))
     watch.forget()
-    result = worker.execute(StepPlan(1, [], [], [0], [3], [1], [True], []))
+    result = worker.execute(StepPlan(1, [], [], [0], [3], [1], [1], []))
     spans = {name: (begin, end) for name, begin, end in result.spans}
     done = dict(zip(watch.events, watch.times, strict=True))
     assert watch.events[:2] == ["mask", "apply"]
     assert spans["forward"][1] <= done["mask"] <= done["apply"] <= spans["result"][0]
-    assert result.token_ids in ([ord("a")], [END])
+    assert result.token_ids in ([[ord("a")]], [[END]])
 
 
 def test_a_request_without_a_grammar_starts_no_thread_and_no_library() -> None:

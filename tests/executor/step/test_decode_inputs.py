@@ -31,7 +31,7 @@ def table() -> RequestTable:
 def decode(slots: list[int]) -> StepPlan:
     """Computes the last token of each slot."""
     num_rows = len(slots)
-    return StepPlan(1, [], [], slots, [LENGTHS[slot] - 1 for slot in slots], [1] * num_rows, [True] * num_rows, [])
+    return StepPlan(1, [], [], slots, [LENGTHS[slot] - 1 for slot in slots], [1] * num_rows, [1] * num_rows, [])
 
 
 def columns(batch: InputBatch) -> list[list[int]]:
@@ -59,8 +59,8 @@ def test_they_are_what_any_step_gets_and_stay_in_place(table: RequestTable) -> N
 
 def test_other_steps_have_none(table: RequestTable, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = DecodeInputs(table)
-    assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 2], [True, True], [])) is None, "part of a prompt"
-    assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 1], [True, False], [])) is None, "no sample"
+    assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 2], [1, 1], [])) is None, "part of a prompt"
+    assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 1], [1, 0], [])) is None, "no sample"
     monkeypatch.setattr("quire.executor.step.decode_inputs.MAX_ROWS", 2)
     assert DecodeInputs(table).build(decode([1, 2])) is not None
     assert DecodeInputs(table).build(decode([1, 2, 3])) is None, "more rows than there is room for"

@@ -141,7 +141,7 @@ def test_rows_are_kept_until_the_prompt_is_computed_and_no_longer() -> None:
     new = NewSlot(3, [0] * 10, 10, [[0]], SamplingParams(), None, embeds)
 
     def step(start: int, count: int) -> StepPlan:
-        return StepPlan(0, [], [], [1, 3], [5, start], [1, count], [True, False], [])
+        return StepPlan(0, [], [], [1, 3], [5, start], [1, count], [1, 0], [])
 
     table.admit(new)
     first = table.rows(step(0, 6))

@@ -230,7 +230,7 @@ def test_a_row_with_nan_fails_alone(folder: Path, tmp_path: Path) -> None:
 
 def test_a_plan_without_samples_returns_nothing(worker: Worker) -> None:
     new = NewSlot(0, prompt_of(0, 10), 10, [[0]], SamplingParams(seed=0))
-    result = worker.execute(StepPlan(5, [], [new], [0], [0], [4], [False], []))
+    result = worker.execute(StepPlan(5, [], [new], [0], [0], [4], [0], []))
     assert (result.step_id, result.token_ids) == (5, [])
 
 

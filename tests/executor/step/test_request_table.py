@@ -57,8 +57,8 @@ class World:
                 appended.append((slot, [new]))
         self.num_steps += 1
         starts = [self.rows[s].num_computed for s in chosen]
-        sampled = [a + b == len(self.rows[s].token_ids) for s, a, b in zip(chosen, starts, counts, strict=True)]
-        return StepPlan(self.num_steps, released, admitted, chosen, starts, counts, sampled, appended)
+        wanted = [int(a + b == len(self.rows[s].token_ids)) for s, a, b in zip(chosen, starts, counts, strict=True)]
+        return StepPlan(self.num_steps, released, admitted, chosen, starts, counts, wanted, appended)
 
     def _pages(self, num_pages: int) -> list[int]:
         return [self.rng.randrange(10_000) for _ in range(num_pages)]
@@ -88,13 +88,13 @@ def test_random_plans_against_a_loop_over_tokens(seed: int) -> None:
         assert batch.positions.tolist() == positions
         assert batch.slot_mapping.tolist() == mapping
         assert batch.row_ends.tolist() == ends
-        assert batch.sampled_rows.tolist() == [row for row, sampled in enumerate(plan.sampled) if sampled]
+        assert batch.sampled_rows.tolist() == np.flatnonzero(plan.num_wanted).tolist()
         assert batch.query_lens.tolist() == plan.num_scheduled
         assert batch.seq_lens.tolist() == [world.rows[slot].num_computed for slot in plan.slots]
         for slot, seq_len, pages in zip(plan.slots, batch.seq_lens, batch.block_tables, strict=True):
             num_pages = -(-seq_len // BLOCK_SIZE)
             assert pages[:num_pages].tolist() == world.rows[slot].pages[:num_pages]
-        slots = [slot for slot, sampled in zip(plan.slots, plan.sampled, strict=True) if sampled]
+        slots = [slot for slot, wanted in zip(plan.slots, plan.num_wanted, strict=True) if wanted]
         assert batch.sampled_slots.tolist() == slots
         assert table.num_prompt_tokens[slots].tolist() == [world.rows[slot].num_prompt_tokens for slot in slots]
         new_ids = [rng.randrange(1000) for _ in slots]
