@@ -351,6 +351,46 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     return error
 
 
+SPACES = " " * 8_000_000
+SPOKEN = [{"role": "user", "content": SPACES}]
+HUGE: list[tuple[str, dict[str, Any], str]] = [
+    # path, fields, a part of the message
+    ("/tokenize", {"prompt": SPACES}, "prompt has 8000000 characters, which are at least"),
+    ("/tokenize", {"prompt": None, "messages": SPOKEN}, "messages has 8000"),
+    ("/detokenize", {"tokens": [5] * 4_000_000}, "tokens holds 4000000 ids; at most 1048576"),
+    (COMPLETIONS, {"prompt": SPACES}, "prompt has 8000000 characters, which are at least"),
+    (COMPLETIONS, {"prompt": SPACES, "truncate_prompt_tokens": 4}, "8000000 characters; at most 1048576"),
+    (COMPLETIONS, {"prompt": [SPACES], "truncate_prompt_tokens": -1}, "8000000 characters; at most 1048576"),
+    (COMPLETIONS, {"suffix": SPACES, "truncate_prompt_tokens": 4}, "suffix has 8000000 characters; at most 1048576"),
+    (COMPLETIONS + "/render", {"prompt": SPACES}, "at least"),
+    ("/invocations", {"prompt": SPACES, "truncate_prompt_tokens": 4}, "at most 1048576"),
+    (CHAT, {"messages": SPOKEN}, "at least"),
+    (CHAT, {"messages": SPOKEN, "truncate_prompt_tokens": 4}, "at most 1048576"),
+    (CHAT + "/render", {"messages": SPOKEN}, "at least"),
+    (BATCH, {"messages": [SPOKEN], "truncate_prompt_tokens": 4}, "at most 1048576"),
+    (RESPONSES, {"input": SPACES}, "at least"),
+    (RESPONSES, {"input": SPACES, "truncation": "auto"}, "at most 1048576"),
+    (MESSAGES, {"messages": SPOKEN}, "at least"),
+    (MESSAGES + "/count_tokens", {"messages": SPOKEN}, "at least"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"), HUGE, ids=[f"{path} {[*fields][-1]}" for path, fields, _ in HUGE]
+)
+def test_a_text_of_megabytes_is_refused_before_it_costs_anything(
+    server: ServerProcess, client: httpx.Client, path: str, fields: dict[str, Any], message: str
+) -> None:
+    body = {name: value for name, value in (GOOD[path] | fields).items() if value is not None}
+    process = psutil.Process(server.process.pid)
+    before = process.cpu_times()
+    answer = client.post(path, json=body)
+    after = process.cpu_times()
+    error = (anthropic_error_of if path.startswith(MESSAGES) else error_of)(answer, 400)
+    assert message in error["message"]
+    assert after.user + after.system - before.user - before.system < 5
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "field", "value", "message"), FIELDS, ids=[f"{row[1]}={str(row[2])[:20]}" for row in FIELDS]

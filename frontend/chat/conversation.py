@@ -42,11 +42,12 @@ class Conversations:
         self._parsers = with_serving_defaults(server, Path(engine.model.folder)).make_output_parsers()
         self._special_ids = functools.lru_cache(maxsize=16)(self._find_special_ids)
 
-    async def render(self, request: ChatRequest | TokenizeRequest, *, must_fit: bool = False) -> Rendered:
+    async def render(self, request: ChatRequest | TokenizeRequest, *, must_fit: bool = True) -> Rendered:
         """The prompt.
 
         Args:
-            must_fit: refuse one that is far too long without tokenizing it.
+            must_fit: refuse one that is longer than the context whatever its tokens are, without looking for them; not
+                one that is to be cut.
 
         Raises:
             ParameterError: the conversation cannot be rendered, by field.

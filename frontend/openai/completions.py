@@ -161,10 +161,10 @@ class TextCompletions:
             return prompt
         special = request.add_special_tokens is not False
         processor = self._engine.input_processor
-        if request.truncation is None:
-            await processor.check_length(request.suffix, "suffix")
-            if isinstance(prompt, str):
-                await processor.check_length(prompt)
+        must_fit = request.truncation is None
+        await processor.check_length(request.suffix, "suffix", must_fit=must_fit)
+        if isinstance(prompt, str):
+            await processor.check_length(prompt, must_fit=must_fit)
         make = functools.partial(
             fill_in_middle, processor.tokenizer, prompt, request.suffix, add_special_tokens=special
         )

@@ -45,7 +45,7 @@ class Rendering:
     async def chat(self, request: ChatRequest) -> RenderedRequest:
         """A conversation. Raises RequestError."""
         self._check(request)
-        prompt = await self._conversations.render(request, must_fit=True)
+        prompt = await self._conversations.render(request)
         sampling = self._conversations.sampling(request)
         if sampling.max_tokens is None:
             room = self._engine.max_model_len - len(prompt.token_ids)

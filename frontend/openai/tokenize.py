@@ -41,7 +41,14 @@ class Tokenization:
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids, special tokens included. Raises RequestError."""
         self._models.check(request.model)
-        tokenizer = self._engine.input_processor.tokenizer
+        processor = self._engine.input_processor
+        if len(request.tokens) > processor.max_text_length:
+            raise ParameterError(
+                f"tokens holds {len(request.tokens)} ids; at most {processor.max_text_length} are made text of at once "
+                f"where max_model_len is {self._engine.max_model_len}; send them in pieces.",
+                param="tokens",
+            )
+        tokenizer = processor.tokenizer
         decode = functools.partial(_decode, tokenizer, request.tokens)
         return DetokenizeResponse(await apart(decode, is_long=len(request.tokens) > INLINE_TOKENS))
 

@@ -24,8 +24,14 @@ from quire.frontend.text.truncation import Truncation
 INLINE_CHARACTERS = 4096
 """Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
 
-LARGE_CHARACTERS = 2**20
-"""Longer texts are tokenized in another thread, so that those that may become a prompt need not wait for them."""
+LARGE_CHARACTERS = 2**18
+"""Longer texts are tokenized in another thread, so that shorter ones need not wait for them."""
+
+MAX_CHARACTERS_PER_TOKEN = 16
+LEAST_TEXT_LIMIT = 2**20
+"""A text that is longer than both this and the context at so many characters a token is refused. Prose, code and data
+have far fewer characters a token on average. A tokenizer cannot be interrupted, and takes up to two microseconds and
+400 bytes a character: those of a text that is all spaces, where each is a piece by itself."""
 
 MAX_GRAMMAR_BYTES = 2**26
 """Of compiled grammars that one request may bring: each of its n sequences carries its own copy."""
@@ -90,16 +96,19 @@ class InputProcessor:
 
     # --------------------------------------------------------------------------------------------------------- text
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]:
-        """Token ids of a text, without stopping the event loop for a long one.
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = True) -> list[int]:
+        """Token ids of a text, without stopping the event loop for a long one. A text that just does not fit into the
+        context is tokenized all the same.
 
         Args:
-            must_fit: as `check_length`; a text that just does not fit is tokenized all the same.
+            must_fit: as for `check_length`.
+
+        Raises:
+            ParameterError: the text is far too long, or no valid Unicode.
         """
         if len(text) <= INLINE_CHARACTERS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        if must_fit:
-            await self.check_length(text)
+        await self.check_length(text, must_fit=must_fit)
         thread = self._thread if len(text) <= LARGE_CHARACTERS else self._large_thread
         [token_ids] = await self._tokenize_in(thread, [text], add_special_tokens)
         return token_ids
@@ -114,19 +123,33 @@ class InputProcessor:
         encode = functools.partial(self.tokenizer.encode_batch, add_special_tokens=add_special_tokens)
         return await asyncio.get_running_loop().run_in_executor(thread, encode, texts)
 
-    async def check_length(self, text: str, param: str = "prompt") -> None:
-        """Refuses a text that is longer than the context whatever its tokens are, before anybody looks for them.
+    @property
+    def max_text_length(self) -> int:
+        """The most characters that are tokenized at once, and the most token ids that are made text of."""
+        return max(LEAST_TEXT_LIMIT, MAX_CHARACTERS_PER_TOKEN * self.max_model_len)
+
+    async def check_length(self, text: str, param: str = "prompt", *, must_fit: bool = True) -> None:
+        """Refuses a text that is far too long, before anybody looks for its tokens.
+
+        Args:
+            must_fit: refuse what is longer than the context whatever its tokens are; not for a text that is to be cut.
 
         Raises:
-            ParameterError: it is; `param` names the field.
+            ParameterError: it is too long; `param` names the field.
         """
-        if len(text) < self.max_model_len:
-            return
-        least = await asyncio.to_thread(self.tokenizer.least_tokens, text)
-        if least >= self.max_model_len:
+        num_characters = len(text)
+        if must_fit and num_characters >= self.max_model_len:
+            least = await asyncio.to_thread(self.tokenizer.least_tokens, text)
+            if least >= self.max_model_len:
+                raise ParameterError(
+                    f"{param} has {num_characters} characters, which are at least {least} tokens; prompt and output "
+                    f"together are limited to {self.max_model_len} (max_model_len); shorten it.",
+                    param=param,
+                )
+        if num_characters > self.max_text_length:
             raise ParameterError(
-                f"{param} has {len(text)} characters, which are at least {least} tokens; prompt and output together "
-                f"are limited to {self.max_model_len} (max_model_len); shorten it.",
+                f"{param} has {num_characters} characters; at most {self.max_text_length} are tokenized where "
+                f"max_model_len is {self.max_model_len}; shorten it.",
                 param=param,
             )
 
@@ -188,7 +211,7 @@ class InputProcessor:
         """A prompt in any of its forms: text, token ids, or a dictionary.
 
         Args:
-            must_fit: refuse a text without tokenizing it when it is far too long; not for one that is to be cut.
+            must_fit: refuse a prompt that is longer than the context; not one that is to be cut.
 
         Raises:
             ParameterError: it is none of these, is empty, is far too long, or holds ids outside the vocabulary.

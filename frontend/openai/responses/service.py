@@ -169,7 +169,12 @@ class Responses:
             chat.check()
             prompt = None
             if request.truncation == "auto":
-                chat, prompt = await fit(chat, self._conversations, self._engine.max_model_len)
+                chat, prompt = await fit(
+                    chat,
+                    self._conversations,
+                    max_model_len=self._engine.max_model_len,
+                    max_text_length=self._engine.input_processor.max_text_length,
+                )
             turn = await self._conversations.open(
                 chat, response_id, prompt=prompt, max_calls=request.max_tool_calls, call_prefix=CALL_PREFIX
             )

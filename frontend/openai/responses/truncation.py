@@ -14,7 +14,9 @@ NUM_ESTIMATES = 6
 """Attempts that go by the sizes of turns; where these mislead, the next go by halving."""
 
 
-async def fit(chat: ChatRequest, conversations: Conversations, max_model_len: int) -> tuple[ChatRequest, Rendered]:
+async def fit(
+    chat: ChatRequest, conversations: Conversations, *, max_model_len: int, max_text_length: int
+) -> tuple[ChatRequest, Rendered]:
     """The request with as many of its newest turns as leave room for an answer, and its prompt.
 
     A turn begins with a user's message. System messages before the first one stay, and so does the last turn: if that
@@ -23,18 +25,23 @@ async def fit(chat: ChatRequest, conversations: Conversations, max_model_len: in
     Prompts are tokenized whole, which is what takes time, so few are tried: the length of one in tokens and the sizes
     of turns in bytes tell nearly how many turns are too many.
 
+    Args:
+        max_model_len: prompt and output together, in tokens.
+        max_text_length: characters of the longest prompt that is tokenized; one so long is not tried.
+
     Raises:
         ParameterError: the conversation cannot be rendered.
     """
     room = max_model_len - max(chat.token_limit[1] or 1, 1)
     starts = [index for index, message in enumerate(chat.messages) if message.get("role") == "user"]
     if len(starts) < 2:
-        return chat, await conversations.render(chat)
+        return chat, await conversations.render(chat, must_fit=False)
     sizes = _sizes(chat, starts)
-    left_out, too_few, enough = 0, -1, len(starts)  # turns; what has been tried lies outside of the last two
+    left_out = min(bisect.bisect_left(sizes, -max_text_length, key=operator.neg), len(starts) - 1)
+    too_few, enough = left_out - 1, len(starts)  # turns; what has been tried lies outside of these two
     for attempt in itertools.count(1):
         shorter = _without(chat, starts, left_out)
-        prompt = await conversations.render(shorter)
+        prompt = await conversations.render(shorter, must_fit=False)
         num_tokens = len(prompt.token_ids)
         if num_tokens <= room or left_out == len(starts) - 1:
             enough, fitting = left_out, (shorter, prompt)

@@ -22,7 +22,7 @@ class WordCounter(Conversations):
     def __init__(self) -> None:
         self.lengths: list[int] = []
 
-    async def render(self, request: ChatRequest, *, must_fit: bool = False) -> Rendered:  # type: ignore[override]
+    async def render(self, request: ChatRequest, *, must_fit: bool = True) -> Rendered:  # type: ignore[override]
         text = " ".join(message["content"] for message in request.messages)
         num_tokens = len(text.split()) + TEMPLATE_TOKENS * len(request.messages) + 10 * len(request.tools or ())
         self.lengths.append(num_tokens)
@@ -37,9 +37,11 @@ def conversation(turns: list[str], *, tools: int = 0, max_tokens: int | None = N
     return ChatRequest(model="m", messages=messages, tools=named or None, max_tokens=max_tokens)
 
 
-def fitted(chat: ChatRequest, max_model_len: int) -> tuple[ChatRequest, Rendered, list[int]]:
+def fitted(
+    chat: ChatRequest, max_model_len: int, max_text_length: int = 2**30
+) -> tuple[ChatRequest, Rendered, list[int]]:
     counter = WordCounter()
-    shorter, prompt = asyncio.run(fit(chat, counter, max_model_len))
+    shorter, prompt = asyncio.run(fit(chat, counter, max_model_len=max_model_len, max_text_length=max_text_length))
     return shorter, prompt, counter.lengths
 
 
@@ -76,6 +78,14 @@ def test_few_prompts_are_tried_and_one_of_them_is_long(num_turns: int) -> None:
     assert 1800 < len(prompt.token_ids) < 2000
     assert len(lengths) <= 5
     assert all(length < 4000 for length in lengths[1:])
+
+
+def test_a_prompt_that_is_too_long_to_be_tokenized_is_not_tried() -> None:
+    chat = conversation(["word " * 20] * 1000)
+    whole, prompt, _ = fitted(chat, 2000)
+    shorter, same, lengths = fitted(chat, 2000, max_text_length=16 * 2000)
+    assert (shorter.messages, same) == (whole.messages, prompt)
+    assert max(lengths) < 16 * 2000 / len("word")
 
 
 def test_what_fits_is_left_alone() -> None:

@@ -80,10 +80,10 @@ class TestPrompts:
             processor, ended = make(), []
 
             async def tokenize(name: str, text: str) -> None:
-                await processor.tokenize(text)
+                await processor.tokenize(text, must_fit=False)
                 ended.append(name)
 
-            await asyncio.gather(tokenize("large", "word " * 250_000), tokenize("long", "word " * 1000))
+            await asyncio.gather(tokenize("large", "word " * 200_000), tokenize("long", "word " * 1000))
             return ended
 
         assert asyncio.run(run()) == ["long", "large"]
@@ -104,6 +104,26 @@ class TestPrompts:
         assert caught.value.param == "prompt"
         with pytest.raises(ParameterError, match=r"1000000 tokens.*at most 63"):
             read(["no id"] * 1_000_000)
+
+    def test_a_text_that_is_to_be_cut_may_be_long_but_not_of_any_length(self) -> None:
+        longest = make().max_text_length
+        assert len(read("x" * longest, must_fit=False).token_ids) > 64
+        with pytest.raises(ParameterError, match=rf"has {longest + 1} characters; at most {longest} are") as caught:
+            read("x" * (longest + 1), must_fit=False)
+        assert caught.value.param == "prompt"
+
+    def test_a_long_context_takes_longer_texts(self) -> None:
+        processor = make()
+        processor.max_model_len = 100_000
+        text = "the quick brown fox " * 60_000
+        assert len(text) > make().max_text_length
+        assert read(text, processor, must_fit=False).text == text
+
+    def test_a_tokenizer_that_tells_no_least_length_is_bounded_too(self, tmp_path: Path) -> None:
+        tokenizer = Tokenizer.from_folder(tokenizers_zoo.save(tokenizers_zoo.word_piece(), tmp_path))
+        assert tokenizer.least_tokens(" " * 2**23) == 0
+        with pytest.raises(ParameterError, match="8388608 characters; at most 1048576 are"):
+            read(" " * 2**23, make(tokenizer=tokenizer))
 
     def test_without_a_tokenizer_only_ids_work(self) -> None:
         processor = make(tokenizer=None)
