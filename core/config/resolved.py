@@ -43,6 +43,13 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     block_size: int = 16
     enable_prefix_caching: bool = True
 
+    @property
+    def largest_chunk(self) -> int:
+        """Tokens that a step computes of one request at most."""
+        if self.enable_chunked_prefill and self.long_prefill_token_threshold:
+            return min(self.long_prefill_token_threshold, self.max_num_batched_tokens)
+        return self.max_num_batched_tokens
+
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Everything that an engine process and its workers need, resolved; sent to each as MessagePack."""

@@ -35,7 +35,7 @@ class ChunkedPrefill:
     """Prompts are split: a step takes what its budget and the threshold for long prompts allow."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
-        self._chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        self._chunk = limits.largest_chunk
 
     def take(self, num_tokens: int, budget: int) -> int:
         return min(num_tokens, budget, self._chunk)

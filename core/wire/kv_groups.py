@@ -26,3 +26,16 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
         fits = self.window is None if self.kind == "full" else self.window is not None and self.window > 0
         if not fits:
             raise ValueError(f"a {self.kind} KV group cannot have the window {self.window}")
+
+    def max_pages(self, num_tokens: int, *, block_size: int, largest_chunk: int) -> int:
+        """Pages of this group that a request of `num_tokens` tokens, all of them computed, holds at its worst moment.
+
+        Args:
+            largest_chunk: tokens that one step computes of a request at most.
+        """
+        num_blocks = -(-num_tokens // block_size)
+        if self.window is None:
+            return num_blocks
+        # A step reads what the first token of its chunk sees, and writes the chunk; a page may begin anywhere in that.
+        span = self.window - 1 + largest_chunk
+        return min(num_blocks, -(-(span - 1) // block_size) + 1)

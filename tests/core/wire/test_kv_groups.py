@@ -19,3 +19,20 @@ def test_a_model_declares_at_least_one_group() -> None:
     assert decoder.decode(msgspec.msgpack.encode(groups)) == groups
     with pytest.raises(msgspec.ValidationError):
         decoder.decode(msgspec.msgpack.encode([]))
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 30])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_the_most_pages_are_those_of_the_worst_step(block_size: int, chunk: int, window: int | None) -> None:
+    """Against every step that computes positions start .. end - 1, of requests of up to 60 tokens."""
+    spec = KVGroupSpec("full" if window is None else "window", [0], 0, window)
+    worst = [0]
+    for end in range(1, 61):
+        steps = range(max(0, end - chunk), end)
+        firsts = [0 if window is None else max(0, start - window + 1) for start in steps]
+        worst.append(max(worst[-1], *((end - 1) // block_size - first // block_size + 1 for first in firsts)))
+    limits = {"block_size": block_size, "largest_chunk": chunk}
+    bounds = [spec.max_pages(num_tokens, **limits) for num_tokens in range(61)]
+    assert bounds[60] == worst[60]
+    assert all(0 <= bound - most <= 1 for bound, most in zip(bounds, worst, strict=True))
