@@ -1,7 +1,9 @@
 // The processor's tile registers, where it has them: eight of 16 rows of 64 bytes.
 #pragma once
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#include "vector.h"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(QUIRE_HAS_AVX512_BF16) && defined(__linux__)
 #define QUIRE_HAS_AMX 1
 
 #include <cstdint>

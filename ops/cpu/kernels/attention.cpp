@@ -300,7 +300,7 @@ extern "C" int quire_attention(const quire::AttentionCall* call) {
     if (call->q_dtype == BFLOAT16 && call->kv_dtype == BFLOAT16 && call->head_dim % 32 == 0 && may_use_tiles())
         return run<TiledPair, BFloat16>(*call), 0;
 #endif
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_HAS_AVX512_BF16)
     if (call->q_dtype == BFLOAT16 && call->kv_dtype == BFLOAT16 && call->head_dim % 2 == 0)
         return run<Pair, BFloat16>(*call), 0;
 #endif

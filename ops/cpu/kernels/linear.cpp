@@ -16,7 +16,7 @@
 #if defined(QUIRE_HAS_AMX)
 #include "panels_amx.h"
 #define QUIRE_HAS_PANELS 1
-#elif defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#elif defined(QUIRE_HAS_AVX512_BF16)
 #include "panels_avx512.h"
 #define QUIRE_HAS_PANELS 1
 #endif

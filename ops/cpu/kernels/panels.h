@@ -7,6 +7,8 @@
 
 #include "vector.h"
 
+#if defined(QUIRE_HAS_AVX512_BF16)
+
 #include <algorithm>
 
 namespace quire {
@@ -114,3 +116,4 @@ private:
 };
 
 }  // namespace quire
+#endif

@@ -10,6 +10,8 @@
 #include "amx.h"
 #include "panels.h"
 
+#if defined(QUIRE_HAS_AMX)
+
 namespace quire {
 
 constexpr int MOST_ROWS = 32;           // of a work
@@ -116,3 +118,4 @@ private:
 };
 
 }  // namespace quire
+#endif

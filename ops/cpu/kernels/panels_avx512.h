@@ -5,6 +5,8 @@
 
 #include "panels.h"
 
+#if defined(QUIRE_HAS_AVX512_BF16)
+
 #include <array>
 #include <utility>
 
@@ -120,3 +122,4 @@ struct Multiplier {
 };
 
 }  // namespace quire
+#endif

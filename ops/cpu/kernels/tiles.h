@@ -18,7 +18,7 @@ struct Pair { uint32_t bits; };  // bfloat16 of an even index in the lower half,
 inline Floats add_product(Floats total, float a, const float* b) { return total + a * load(b); }
 inline Floats add_product(Floats total, float a, Words b) { return total + a * bits_as<Floats>(b); }
 
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_HAS_AVX512_BF16)
 inline Floats add_product(Floats total, Pair a, const Pair* b) {
     return (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32(a.bits), (__m512bh)read<__m512i>(b));
 }
@@ -80,7 +80,7 @@ template <bool UPPER> inline Words interleave(Words a, Words b) {
 #else
 #define QUIRE_SHUFFLE(...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
 #endif
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(QUIRE_HAS_AVX512)
     return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1, S + 2, S + L + 2, S + 3, S + L + 3, S + 4, S + L + 4, S + 5,
                          S + L + 5, S + 6, S + L + 6, S + 7, S + L + 7);
 #elif defined(__AVX__)
@@ -210,7 +210,7 @@ template <class Cache> inline Two units_of(const float*, const Cache* value, con
     return {bits_as<Words>(load(value)), bits_as<Words>(load(value + LANES))};
 }
 
-#if defined(__AVX512BF16__)
+#if defined(QUIRE_HAS_AVX512_BF16)
 inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
     typedef uint16_t Elements __attribute__((vector_size(64)));
     constexpr Elements lower = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,

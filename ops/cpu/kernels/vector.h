@@ -10,9 +10,21 @@
 #include <immintrin.h>
 #endif
 
+// A group of instructions counts as one, so that no half of it is used without the other: there are processors with
+// AVX-512 that lack its later parts, and compilers' flags can be combined at will.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define QUIRE_HAS_AVX512 1
+#endif
+#if defined(QUIRE_HAS_AVX512) && defined(__AVX512BF16__)
+#define QUIRE_HAS_AVX512_BF16 1
+#endif
+#if defined(QUIRE_HAS_AVX512) || (defined(__AVX__) && defined(__F16C__))
+#define QUIRE_HAS_FLOAT16 1
+#endif
+
 namespace quire {
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(QUIRE_HAS_AVX512)
 constexpr int LANES = 16;
 #elif defined(__AVX__)
 constexpr int LANES = 8;
@@ -30,10 +42,6 @@ struct Half { uint16_t bits; };
 
 // The numbers that Python passes for dtypes.
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-
-#if (defined(__AVX512F__) && defined(__AVX512VL__)) || (defined(__AVX__) && defined(__F16C__))
-#define QUIRE_HAS_FLOAT16 1
-#endif
 
 // Calls body with a null pointer of the dtype's type. 1, without a call, where this machine's build has no such type.
 template <class Body> inline int with_type(long dtype, Body body) {
@@ -67,10 +75,11 @@ inline Floats fill(float value) { return value - Floats{}; }
 inline Floats load(const float* from) { return read<Floats>(from); }
 
 inline Floats load(const BFloat16* from) {
-#if defined(__AVX512F__)  // one instruction, which GCC 12 does not find for the conversion below
-    if constexpr (LANES == 16) return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(read<__m256i>(from)), 16);
-#endif
+#if defined(QUIRE_HAS_AVX512)  // one instruction, which GCC 12 does not find for the conversion below
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(read<__m256i>(from)), 16);
+#else
     return bits_as<Floats>(__builtin_convertvector(read<Shorts>(from), Words) << 16);
+#endif
 }
 
 // 2 * LANES numbers in two vectors, in whatever order is fastest.
@@ -84,23 +93,20 @@ inline void load_pair(const BFloat16* from, Floats& x, Floats& y) {
 inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
 
 inline void store(BFloat16* to, Floats x) {
-#if defined(__AVX512BF16__)
-    if constexpr (LANES == 16) {
-        __m256bh half = _mm512_cvtneps_pbh((__m512)x);
-        std::memcpy(to, &half, sizeof(half));
-        return;
-    }
-#endif
+#if defined(QUIRE_HAS_AVX512_BF16)
+    __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+#else
     Words bits = bits_as<Words>(x);
     Words even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
     Words rounded = x == x ? even : (bits >> 16) | 0x40;      // a NaN stays one
     Shorts half = __builtin_convertvector(rounded, Shorts);
+#endif
     std::memcpy(to, &half, sizeof(half));
 }
 
 #if defined(QUIRE_HAS_FLOAT16)
 inline Floats load(const Half* from) {
-#if defined(__AVX512F__) && defined(__AVX512VL__)
+#if defined(QUIRE_HAS_AVX512)
     return (Floats)_mm512_cvtph_ps(read<__m256i>(from));
 #else
     return (Floats)_mm256_cvtph_ps(read<__m128i>(from));
@@ -108,7 +114,7 @@ inline Floats load(const Half* from) {
 }
 
 inline void store(Half* to, Floats x) {
-#if defined(__AVX512F__) && defined(__AVX512VL__)
+#if defined(QUIRE_HAS_AVX512)
     auto half = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #else
     auto half = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
@@ -140,46 +146,47 @@ template <class T> inline Floats rounded(Floats x) {
 }
 
 inline float sum(Floats x) {
-#if defined(__AVX512F__)
-    if constexpr (LANES == 16) return _mm512_reduce_add_ps((__m512)x);
-#endif
+#if defined(QUIRE_HAS_AVX512)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     float total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;
+#endif
 }
 
 // The greater of each lane; y where either is NaN.
 inline Floats greater(Floats x, Floats y) {
-#if defined(__AVX512F__)
-    if constexpr (LANES == 16) return (Floats)_mm512_max_ps((__m512)x, (__m512)y);
-#endif
+#if defined(QUIRE_HAS_AVX512)
+    return (Floats)_mm512_max_ps((__m512)x, (__m512)y);
+#else
     return x > y ? x : y;
+#endif
 }
 
 inline float largest(Floats x) {
-#if defined(__AVX512F__)
-    if constexpr (LANES == 16) return _mm512_reduce_max_ps((__m512)x);
-#endif
+#if defined(QUIRE_HAS_AVX512)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float most = x[0];
     for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
     return most;
+#endif
 }
 
 // 2^x within 2 ulp, for x up to 127; below the range of normal numbers 0 or near it, and 0 at -inf. NaN is kept.
 inline Floats exp2(Floats x) {
-#if defined(__AVX512DQ__)
-    if constexpr (LANES == 16) {
-        constexpr int FLOOR = 0x09;  // what is left of x above the next integer below it, which scalef finds as well
-        const Floats r = (Floats)_mm512_reduce_ps((__m512)x, FLOOR);
-        Floats p = fill(1.86712982e-3f);
-        p = p * r + 9.01703071e-3f;
-        p = p * r + 5.57999127e-2f;
-        p = p * r + 2.40164444e-1f;
-        p = p * r + 6.93151295e-1f;
-        p = p * r + 1.0f;
-        return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);
-    }
-#endif
+#if defined(QUIRE_HAS_AVX512)
+    constexpr int FLOOR = 0x09;  // what is left of x above the next integer below it, which scalef finds as well
+    const Floats r = (Floats)_mm512_reduce_ps((__m512)x, FLOOR);
+    Floats p = fill(1.86712982e-3f);
+    p = p * r + 9.01703071e-3f;
+    p = p * r + 5.57999127e-2f;
+    p = p * r + 2.40164444e-1f;
+    p = p * r + 6.93151295e-1f;
+    p = p * r + 1.0f;
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
     const Floats low = fill(-126.0f), magic = fill(12582912.0f);  // 1.5 * 2^23: rounds to integers
     const Floats clamped = x < low ? low : x, shifted = clamped + magic;
     Floats r = clamped - (shifted - magic);
@@ -192,6 +199,7 @@ inline Floats exp2(Floats x) {
     p = p * r + 1.0f;
     Ints exponent = (bits_as<Ints>(shifted) - bits_as<Ints>(magic) + 127) << 23;
     return x < low ? Floats{} : p * bits_as<Floats>(exponent);
+#endif
 }
 
 // x / (1 + e^-x). Of numbers below -86 it gives x * 2^-125, which is still normal.
@@ -200,13 +208,12 @@ inline Floats silu(Floats x) {
     Floats exponent = x * -1.44269504f;
     exponent = exponent > high ? high : exponent;
     const Floats share = exp2(exponent) + 1;
-#if defined(__AVX512F__)
-    if constexpr (LANES == 16) {  // a division takes longer than all of the above
-        const Floats inverse = (Floats)_mm512_rcp14_ps((__m512)share);
-        return x * (inverse * (2 - share * inverse));
-    }
-#endif
+#if defined(QUIRE_HAS_AVX512)  // a division takes longer than all of the above
+    const Floats inverse = (Floats)_mm512_rcp14_ps((__m512)share);
+    return x * (inverse * (2 - share * inverse));
+#else
     return x / share;
+#endif
 }
 
 }  // namespace quire
