@@ -1,27 +1,28 @@
-"""The C++ kernels, for the tests that are about them."""
-
-import ctypes
-from pathlib import Path
+"""Backends for the tests of operations: the C++ kernels at every level that this machine can run, and plain torch."""
 
 import pytest
 
-from quire.ops.cpu import NativeBackend, load_kernels
-from quire.ops.cpu.compiler import build, cache_folder
-from quire.ops.cpu.onednn import OneDnnLinear
-from quire.ops.eager.backend import EagerBackend
-
-CPU_INFO = Path("/proc/cpuinfo")
-HAS_AMX = CPU_INFO.exists() and "amx_bf16" in CPU_INFO.read_text()
+from quire.ops import bind
+from quire.ops.backend import Backend
+from quire.ops.cpu import NativeBackend
+from tests.ops.levels import RUNNABLE, Level
 
 
-@pytest.fixture(scope="session", params=["all instructions", "no AMX"] if HAS_AMX else ["all instructions"])
+@pytest.fixture(scope="session", params=RUNNABLE, ids=lambda level: level.name)
 def native(request: pytest.FixtureRequest) -> NativeBackend:
-    """A processor with AMX also runs what those without it run."""
-    kernels = load_kernels()
-    if kernels is None:
-        pytest.skip("this machine has no C++ compiler")
-    if request.param == "no AMX":
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CXX", "c++ -mno-amx-bf16")
-            kernels = ctypes.CDLL(str(build(cache_folder())))
-    return NativeBackend(kernels, EagerBackend(OneDnnLinear()))
+    """A processor also runs what those with fewer instructions run."""
+    level: Level = request.param
+    return level.backend()
+
+
+@pytest.fixture(scope="session")
+def own_native() -> NativeBackend:
+    """The build for this processor alone, for what does not depend on its instructions."""
+    return RUNNABLE[0].backend()
+
+
+@pytest.fixture(scope="session", params=[*RUNNABLE, None], ids=lambda level: level.name if level else "plain torch")
+def ops(request: pytest.FixtureRequest) -> Backend:
+    """All implementations of the operations. What a build's kernels lack goes to plain torch, as in a server."""
+    level: Level | None = request.param
+    return bind("cuda") if level is None else level.backend()  # the eager backend runs on the CPU as well

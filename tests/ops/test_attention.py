@@ -5,16 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.eager import attention_plan
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(params=["cpu", "eager"])
-def ops(request: pytest.FixtureRequest) -> Backend:
-    return bind("cpu" if request.param == "cpu" else "cuda")  # the eager backend runs on the CPU as well
 
 
 class Step:

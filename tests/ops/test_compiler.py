@@ -1,8 +1,7 @@
-"""Building the CPU kernels: once, by many at a time, and what happens where it cannot be done."""
+"""How a process comes by the CPU kernels, and what it says where there are none."""
 
 import logging
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,42 +20,76 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     compiler.load_kernels.cache_clear()
 
 
-def test_many_builders_leave_one_library(fresh: Path) -> None:
-    if cpu.load_kernels() is None:
-        pytest.skip("this machine has no C++ compiler")
-    library = compiler.build(compiler.cache_folder())
-    library.unlink()
-    with ThreadPoolExecutor(3) as pool:
-        built = set(pool.map(compiler.build, [compiler.cache_folder()] * 3))
-    assert built == {library}
-    assert list((fresh / "cpu_kernels").iterdir()) == [library]
-    before = library.stat().st_mtime_ns
-    assert compiler.build(compiler.cache_folder()) == library
-    assert library.stat().st_mtime_ns == before
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes CXX a script that answers --version, and is of this text otherwise."""
+
+    def make(text: str, version: str = "fake 1") -> Path:
+        path = tmp_path / "fake++"
+        path.write_text(
+            f'#!/bin/sh\necho call >> {tmp_path}/calls\n[ "$2" = --version ] && exec echo {version}\n{text}\n'
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", f"{path} --flag")
+        return path
+
+    return make
 
 
-def test_without_a_compiler_torch_serves(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("CXX", "/nonexistent/c++")
+def warning_of(caplog: pytest.LogCaptureFixture) -> str:
+    """The one line that a process logs that gets no kernels, however often it binds the backend."""
+    caplog.clear()
+    compiler.load_kernels.cache_clear()
     with caplog.at_level(logging.WARNING):
         backend = bind("cpu")
         bind("cpu")
     assert not isinstance(backend, cpu.NativeBackend)
     assert backend.silu_and_mul(torch.zeros(1, 2)).shape == (1, 1)
     (record,) = caplog.records
-    assert "/nonexistent/c++" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    return record.getMessage()
 
 
-def test_sources_that_do_not_compile_are_told_in_one_line(
+@pytest.mark.parametrize("command", ["/nonexistent/c++", "nonexistent-c++ -O1"])
+def test_without_a_compiler_torch_serves(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: str
+) -> None:
+    monkeypatch.setenv("CXX", command)
+    message = warning_of(caplog)
+    assert repr(command.split()[0]) in message
+    assert "Install g++, or name a compiler in CXX" in message
+    assert not fresh.exists(), "nothing to remember"
+
+
+def test_a_machine_with_no_compiler_at_all(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "broken.cpp").write_text("int here = there;\n")
-    monkeypatch.setattr(compiler, "_SOURCES", tmp_path)
-    with caplog.at_level(logging.WARNING):
-        assert compiler.load_kernels() is None
-    (record,) = caplog.records
-    assert "\n" not in record.getMessage()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Install g++" in warning_of(caplog)
+
+
+def test_a_compiler_that_does_not_run(fresh: Path, fake: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    fake("").write_bytes(b"\x7fELF, but not really")
+    assert "the compiler does not work" in warning_of(caplog)
+    assert not fresh.exists()
+
+
+def test_a_compiler_that_refuses_is_asked_once_until_it_is_another(
+    fresh: Path, fake: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def num_calls() -> int:
+        return len((tmp_path / "calls").read_text().splitlines())
+
+    fake("echo 'x.cpp:3:1: error: what is this' >&2; exit 1")
+    first = warning_of(caplog)
+    assert "x.cpp:3:1: error: what is this" in first
+    assert str(fresh / "cpu_kernels" / "kernels-") in first
+    before = num_calls()
+    assert warning_of(caplog) == first
+    assert num_calls() == before + 1, "for its version"
+    fake("echo 'x.cpp:3:1: error: still not' >&2; exit 1", version="fake 2")
+    assert "still not" in warning_of(caplog)
 
 
 def test_a_cache_that_cannot_be_written(
@@ -64,9 +97,7 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path / "file"))
-    with caplog.at_level(logging.WARNING):
-        assert compiler.load_kernels() is None
-    assert len(caplog.records) == 1
+    assert "QUIRE_CACHE_ROOT names another folder" in warning_of(caplog)
 
 
 def test_kernels_may_be_disabled(

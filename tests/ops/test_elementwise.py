@@ -12,11 +12,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 DTYPES = list(TOLERANCE)
 
 
-@pytest.fixture(params=["cpu", "eager"])
-def ops(request: pytest.FixtureRequest) -> Backend:
-    return bind("cpu" if request.param == "cpu" else "cuda")  # the eager backend runs on the CPU as well
-
-
 def assert_near(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

@@ -12,6 +12,12 @@ from torch import Tensor
 from quire.ops.cpu import NativeBackend
 
 
+@pytest.fixture(scope="module")
+def native(own_native: NativeBackend) -> NativeBackend:
+    """One build: recordings do not depend on the processor's instructions."""
+    return own_native
+
+
 def test_new_inputs_in_the_same_place_give_what_the_operations_give(native: NativeBackend) -> None:
     torch.manual_seed(0)
     x, residual = torch.randn(5, 32), torch.randn(5, 32)

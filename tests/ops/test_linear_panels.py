@@ -8,17 +8,19 @@ from torch import Tensor
 
 from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.panels import PanelWeight
+from tests.ops.levels import RUNNABLE, Level
 
 # Outputs that are no multiple of a panel (32), inputs that are odd or more than the kernel takes at once (3072).
 SHAPES = [(1, 1), (7, 33), (32, 2), (130, 64), (257, 511), (64, 3073), (40, 6200)]
 NUM_TOKENS = [0, 1, 2, 14, 15, 33, 127]
 
 
-@pytest.fixture(scope="module")
-def native(native: NativeBackend) -> NativeBackend:
-    if not isinstance(native.pack_linear(torch.ones(1, 1, dtype=torch.bfloat16)), PanelWeight):
-        pytest.skip("this processor has neither AMX nor AVX512-BF16")
-    return native
+@pytest.fixture(scope="session", params=[level for level in RUNNABLE if level.has_panels], ids=lambda level: level.name)
+def native(request: pytest.FixtureRequest) -> NativeBackend:
+    level: Level = request.param
+    backend = level.backend()
+    assert isinstance(backend.pack_linear(torch.ones(1, 1, dtype=torch.bfloat16)), PanelWeight)
+    return backend
 
 
 @pytest.fixture(params=[1, 2])

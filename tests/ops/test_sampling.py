@@ -65,12 +65,7 @@ def drawing(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return numbers
 
 
-@pytest.fixture(params=["cpu", "plain torch"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return bind("cpu" if request.param == "cpu" else "cuda")  # the eager backend runs on the CPU as well
-
-
-def test_a_token_without_probability_is_never_drawn(backend: Backend) -> None:
+def test_a_token_without_probability_is_never_drawn(ops: Backend) -> None:
     """Uniforms at both ends, and on every boundary between tokens, over several chunks, one without any."""
     vocab_size = 9000
     logits = torch.full((1, vocab_size), -torch.inf)
@@ -78,18 +73,18 @@ def test_a_token_without_probability_is_never_drawn(backend: Backend) -> None:
     logits[0, allowed] = torch.tensor([0.0, 1.0, -2.0, 0.5, 0.1])
     edges = np.concatenate([[0.0, 1 - 2.0**-53], logits.softmax(-1)[0, allowed].double().cumsum(0).numpy() - 1e-17])
     numbers = drawing(np.clip(edges, 0, 1 - 2.0**-53))
-    token_ids, usable = backend.draw(logits.expand(len(edges), -1), *numbers)
+    token_ids, usable = ops.draw(logits.expand(len(edges), -1), *numbers)
     assert set(token_ids.tolist()) <= set(allowed)
     assert token_ids[:2].tolist() == [3, 8997]
     assert usable.all()
 
 
-def test_the_draw_over_a_large_vocabulary_follows_the_distribution(backend: Backend) -> None:
+def test_the_draw_over_a_large_vocabulary_follows_the_distribution(ops: Backend) -> None:
     """Quantiles: the token drawn for u is the one whose cumulative probability first exceeds u."""
     vocab_size = 5000
     logits = random_logits(1, vocab_size=vocab_size)
     starts, positions = start_of(np.arange(2000, dtype=np.uint64)), np.arange(2000) % 7
-    token_ids, _ = backend.draw(logits.expand(2000, -1), starts, positions)
+    token_ids, _ = ops.draw(logits.expand(2000, -1), starts, positions)
     running = logits.double().softmax(-1)[0].cumsum(0)
     expected = torch.searchsorted(running, torch.from_numpy(uniforms(starts, positions)), right=True)
     assert (token_ids != expected).sum() <= 2, "off by rounding at a boundary at most"
@@ -97,14 +92,14 @@ def test_the_draw_over_a_large_vocabulary_follows_the_distribution(backend: Back
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 17, 512, 5003])
-def test_tokens_of_a_backend_are_those_of_plain_torch(backend: Backend, dtype: torch.dtype, vocab_size: int) -> None:
+def test_tokens_of_a_backend_are_those_of_plain_torch(ops: Backend, dtype: torch.dtype, vocab_size: int) -> None:
     logits = random_logits(200, seed=5, vocab_size=vocab_size).to(dtype)
     logits[:, vocab_size // 2] = logits.max(-1).values  # a tie: the first wins
     numbers = start_of(np.arange(200, dtype=np.uint64)), np.arange(200)
-    token_ids, usable = backend.likeliest(logits)
+    token_ids, usable = ops.likeliest(logits)
     assert usable.all()
     assert token_ids.tolist() == np.asarray(logits.float()).argmax(-1).tolist()
-    drawn, usable = backend.draw(logits, *numbers)
+    drawn, usable = ops.draw(logits, *numbers)
     assert usable.all()
     assert (drawn != bind("cuda").draw(logits, *numbers)[0]).sum() <= 2, "off by rounding at a boundary at most"
 
@@ -113,7 +108,7 @@ def test_tokens_of_a_backend_are_those_of_plain_torch(backend: Backend, dtype: t
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 259, 5003])
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [1, 4], [3, 0], []], ids=str)
 def test_a_bitmask_takes_tokens_away_from_its_rows_alone(
-    backend: Backend, dtype: torch.dtype, vocab_size: int, rows: list[int]
+    ops: Backend, dtype: torch.dtype, vocab_size: int, rows: list[int]
 ) -> None:
     """Rows in any order, of logits that lie in wider rows; all, some or no tokens allowed; what is allowed is kept."""
     wide = random_logits(5, vocab_size=vocab_size + 9).to(dtype)
@@ -122,28 +117,28 @@ def test_a_bitmask_takes_tokens_away_from_its_rows_alone(
     allowed = np.random.default_rng(1).random((len(rows), -(-vocab_size // 32) * 32)) < 0.4
     allowed[:1], allowed[1:2] = True, False
     bitmask = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-    backend.apply_bitmask(wide[:, :vocab_size], np.array(rows, np.int64), bitmask)
+    ops.apply_bitmask(wide[:, :vocab_size], np.array(rows, np.int64), bitmask)
     expected = before.clone()
     for bits, row in zip(allowed, rows, strict=True):
         expected[row, :vocab_size][torch.from_numpy(~bits[:vocab_size])] = -torch.inf
     torch.testing.assert_close(wide, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_bitmask_for_a_row_that_is_not_there_is_refused(backend: Backend) -> None:
+def test_a_bitmask_for_a_row_that_is_not_there_is_refused(ops: Backend) -> None:
     logits = random_logits(2)
     with pytest.raises(IndexError):
-        backend.apply_bitmask(logits, np.array([0, 2]), np.zeros((2, 2), np.int32))
+        ops.apply_bitmask(logits, np.array([0, 2]), np.zeros((2, 2), np.int32))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_unusable_rows_are_told_and_harm_no_others(backend: Backend, value: float) -> None:
+def test_unusable_rows_are_told_and_harm_no_others(ops: Backend, value: float) -> None:
     logits = random_logits(4, vocab_size=5000)
     logits[1, 4600] = value
     logits[2, :4600] = -torch.inf
     logits[3, 2000:] = -torch.inf
     logits[3, 4600] = value  # where all else is -inf
     numbers = drawing(np.full(4, 0.5))
-    for token_ids, usable in (backend.likeliest(logits), backend.draw(logits, *numbers)):
+    for token_ids, usable in (ops.likeliest(logits), ops.draw(logits, *numbers)):
         assert usable.tolist() == [True, False, True, False]
         assert set(token_ids.tolist()) <= set(range(5000))
         assert token_ids[2] >= 4600

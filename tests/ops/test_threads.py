@@ -11,6 +11,12 @@ from torch import Tensor
 from quire.ops.cpu import NativeBackend
 
 
+@pytest.fixture(scope="module")
+def native(own_native: NativeBackend) -> NativeBackend:
+    """One build: threads do not depend on the processor's instructions."""
+    return own_native
+
+
 @pytest.fixture(params=[2, 7], autouse=True)
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()

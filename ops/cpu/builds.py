@@ -1,0 +1,174 @@
+"""Builds of the kernels in the user's cache folder: each is made once, by one process, whoever asks for it.
+
+A build has a key: a hash of all that its result depends on. By that key the folder holds
+
+    kernels-KEY.so       the library,
+    kernels-KEY.failed   or why there is none, so that it is not tried again,
+    kernels-KEY.lock     held by whoever is building, and let go by the system when that process ends, however it ends,
+    kernels-KEY.build    the files of a build; one whose lock is free was left behind by a process that was killed.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from quire.ops.cpu import builder
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_SECONDS = 120.0
+MAX_BUILD_SECONDS = 1800.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+_BACKGROUND_NICENESS = 10
+
+
+class BuildError(Exception):
+    """There is no library; the text says why, and what to do, in one line."""
+
+
+class KernelBuild:
+    """One library: these sources, by this compiler, with these flags, for this processor."""
+
+    def __init__(self, folder: Path, sources: Path, command: list[str], compiler: str) -> None:
+        """`folder` is the cache; `command` the compiler and its flags; `compiler` says which one it is, and of when."""
+        self._folder = folder
+        self._sources = sources
+        self._command = command
+        name = f"kernels-{self._key(compiler)}"
+        self._library = folder / f"{name}.so"
+        self._refusal = folder / f"{name}.failed"
+        self._lock = folder / f"{name}.lock"
+        self._scratch = folder / f"{name}.build"
+
+    def library(self, max_wait_s: float = MAX_WAIT_SECONDS, max_build_s: float = MAX_BUILD_SECONDS) -> Path:
+        """Path of the library, which is built if this folder has none yet.
+
+        A build that takes longer than `max_wait_s` goes on by itself, for up to `max_build_s` in all, with less right
+        to the processor; a later call finds what it made.
+
+        Raises:
+            BuildError: the compiler refuses the sources, now or the last time; or the build is not done yet.
+            OSError: the folder cannot be written.
+        """
+        if self._library.exists():
+            return self._library
+        self._check_refusal()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        deadline = time.monotonic() + max_wait_s
+        with self._lock.open("a") as lock:
+            while not _try_lock(lock):
+                if time.monotonic() > deadline:
+                    raise BuildError(
+                        f"another process is building them, and was not done after {max_wait_s:.0f} s; the next start "
+                        "will find what it builds."
+                    )
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            # The process that held the lock may have built the same.
+            if not self._library.exists() and not self._refusal.exists():
+                self._build(lock, deadline, max_wait_s, max_build_s)
+        self._check_refusal()
+        return self._library
+
+    def _build(self, lock: IO[str], deadline: float, max_wait_s: float, max_build_s: float) -> None:
+        self._remove_remains()
+        logger.info("building the CPU kernels for this machine, once")
+        started = time.monotonic()
+        process = self._start(lock, max_build_s)
+        try:
+            _, told = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PGRP, process.pid, _BACKGROUND_NICENESS)
+            threading.Thread(target=self._await_late, args=(process, started), daemon=True).start()
+            raise BuildError(
+                f"building them takes longer than {max_wait_s:.0f} s. It goes on in the background; the next start "
+                "will find what it builds."
+            ) from None
+        if self._library.exists():
+            logger.info("CPU kernels built in %.1f s: %s", time.monotonic() - started, self._library)
+        elif not self._refusal.exists():
+            reason = told.splitlines()[-1] if told else f"exit status {process.returncode}"
+            raise BuildError(f"the build was interrupted: {reason}; the next start will try again.")
+
+    def _start(self, lock: IO[str], max_build_s: float) -> subprocess.Popen[str]:
+        """The builder, which has the lock as long as it lives."""
+        job = builder.Job(
+            command=self._command, sources=str(self._sources), scratch=str(self._scratch), library=str(self._library),
+            refusal=str(self._refusal), max_seconds=max_build_s,
+        )  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", builder.__file__, json.dumps(asdict(job))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(lock.fileno(),),
+            start_new_session=True,  # neither Ctrl-C nor the end of the worker is for the builder
+        )
+
+    def _await_late(self, process: subprocess.Popen[str], started: float) -> None:
+        process.communicate()
+        if self._library.exists():
+            seconds = time.monotonic() - started
+            logger.info("CPU kernels built in %.1f s, for the next start: %s", seconds, self._library)
+
+    def _check_refusal(self) -> None:
+        try:
+            lines = self._refusal.read_text().splitlines()
+        except FileNotFoundError:
+            return
+        raise BuildError(
+            f"{lines[0] if lines else 'they cannot be built'}. They are not built again before the sources or the "
+            f"compiler change; to try again at the next start, delete {self._refusal}, which has the whole output."
+        )
+
+    def _remove_remains(self) -> None:
+        """Removes the files of builds that were killed."""
+        for scratch in self._folder.glob("kernels-*.build"):
+            with _lock_if_free(scratch.with_suffix(".lock")) as is_free:
+                if is_free:
+                    shutil.rmtree(scratch, ignore_errors=True)
+
+    def _key(self, compiler: str) -> str:
+        parts = [*self._command, compiler, platform.machine(), _instruction_sets()]
+        digest = hashlib.sha256("\0".join(parts).encode())
+        for path in sorted(self._sources.iterdir()):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:20]
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _lock_if_free(path: Path) -> Iterator[bool]:
+    with path.open("a") as file:
+        yield _try_lock(file)
+
+
+def _instruction_sets() -> str:
+    """The processor's own list; its name where the system has no such list."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    listed = next((line for line in lines if line.lower().startswith(("flags", "features"))), None)
+    return listed or platform.processor()  # which starts a process to find out
