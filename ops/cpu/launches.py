@@ -6,7 +6,6 @@ and has to get back the interpreter's lock, which the engine's loop may be holdi
 
 import ctypes
 import math
-import struct
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from quire.ops.cpu.calls import Call
+
 _CACHE_LINE = 64
-_FORMATS = {ctypes.c_void_p: "Q", ctypes.c_long: "q", ctypes.c_double: "d"}
 
 _QUESTIONS = frozenset(
     {"__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "size", "stride"}
@@ -30,23 +30,21 @@ _VIEWS = frozenset(
 
 
 class _Launch(ctypes.Structure):
-    """`Launch` in launches.cpp."""
+    """`Launch` in launches.cpp. It keeps the bytes of its call alive."""
 
-    _fields_ = (("kernel", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
+    _fields_ = (("kernel", ctypes.c_void_p), ("call", ctypes.c_char_p))
 
 
 class Recording:
     """Kernels to be launched again, in order, on the memory that they were recorded with."""
 
-    def __init__(self, kernels: ctypes.CDLL, launches: list[tuple[int, Any]], kept: list[Any]) -> None:
-        """`launches`: address of the kernel, ctypes buffer of its arguments; `kept` lives as long as the recording."""
+    def __init__(self, kernels: ctypes.CDLL, launches: list[_Launch], kept: list[Any]) -> None:
+        """`kept` lives as long as the recording."""
         self._run = kernels["quire_run"]
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
         self._run.restype = ctypes.c_long
         self._kept = (launches, kept)
-        self._launches = (_Launch * len(launches))(
-            *(_Launch(kernel, ctypes.addressof(arguments)) for kernel, arguments in launches)
-        )
+        self._launches = (_Launch * len(launches))(*launches)
         self._count = len(launches)
 
     def run(self) -> None:
@@ -73,39 +71,24 @@ class Launcher:
     def __init__(self, kernels: ctypes.CDLL) -> None:
         """`kernels` comes from `quire.ops.cpu.compiler`."""
         self._kernels = kernels
-        self._find = kernels["quire_find_kernel"]
-        self._find.argtypes = [ctypes.c_char_p]
-        self._find.restype = ctypes.c_void_p
         self._memory = _SharedMemory()
-        self._launches: list[tuple[int, Any]] | None = None  # while a recording is made
+        self._launches: list[_Launch] | None = None  # while a recording is made
         self._kept: list[Any] = []
 
-    def bind(self, name: str, *types: Any) -> Callable[..., int]:
-        """The kernel of this name, to be called with arguments of these ctypes; what it returns is 0 if it ran."""
-        function = self._kernels[name]
-        function.argtypes = types
-        address = self._find(name.encode())
-        assert address is not None, f"{name} is not listed in launches.cpp"
-        words = struct.Struct("".join(_FORMATS[kind] for kind in types))
+    def bind(self, call: Call) -> Callable[..., int]:
+        """The kernel of this call, to be called with all its fields, in order; what it returns is 0 if it ran."""
+        kernel, pack = self._kernels[call.kernel], call.layout.pack
+        kernel.argtypes = [ctypes.c_char_p]
+        address = ctypes.cast(kernel, ctypes.c_void_p).value
 
-        def launch(*arguments: Any) -> int:
-            failed = function(*arguments)
+        def launch(*fields: Any) -> int:
+            packed = pack(*fields)
+            failed = kernel(packed)
             if self._launches is not None and not failed:
-                packed = ctypes.create_string_buffer(words.pack(*(argument or 0 for argument in arguments)), words.size)
-                self._launches.append((address, packed))
+                self._launches.append(_Launch(address, packed))
             return failed
 
         return launch
-
-    def bind_struct(self, name: str) -> Callable[[ctypes.Structure], int]:
-        """Like `bind`, of a kernel that takes a pointer to a structure."""
-        launch = self.bind(name, ctypes.c_void_p)
-
-        def launch_with(call: ctypes.Structure) -> int:
-            self.keep(call)
-            return launch(ctypes.addressof(call))
-
-        return launch_with
 
     def keep(self, memory: Any) -> None:
         """Has the recording that is being made, if any, hold what a kernel reads besides tensors."""

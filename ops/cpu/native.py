@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import Backend
+from quire.ops.cpu import calls
+from quire.ops.cpu.calls import DTYPES
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
@@ -18,7 +20,6 @@ from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_GROUP = 64
 """Most query heads that share a KV head."""
 
@@ -27,21 +28,6 @@ _WORTH_OPENMP_SECONDS = 150e-6
 waking them and waiting for them costs up to 50 µs, more where another process uses their core."""
 _WORTH_TEAM_SECONDS = 10e-6
 """The same for our own kernels, whose threads are not waited for (threads.h)."""
-
-_POINTER, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
-
-
-class _AttentionCall(ctypes.Structure):
-    """`AttentionCall` in pages.h."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("q", "out", "kv_cache", "query_lens", "seq_lens", "block_tables")),
-        *((name, ctypes.c_int64) for name in (
-            "q_token_stride", "q_head_stride", "num_requests", "table_stride", "block_size",
-            "num_kv_heads", "group", "head_dim", "window", "q_dtype", "kv_dtype", "num_threads",
-        )),
-        ("scale", _DOUBLE),
-    )  # fmt: skip
 
 
 class NativePlan(AttentionPlan):
@@ -68,22 +54,20 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         """`kernels` comes from `quire.ops.cpu.compiler`; `eager` takes what they do not cover."""
         self._eager = eager
         self._launcher = launcher = Launcher(kernels)
-        kernel, self._empty = launcher.bind, launcher.empty
+        self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher)
-        self._attention = launcher.bind_struct("quire_attention")
-        self._take_rows = kernel("quire_take_rows", *[_POINTER] * 3, *[_LONG] * 3)
-        self._rotation = kernel("quire_rotation", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, *[_LONG] * 2)
-        self._rms_norm = kernel("quire_rms_norm", *[_POINTER] * 3, *[_LONG] * 6, _DOUBLE, _LONG, _LONG)
-        self._add_rms_norm = kernel("quire_add_rms_norm", *[_POINTER] * 4, *[_LONG] * 2, _DOUBLE, _LONG, _LONG)
-        self._rotary = kernel("quire_rotary", *[_POINTER] * 4, *[_LONG] * 8)
-        self._silu_and_mul = kernel("quire_silu_and_mul", *[_POINTER] * 2, *[_LONG] * 5)
-        self._draw = kernel("quire_draw", *[_POINTER] * 5, *[_LONG] * 5)
-        self._likeliest = kernel("quire_likeliest", *[_POINTER] * 3, *[_LONG] * 5)
-        self._apply_bitmask = kernel("quire_apply_bitmask", *[_POINTER] * 3, *[_LONG] * 6)
-        self._write_cache = kernel("quire_write_cache", *[_POINTER] * 4, *[_LONG] * 8, _DOUBLE, *[_LONG] * 3)
-        self._rotate_and_store = kernel(
-            "quire_rotate_and_store", *[_POINTER] * 7, *[_LONG] * 7, *[_DOUBLE] * 2, *[_LONG] * 3
-        )
+        self._attention = launcher.bind(calls.ATTENTION)
+        self._take_rows = launcher.bind(calls.TAKE_ROWS)
+        self._rotation = launcher.bind(calls.ROTATION)
+        self._rms_norm = launcher.bind(calls.RMS_NORM)
+        self._add_rms_norm = launcher.bind(calls.ADD_RMS_NORM)
+        self._rotary = launcher.bind(calls.ROTARY)
+        self._silu_and_mul = launcher.bind(calls.SILU_AND_MUL)
+        self._write_cache = launcher.bind(calls.WRITE_CACHE)
+        self._rotate_and_store = launcher.bind(calls.ROTATE_AND_STORE)
+        self._draw = launcher.bind(calls.DRAW)
+        self._likeliest = launcher.bind(calls.LIKELIEST)
+        self._apply_bitmask = launcher.bind(calls.APPLY_BITMASK)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dim() == 3 and x.stride(2) == 1 and weight.is_contiguous() and _same_dtype(x, weight):
@@ -92,7 +76,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
             weight_stride = size if weight.dim() == 2 else 0
             if not self._rms_norm(
                 x.data_ptr(), weight.data_ptr(), out.data_ptr(), tokens, heads, size, x.stride(0), x.stride(1),
-                weight_stride, eps, _dtype(x), torch.get_num_threads(),
+                weight_stride, _dtype(x), torch.get_num_threads(), eps,
             ):  # fmt: skip
                 return out
         elif x.dim() == 2 and weight.dim() == 1:
@@ -104,8 +88,8 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         if dense and x.dim() == 2 and _same_dtype(x, residual, weight):
             out = self._empty(*x.shape, dtype=x.dtype)
             if not self._add_rms_norm(
-                x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, _dtype(x),
-                torch.get_num_threads(),
+                x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _dtype(x),
+                torch.get_num_threads(), eps,
             ):  # fmt: skip
                 return out, residual
         return self._eager.add_rms_norm(x, residual, weight, eps)
@@ -121,7 +105,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         return self._eager.rotary(x, cos, sin)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        if x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES:
+        if x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES:
             tokens, size = x.shape[0], x.shape[1] // 2
             out = self._empty(tokens, size, dtype=x.dtype)
             if not self._silu_and_mul(
@@ -142,12 +126,12 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
     def rotation(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        if positions.is_contiguous() and frequencies.is_contiguous() and dtype in _DTYPES:
+        if positions.is_contiguous() and frequencies.is_contiguous() and dtype in DTYPES:
             num_tokens, half = len(positions), len(frequencies)
             cos, sin = (self._empty(num_tokens, 1, 2 * half, dtype=dtype) for _ in range(2))
             if not self._rotation(
-                positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr(), num_tokens, half, scale,
-                _DTYPES[dtype], torch.get_num_threads(),
+                positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr(), num_tokens, half,
+                DTYPES[dtype], torch.get_num_threads(), scale,
             ):  # fmt: skip
                 return cos, sin
         return self._eager.rotation(positions, frequencies, scale, dtype)
@@ -179,12 +163,11 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         if _is_cache(kv_cache) and k.stride(2) == v.stride(2) == 1 and _same_dtype(k, v):
-            largest = largest_stored(kv_cache.dtype)
             slots = slot_mapping.contiguous()
             if not self._write_cache(
                 k.data_ptr(), v.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), *k.shape, k.stride(0), k.stride(1),
-                v.stride(0), v.stride(1), kv_cache.shape[3], largest, _dtype(k), _dtype(kv_cache),
-                torch.get_num_threads(),
+                v.stride(0), v.stride(1), kv_cache.shape[3], _dtype(k), _dtype(kv_cache), torch.get_num_threads(),
+                largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return
         self._eager.write_kv(k, v, kv_cache, slot_mapping)
@@ -209,10 +192,10 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
             num_heads, slots = num_all - 2 * num_kv_heads, slot_mapping.contiguous()
             out = self._empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
             if not self._rotate_and_store(
-                heads.data_ptr(), None if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+                heads.data_ptr(), 0 if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
-                cos.shape[-1], heads.stride(0), block_size, eps, largest_stored(kv_cache.dtype),
-                _dtype(heads), _dtype(kv_cache), torch.get_num_threads(),
+                cos.shape[-1], heads.stride(0), block_size, _dtype(heads), _dtype(kv_cache), torch.get_num_threads(),
+                eps, largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
         return self._eager.rotate_and_store(heads, cos, sin, kv_cache, slot_mapping, norm=norm)
@@ -234,16 +217,15 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, _ = kv_cache.shape
         group = num_heads // num_kv_heads
-        if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in _DTYPES:
+        if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in DTYPES:
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
-            call = _AttentionCall(
+            self._launcher.keep(batch)
+            if not self._attention(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
                 len(batch.query_lens), batch.block_tables.shape[1], block_size, num_kv_heads, group, head_dim,
                 window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
-            )  # fmt: skip
-            self._launcher.keep(batch)
-            if not self._attention(call):
+            ):  # fmt: skip
                 return out
         return self._eager.attention(q, kv_cache, batch, scale=scale, window=window)
 
@@ -294,17 +276,17 @@ def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _is_rows(logits: Tensor) -> bool:
-    return logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in _DTYPES
+    return logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
 
 
 def _dtype(x: Tensor) -> int:
-    return _DTYPES[x.dtype]
+    return DTYPES[x.dtype]
 
 
 def _same_dtype(x: Tensor, *others: Tensor) -> bool:
-    return x.dtype in _DTYPES and all(other.dtype == x.dtype for other in others)
+    return x.dtype in DTYPES and all(other.dtype == x.dtype for other in others)
 
 
 def _is_cache(kv_cache: Tensor) -> bool:
     """Whether it is laid out densely, as `kv_cache_shape` says."""
-    return kv_cache.dtype in _DTYPES and kv_cache.is_contiguous()
+    return kv_cache.dtype in DTYPES and kv_cache.is_contiguous()

@@ -6,26 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.ops.cpu import calls
 from quire.ops.cpu.launches import Launcher
-
-
-class LinearCall(ctypes.Structure):
-    """`LinearCall` in linear.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "panels", "bias", "out")),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "rows",
-                "x_stride",
-                "in_features",
-                "out_features",
-                "is_gated",
-                "num_threads",
-            )
-        ),
-    )
 
 
 @dataclass(frozen=True)
@@ -47,9 +29,8 @@ class PanelLinear:
         self._size = kernels["quire_panels_size"]
         self._size.argtypes = [ctypes.c_long] * 3
         self._size.restype = ctypes.c_long
-        self._pack = kernels["quire_pack_panels"]
-        self._pack.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 5
-        self._linear = launcher.bind_struct("quire_linear")
+        self._pack = launcher.bind(calls.PACK_PANELS)
+        self._linear = launcher.bind(calls.LINEAR)
         self._empty = launcher.empty
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PanelWeight | None:
@@ -77,11 +58,10 @@ class PanelLinear:
         if x.stride(1) != 1:
             x = x.contiguous()
         out = self._empty(len(x), packed.out_features // (2 if packed.is_gated else 1), dtype=torch.bfloat16)
-        call = LinearCall(
-            x.data_ptr(), packed.weight.data_ptr(), None if packed.bias is None else packed.bias.data_ptr(),
+        if self._linear(
+            x.data_ptr(), packed.weight.data_ptr(), 0 if packed.bias is None else packed.bias.data_ptr(),
             out.data_ptr(), len(x), x.stride(0), packed.in_features, packed.out_features, packed.is_gated,
             num_threads,
-        )  # fmt: skip
-        if self._linear(call):
+        ):  # fmt: skip
             raise MemoryError(f"no memory to multiply {list(x.shape)} by {packed.out_features} outputs")
         return out

@@ -1,4 +1,4 @@
-// Causal attention over pages, in place: nothing is gathered. See `quire.ops.Backend.attention` for the meaning.
+// Causal attention over pages, in place: nothing is gathered. See `quire.ops.backend` for the meaning.
 //
 // The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads, all or some keys), where
 // G query heads share a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in

@@ -1,5 +1,5 @@
 // Norms, rotation, activation and the cache's writes in one pass over memory each: loaded once, computed in float32,
-// rounded where torch's formula in `quire.ops.eager` rounds, stored once. See `quire.ops.Backend` for their meaning.
+// rounded where torch's formula in `quire.ops.eager` rounds, stored once. See `quire.ops.backend` for their meaning.
 //
 // Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
 
@@ -66,31 +66,32 @@ template <class T, class Cache> void store_finite(const T* x, Cache* to, long si
 
 using namespace quire;
 
-// Rows of x [rows, row_bytes] at index [count] → out, dense. 1 if there is no such row.
-extern "C" int quire_take_rows(
-    const void* x, const int64_t* index, void* out, long rows, long count, long row_bytes) {
-    for (long i = 0; i < count; i++) {
-        if (index[i] < 0 || index[i] >= rows) return 1;
-        std::memcpy((char*)out + i * row_bytes, (const char*)x + index[i] * row_bytes, row_bytes);
+// Rows of x at index → out. 1 if there is no such row.
+extern "C" int quire_take_rows(const TakeRowsCall* call) {
+    const long row_bytes = call->row_bytes;
+    for (long i = 0; i < call->count; i++) {
+        const long row = call->index[i];
+        if (row < 0 || row >= call->rows) return 1;
+        std::memcpy((char*)call->out + i * row_bytes, (const char*)call->x + row * row_bytes, row_bytes);
     }
     return 0;
 }
 
-// positions [num_tokens], frequencies [half] → cos and sin [num_tokens, 2 * half], dense, as `rotate` reads them.
-extern "C" int quire_rotation(
-    const int64_t* positions, const float* frequencies, void* cos, void* sin, long num_tokens, long half, double scale,
-    long dtype, long num_threads) {
-    return with_type(dtype, [&](auto* type) {
+// positions, frequencies → cos and sin, as `rotate` reads them.
+extern "C" int quire_rotation(const RotationCall* call) {
+    return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel(num_tokens, num_tokens * half * SINES, num_threads, [&](long token) {
-            T *c = (T*)cos + token * 2 * half, *s = (T*)sin + token * 2 * half;
+        const long half = call->half;
+        const float scale = (float)call->scale;
+        parallel(call->num_tokens, call->num_tokens * half * SINES, call->num_threads, [&](long token) {
+            T *c = (T*)call->cos + token * 2 * half, *s = (T*)call->sin + token * 2 * half;
             for (long i = 0; i < half; i += LANES) {
                 const long count = std::min<long>(LANES, half - i);
                 Floats cosines{}, sines{};
                 for (long lane = 0; lane < count; lane++) {
-                    const float angle = (float)positions[token] * frequencies[i + lane];
-                    cosines[lane] = std::cos(angle) * (float)scale;
-                    sines[lane] = std::sin(angle) * (float)scale;
+                    const float angle = (float)call->positions[token] * call->frequencies[i + lane];
+                    cosines[lane] = std::cos(angle) * scale;
+                    sines[lane] = std::sin(angle) * scale;
                 }
                 store(c + i, cosines, count), store(c + half + i, cosines, count);
                 store(s + i, -sines, count), store(s + half + i, sines, count);
@@ -99,60 +100,57 @@ extern "C" int quire_rotation(
     });
 }
 
-// x [num_tokens, heads, size] with strides, weight [heads, size] with a stride of 0 or size → out, dense.
-extern "C" int quire_rms_norm(
-    const void* x, const void* weight, void* out, long num_tokens, long heads, long size, long token_stride,
-    long head_stride, long weight_stride, double eps, long dtype, long num_threads) {
-    return with_type(dtype, [&](auto* type) {
+// out = norm(x)
+extern "C" int quire_rms_norm(const RmsNormCall* call) {
+    return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel(num_tokens, num_tokens * heads * size, num_threads, [&](long token) {
+        const long heads = call->heads, size = call->size;
+        parallel(call->num_tokens, call->num_tokens * heads * size, call->num_threads, [&](long token) {
             for (long head = 0; head < heads; head++)
-                normalise((const T*)x + token * token_stride + head * head_stride,
-                          (const T*)weight + head * weight_stride, (T*)out + (token * heads + head) * size, size,
-                          (float)eps);
+                normalise((const T*)call->x + token * call->token_stride + head * call->head_stride,
+                          (const T*)call->weight + head * call->weight_stride,
+                          (T*)call->out + (token * heads + head) * size, size, (float)call->eps);
         });
     });
 }
 
-// residual += x; out = norm(residual); all [num_tokens, size], dense.
-extern "C" int quire_add_rms_norm(
-    const void* x, void* residual, const void* weight, void* out, long num_tokens, long size, double eps, long dtype,
-    long num_threads) {
-    return with_type(dtype, [&](auto* type) {
+// residual += x; out = norm(residual)
+extern "C" int quire_add_rms_norm(const AddRmsNormCall* call) {
+    return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel(num_tokens, num_tokens * size, num_threads, [&](long token) {
-            const T* from = (const T*)x + token * size;
-            T* to = (T*)residual + token * size;
+        const long size = call->size;
+        parallel(call->num_tokens, call->num_tokens * size, call->num_threads, [&](long token) {
+            const T* from = (const T*)call->x + token * size;
+            T* to = (T*)call->residual + token * size;
             for (long i = 0; i < size; i += LANES)
                 store(to + i, load(to + i, size - i) + load(from + i, size - i), size - i);
-            normalise((const T*)to, (const T*)weight, (T*)out + token * size, size, (float)eps);
+            normalise((const T*)to, (const T*)call->weight, (T*)call->out + token * size, size, (float)call->eps);
         });
     });
 }
 
-// x [num_tokens, heads, head_dim] with strides, cos and sin [num_tokens, rotary_dim], dense → out, dense.
-extern "C" int quire_rotary(
-    const void* x, const void* cos, const void* sin, void* out, long num_tokens, long heads, long head_dim,
-    long rotary_dim, long token_stride, long head_stride, long dtype, long num_threads) {
-    return with_type(dtype, [&](auto* type) {
+// out = x, rotated
+extern "C" int quire_rotary(const RotaryCall* call) {
+    return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel(num_tokens, num_tokens * heads * head_dim, num_threads, [&](long token) {
+        const long heads = call->heads, head_dim = call->head_dim, rotary_dim = call->rotary_dim;
+        parallel(call->num_tokens, call->num_tokens * heads * head_dim, call->num_threads, [&](long token) {
             for (long head = 0; head < heads; head++)
-                rotate((const T*)x + token * token_stride + head * head_stride, (const T*)cos + token * rotary_dim,
-                       (const T*)sin + token * rotary_dim, (T*)out + (token * heads + head) * head_dim, head_dim,
-                       rotary_dim);
+                rotate((const T*)call->x + token * call->token_stride + head * call->head_stride,
+                       (const T*)call->cos + token * rotary_dim, (const T*)call->sin + token * rotary_dim,
+                       (T*)call->out + (token * heads + head) * head_dim, head_dim, rotary_dim);
         });
     });
 }
 
-// x [num_tokens, 2 * size] = [gate | up], rows token_stride apart → out [num_tokens, size], dense.
-extern "C" int quire_silu_and_mul(
-    const void* x, void* out, long num_tokens, long size, long token_stride, long dtype, long num_threads) {
-    return with_type(dtype, [&](auto* type) {
+// out = silu(gate) * up
+extern "C" int quire_silu_and_mul(const SiluAndMulCall* call) {
+    return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel(num_tokens, num_tokens * size, num_threads, [&](long token) {
-            const T *gate = (const T*)x + token * token_stride, *up = gate + size;
-            T* to = (T*)out + token * size;
+        const long size = call->size;
+        parallel(call->num_tokens, call->num_tokens * size, call->num_threads, [&](long token) {
+            const T *gate = (const T*)call->x + token * call->token_stride, *up = gate + size;
+            T* to = (T*)call->out + token * size;
             for (long i = 0; i < size; i += LANES) {
                 Floats g = load(gate + i, size - i);
                 store(to + i, silu(g) * load(up + i, size - i), size - i);
@@ -161,25 +159,24 @@ extern "C" int quire_silu_and_mul(
     });
 }
 
-// k and v [num_tokens, heads, head_dim] with strides → cache [pages, 2, heads, block_size, head_dim], dense, at
-// slots[token], finite.
-extern "C" int quire_write_cache(
-    const void* k, const void* v, void* cache, const int64_t* slots, long num_tokens, long heads, long head_dim,
-    long k_token_stride, long k_head_stride, long v_token_stride, long v_head_stride, long block_size, double largest,
-    long dtype, long cache_dtype, long num_threads) {
+// k and v → cache at slots[token], finite.
+extern "C" int quire_write_cache(const WriteCacheCall* call) {
     int failed = 0;
-    int unknown = with_type(dtype, [&](auto* type) {
+    int unknown = with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        failed = with_type(cache_dtype, [&](auto* cache_type) {
+        failed = with_type(call->cache_dtype, [&](auto* cache_type) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
+            const long heads = call->heads, head_dim = call->head_dim, block_size = call->block_size;
             const long half = heads * block_size * head_dim;
-            parallel(num_tokens, 2 * num_tokens * heads * head_dim, num_threads, [&](long token) {
-                Cache* page = (Cache*)cache + slots[token] / block_size * 2 * half;
-                Cache* to = page + slots[token] % block_size * head_dim;
-                const T *key = (const T*)k + token * k_token_stride, *value = (const T*)v + token * v_token_stride;
+            const float largest = (float)call->largest;
+            parallel(call->num_tokens, 2 * call->num_tokens * heads * head_dim, call->num_threads, [&](long token) {
+                const long slot = call->slots[token];
+                Cache* to = (Cache*)call->cache + slot / block_size * 2 * half + slot % block_size * head_dim;
+                const T* key = (const T*)call->k + token * call->k_token_stride;
+                const T* value = (const T*)call->v + token * call->v_token_stride;
                 for (long head = 0; head < heads; head++, to += block_size * head_dim) {
-                    store_finite(key + head * k_head_stride, to, head_dim, (float)largest);
-                    store_finite(value + head * v_head_stride, to + half, head_dim, (float)largest);
+                    store_finite(key + head * call->k_head_stride, to, head_dim, largest);
+                    store_finite(value + head * call->v_head_stride, to + half, head_dim, largest);
                 }
             });
         });
@@ -187,37 +184,38 @@ extern "C" int quire_write_cache(
     return unknown | failed;
 }
 
-// heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim] = [queries | keys | values], rows token_stride apart: queries
-// and keys normalised (weight [num_heads + num_kv_heads, head_dim], or null for none) and rotated; queries → out, dense,
-// keys and values → cache as in quire_write_cache.
-extern "C" int quire_rotate_and_store(
-    const void* heads, const void* weight, const void* cos, const void* sin, void* out, void* cache,
-    const int64_t* slots, long num_tokens, long num_heads, long num_kv_heads, long head_dim, long rotary_dim,
-    long token_stride, long block_size, double eps, double largest, long dtype, long cache_dtype, long num_threads) {
+// Queries and keys normalised, if there is a weight, and rotated; queries → out, keys and values → cache as in
+// quire_write_cache.
+extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
     constexpr long MAX_HEAD_DIM = 1024;
+    const long head_dim = call->head_dim;
     if (head_dim > MAX_HEAD_DIM) return 1;
     int failed = 0;
-    int unknown = with_type(dtype, [&](auto* type) {
+    int unknown = with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        failed = with_type(cache_dtype, [&](auto* cache_type) {
+        failed = with_type(call->cache_dtype, [&](auto* cache_type) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
+            const long num_heads = call->num_heads, num_kv_heads = call->num_kv_heads;
+            const long block_size = call->block_size, rotary_dim = call->rotary_dim;
             const long half = num_kv_heads * block_size * head_dim, all = num_heads + 2 * num_kv_heads;
-            parallel(num_tokens, num_tokens * all * head_dim, num_threads, [&](long token) {
-                const T *from = (const T*)heads + token * token_stride, *scale = (const T*)weight;
-                const T *c = (const T*)cos + token * rotary_dim, *s = (const T*)sin + token * rotary_dim;
-                T* query = (T*)out + token * num_heads * head_dim;
-                Cache* to = (Cache*)cache + slots[token] / block_size * 2 * half + slots[token] % block_size * head_dim;
+            const float eps = (float)call->eps, largest = (float)call->largest;
+            parallel(call->num_tokens, call->num_tokens * all * head_dim, call->num_threads, [&](long token) {
+                const T *from = (const T*)call->heads + token * call->token_stride, *weight = (const T*)call->weight;
+                const T *c = (const T*)call->cos + token * rotary_dim, *s = (const T*)call->sin + token * rotary_dim;
+                const long slot = call->slots[token];
+                T* query = (T*)call->out + token * num_heads * head_dim;
+                Cache* to = (Cache*)call->cache + slot / block_size * 2 * half + slot % block_size * head_dim;
                 T normal[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
                 for (long head = 0; head < num_heads + num_kv_heads; head++, from += head_dim) {
                     const bool is_query = head < num_heads;
-                    if (scale) normalise(from, scale + head * head_dim, normal, head_dim, (float)eps);
-                    rotate(scale ? normal : from, c, s, is_query ? query : key, head_dim, rotary_dim);
+                    if (weight) normalise(from, weight + head * head_dim, normal, head_dim, eps);
+                    rotate(weight ? normal : from, c, s, is_query ? query : key, head_dim, rotary_dim);
                     if (is_query) {
                         query += head_dim;
                         continue;
                     }
-                    store_finite(key, to, head_dim, (float)largest);
-                    store_finite(from + num_kv_heads * head_dim, to + half, head_dim, (float)largest);
+                    store_finite(key, to, head_dim, largest);
+                    store_finite(from + num_kv_heads * head_dim, to + half, head_dim, largest);
                     to += block_size * head_dim;
                 }
             });

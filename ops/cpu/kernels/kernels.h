@@ -1,38 +1,142 @@
-// The kernels that Python calls, by name, through `quire.ops.cpu.launches`. What they do stands where they are defined.
+// The kernels that Python calls, and what each call says. What the kernels do stands where they are defined.
+//
+// A call has the fields of the same name in `quire.ops.cpu.calls`, in the same order, eight bytes each: pointers, then
+// whole numbers, then others. Strides count elements; the last dimension of every tensor is dense. A dtype is one of
+// `Dtype` (vector.h). A kernel returns 0 if it ran.
 #pragma once
 
 #include <cstdint>
 
 namespace quire {
-struct AttentionCall;
-struct LinearCall;
+
+struct BFloat16;
+
+struct AttentionCall {
+    const void* q;         // [num_tokens, num_kv_heads * group, head_dim]
+    void* out;             // like q, dense
+    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, head_dim], dense
+    const int64_t* query_lens;    // [num_rows]
+    const int64_t* seq_lens;      // [num_rows]
+    const int32_t* block_tables;  // [num_rows, table_stride]
+    int64_t q_token_stride, q_head_stride, num_requests, table_stride, block_size, num_kv_heads, group, head_dim;
+    int64_t window;  // 0: none
+    int64_t q_dtype, kv_dtype, num_threads;
+    double scale;
+};
+
+struct LinearCall {
+    const BFloat16 *x, *panels, *bias;  // x's rows are x_stride apart; bias may be null
+    BFloat16* out;                      // [rows, out_features, or half as many if gated], dense
+    int64_t rows, x_stride, in_features, out_features, is_gated, num_threads;
+};
+
+struct PackPanelsCall {
+    const BFloat16* weight;  // [out_features, in_features], rows `stride` apart, [gates | others] if gated
+    uint32_t* panels;        // 64-byte aligned
+    int64_t out_features, in_features, stride, is_gated, num_threads;
+};
+
+struct TakeRowsCall {
+    const void* x;         // [rows, row_bytes], dense
+    const int64_t* index;  // [count]
+    void* out;             // [count, row_bytes], dense
+    int64_t rows, count, row_bytes;
+};
+
+struct RotationCall {
+    const int64_t* positions;  // [num_tokens]
+    const float* frequencies;  // [half]
+    void *cos, *sin;           // [num_tokens, 2 * half], dense
+    int64_t num_tokens, half, dtype, num_threads;
+    double scale;
+};
+
+struct RmsNormCall {
+    const void *x, *weight;  // [num_tokens, heads, size], [heads, size] with a stride of 0 or size
+    void* out;               // like x, dense
+    int64_t num_tokens, heads, size, token_stride, head_stride, weight_stride, dtype, num_threads;
+    double eps;
+};
+
+struct AddRmsNormCall {
+    const void* x;  // [num_tokens, size], dense, as are residual and out
+    void* residual;
+    const void* weight;  // [size]
+    void* out;
+    int64_t num_tokens, size, dtype, num_threads;
+    double eps;
+};
+
+struct RotaryCall {
+    const void *x, *cos, *sin;  // [num_tokens, heads, head_dim]; [num_tokens, rotary_dim], dense
+    void* out;                  // like x, dense
+    int64_t num_tokens, heads, head_dim, rotary_dim, token_stride, head_stride, dtype, num_threads;
+};
+
+struct SiluAndMulCall {
+    const void* x;  // [num_tokens, 2 * size] = [gate | up]
+    void* out;      // [num_tokens, size], dense
+    int64_t num_tokens, size, token_stride, dtype, num_threads;
+};
+
+struct WriteCacheCall {
+    const void *k, *v;     // [num_tokens, heads, head_dim]
+    void* cache;           // [pages, 2, heads, block_size, head_dim], dense
+    const int64_t* slots;  // [num_tokens]
+    int64_t num_tokens, heads, head_dim, k_token_stride, k_head_stride, v_token_stride, v_head_stride, block_size;
+    int64_t dtype, cache_dtype, num_threads;
+    double largest;  // what stands for infinity in the cache
+};
+
+struct RotateAndStoreCall {
+    const void* heads;      // [num_tokens, num_heads + 2 * num_kv_heads, head_dim] = [queries | keys | values]
+    const void* weight;     // [num_heads + num_kv_heads, head_dim], or null for no norm
+    const void *cos, *sin;  // [num_tokens, rotary_dim], dense
+    void *out, *cache;      // [num_tokens, num_heads, head_dim], dense; as in WriteCacheCall
+    const int64_t* slots;   // [num_tokens]
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, token_stride, block_size;
+    int64_t dtype, cache_dtype, num_threads;
+    double eps, largest;
+};
+
+struct DrawCall {
+    const void* logits;        // [num_rows, size], rows `stride` apart
+    const uint64_t* starts;    // [num_rows]
+    const int64_t* positions;  // [num_rows]
+    int64_t* token_ids;        // [num_rows]
+    bool* usable;              // [num_rows]
+    int64_t num_rows, size, stride, dtype, num_threads;
+};
+
+struct LikeliestCall {
+    const void* logits;  // as in DrawCall, and so are token_ids and usable
+    int64_t* token_ids;
+    bool* usable;
+    int64_t num_rows, size, stride, dtype, num_threads;
+};
+
+struct ApplyBitmaskCall {
+    void* logits;             // as in DrawCall
+    const int64_t* rows;      // [count]
+    const uint32_t* bitmask;  // [count, size / 32, rounded up], dense
+    int64_t count, num_rows, size, stride, dtype, num_threads;
+};
+
 }  // namespace quire
 
 extern "C" {
 int quire_attention(const quire::AttentionCall* call);
 int quire_linear(const quire::LinearCall* call);
-int quire_take_rows(const void* x, const int64_t* index, void* out, long rows, long count, long row_bytes);
-int quire_rotation(const int64_t* positions, const float* frequencies, void* cos, void* sin, long num_tokens, long half,
-                   double scale, long dtype, long num_threads);
-int quire_rms_norm(const void* x, const void* weight, void* out, long num_tokens, long heads, long size,
-                   long token_stride, long head_stride, long weight_stride, double eps, long dtype, long num_threads);
-int quire_add_rms_norm(const void* x, void* residual, const void* weight, void* out, long num_tokens, long size,
-                       double eps, long dtype, long num_threads);
-int quire_rotary(const void* x, const void* cos, const void* sin, void* out, long num_tokens, long heads, long head_dim,
-                 long rotary_dim, long token_stride, long head_stride, long dtype, long num_threads);
-int quire_silu_and_mul(const void* x, void* out, long num_tokens, long size, long token_stride, long dtype,
-                       long num_threads);
-int quire_write_cache(const void* k, const void* v, void* cache, const int64_t* slots, long num_tokens, long heads,
-                      long head_dim, long k_token_stride, long k_head_stride, long v_token_stride, long v_head_stride,
-                      long block_size, double largest, long dtype, long cache_dtype, long num_threads);
-int quire_rotate_and_store(const void* heads, const void* weight, const void* cos, const void* sin, void* out,
-                           void* cache, const int64_t* slots, long num_tokens, long num_heads, long num_kv_heads,
-                           long head_dim, long rotary_dim, long token_stride, long block_size, double eps,
-                           double largest, long dtype, long cache_dtype, long num_threads);
-int quire_draw(const void* logits, const uint64_t* starts, const int64_t* positions, int64_t* token_ids, bool* usable,
-               long num_rows, long size, long stride, long dtype, long num_threads);
-int quire_likeliest(const void* logits, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
-                    long dtype, long num_threads);
-int quire_apply_bitmask(void* logits, const int64_t* rows, const uint32_t* bitmask, long count, long num_rows,
-                        long size, long stride, long dtype, long num_threads);
+int quire_pack_panels(const quire::PackPanelsCall* call);
+int quire_take_rows(const quire::TakeRowsCall* call);
+int quire_rotation(const quire::RotationCall* call);
+int quire_rms_norm(const quire::RmsNormCall* call);
+int quire_add_rms_norm(const quire::AddRmsNormCall* call);
+int quire_rotary(const quire::RotaryCall* call);
+int quire_silu_and_mul(const quire::SiluAndMulCall* call);
+int quire_write_cache(const quire::WriteCacheCall* call);
+int quire_rotate_and_store(const quire::RotateAndStoreCall* call);
+int quire_draw(const quire::DrawCall* call);
+int quire_likeliest(const quire::LikeliestCall* call);
+int quire_apply_bitmask(const quire::ApplyBitmaskCall* call);
 }

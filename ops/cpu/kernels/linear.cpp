@@ -28,13 +28,6 @@
 
 namespace quire {
 
-// The ctypes structure of the same name in panels.py.
-struct LinearCall {
-    const BFloat16 *x, *panels, *bias;  // x's rows are x_stride apart; bias may be null
-    BFloat16* out;                      // [rows, out_features, or half as many if gated], dense
-    int64_t rows, x_stride, in_features, out_features, is_gated, num_threads;
-};
-
 #if defined(QUIRE_HAS_PANELS)
 namespace {
 
@@ -172,17 +165,16 @@ extern "C" long quire_panels_size(long out_features, long in_features, long is_g
     return 0;
 }
 
-// weight [out, in], rows `stride` apart, [gates | others] if gated → panels, 64-byte aligned.
-extern "C" int quire_pack_panels(
-    const BFloat16* weight, uint32_t* panels, long out_features, long in_features, long stride, long is_gated,
-    long num_threads) {
+extern "C" int quire_pack_panels(const PackPanelsCall* call) {
 #if defined(QUIRE_HAS_PANELS)
+    const long out_features = call->out_features, in_features = call->in_features;
     const long steps = count_steps(in_features), half = PANEL / 2;
-    for_each(2 * count_panels(out_features, is_gated), num_threads, [=](long i) {
+    const bool is_gated = call->is_gated;
+    for_each(2 * count_panels(out_features, is_gated), call->num_threads, [=](long i) {
         const long first = is_gated ? i % 2 * (out_features / 2) + i / 2 * half : i * half;
         const long end = is_gated && i % 2 == 0 ? out_features / 2 : out_features;
-        interleave(weight + first * stride, stride, std::clamp(end - first, 0L, half), in_features,
-                   panels + i / 2 * steps * PANEL + i % 2 * half, PANEL, DEPTH);
+        interleave(call->weight + first * call->stride, call->stride, std::clamp(end - first, 0L, half), in_features,
+                   call->panels + i / 2 * steps * PANEL + i % 2 * half, PANEL, DEPTH);
     });
     return 0;
 #else

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "amx.h"
+#include "kernels.h"
 #include "vector.h"
 
 namespace quire {
@@ -23,22 +24,6 @@ constexpr int MAX_ROWS = 256, FEWEST_KEYS = KEYS;
 #else
 constexpr int MAX_ROWS = 64, FEWEST_KEYS = LANES;
 #endif
-
-// Mirrored in `quire.ops.cpu.native`. Strides count elements; the last dimension of every tensor is dense.
-struct AttentionCall {
-    const void* q;         // [num_tokens, num_kv_heads * group, head_dim]
-    void* out;             // like q, dense
-    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, head_dim], dense
-    const int64_t* query_lens;    // [num_rows]
-    const int64_t* seq_lens;      // [num_rows]
-    const int32_t* block_tables;  // [num_rows, table_stride]
-    int64_t q_token_stride, q_head_stride;
-    int64_t num_requests, table_stride, block_size;
-    int64_t num_kv_heads, group, head_dim;
-    int64_t window;  // 0: none
-    int64_t q_dtype, kv_dtype, num_threads;
-    double scale;
-};
 
 // Queries [first_query, first_query + num_queries) of a request, against keys [first_key, end_key) of some KV heads.
 struct Item {

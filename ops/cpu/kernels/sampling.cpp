@@ -1,5 +1,5 @@
 // From logits to tokens: masks, then the likeliest of each row, or a draw, on the logits as the model wrote them. See
-// `quire.ops.Backend` for their meaning. A row belongs to one thread, so its token does not depend on its neighbours.
+// `quire.ops.backend` for their meaning. A row belongs to one thread, so its token does not depend on its neighbours.
 //
 // Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
 
@@ -163,14 +163,13 @@ template <class Bits> void mask(Bits* logits, const uint32_t* words, long size, 
     }
 }
 
-// body(logits of the row, row) → whether they were usable.
-template <class Body>
-int for_rows(const void* logits, long num_rows, long size, long stride, bool* usable, long dtype, long num_threads,
-             Body body) {
-    return with_type(dtype, [&](auto* type) {
+// body(logits of the row, row) → whether they were usable. A call is a DrawCall or a LikeliestCall.
+template <class Call, class Body> int for_rows(const Call& call, Body body) {
+    return with_type(call.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        for_each(num_rows, num_rows * size > WORTH_A_THREAD ? num_threads : 1,
-                 [&](long row) { usable[row] = body((const T*)logits + row * stride, row); });
+        for_each(call.num_rows, call.num_rows * call.size > WORTH_A_THREAD ? call.num_threads : 1, [&](long row) {
+            call.usable[row] = body((const T*)call.logits + row * call.stride, row);
+        });
     });
 }
 
@@ -179,36 +178,32 @@ int for_rows(const void* logits, long num_rows, long size, long stride, bool* us
 
 using namespace quire;
 
-// logits [num_rows, size], rows `stride` apart; starts and positions [num_rows] → token_ids and usable [num_rows].
-extern "C" int quire_draw(
-    const void* logits, const uint64_t* starts, const int64_t* positions, int64_t* token_ids, bool* usable, long num_rows, long size, long stride,
-    long dtype, long num_threads) {
-    return for_rows(logits, num_rows, size, stride, usable, dtype, num_threads, [&](auto* from, long row) {
-        return draw(from, size, uniform(starts[row], positions[row]), token_ids + row);
+// logits, starts, positions → token_ids and usable.
+extern "C" int quire_draw(const DrawCall* call) {
+    return for_rows(*call, [&](auto* logits, long row) {
+        return draw(logits, call->size, uniform(call->starts[row], call->positions[row]), call->token_ids + row);
     });
 }
 
-extern "C" int quire_likeliest(
-    const void* logits, int64_t* token_ids, bool* usable, long num_rows, long size, long stride, long dtype,
-    long num_threads) {
-    return for_rows(logits, num_rows, size, stride, usable, dtype, num_threads,
-                    [&](auto* from, long row) { return likeliest(from, size, token_ids + row); });
+// logits → token_ids and usable.
+extern "C" int quire_likeliest(const LikeliestCall* call) {
+    return for_rows(*call,
+                    [&](auto* logits, long row) { return likeliest(logits, call->size, call->token_ids + row); });
 }
 
-// Of logits [num_rows, size], rows `stride` apart, those at rows [count]: -inf where the bit of the token is not set in
-// their row of bitmask [count, size / 32, rounded up], dense. 1 if there is no such row; nothing is written then.
-extern "C" int quire_apply_bitmask(
-    void* logits, const int64_t* rows, const uint32_t* bitmask, long count, long num_rows, long size, long stride,
-    long dtype, long num_threads) {
+// Logits of `rows`: -inf where the bit of the token is not set in their row of bitmask. 1 if there is no such row;
+// nothing is written then.
+extern "C" int quire_apply_bitmask(const ApplyBitmaskCall* call) {
+    const long count = call->count, size = call->size;
     for (long i = 0; i < count; i++)
-        if (rows[i] < 0 || rows[i] >= num_rows) return 1;
+        if (call->rows[i] < 0 || call->rows[i] >= call->num_rows) return 1;
     auto run = [&](auto never) {
         using Bits = decltype(never);
-        for_each(count, count * size > WORTH_A_THREAD ? num_threads : 1, [&](long i) {
-            mask((Bits*)logits + rows[i] * stride, bitmask + i * ((size + 31) / 32), size, never);
+        for_each(count, count * size > WORTH_A_THREAD ? call->num_threads : 1, [&](long i) {
+            mask((Bits*)call->logits + call->rows[i] * call->stride, call->bitmask + i * ((size + 31) / 32), size, never);
         });
     };
-    switch (dtype) {
+    switch (call->dtype) {
         case FLOAT32: return run(uint32_t{0xff800000}), 0;
         case BFLOAT16: return run(uint16_t{0xff80}), 0;
         case FLOAT16: return run(uint16_t{0xfc00}), 0;

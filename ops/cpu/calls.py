@@ -1,0 +1,70 @@
+"""What a call of each C++ kernel says: the structs of `kernels/kernels.h`, whose comments tell the shapes.
+
+A call is packed into bytes, and the kernel gets their address: twice as fast as a call with as many arguments.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""`Dtype` in `kernels/vector.h`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel's name and the fields of its struct, in order, each eight bytes; 0 is a null pointer."""
+
+    kernel: str
+    pointers: str
+    integers: str
+    floats: str = ""
+
+    @property
+    def layout(self) -> struct.Struct:
+        """Packs the values of all fields, in order."""
+        num_whole = len(self.pointers.split()) + len(self.integers.split())
+        return struct.Struct(f"{num_whole}q{len(self.floats.split())}d")
+
+
+ATTENTION = Call(
+    "quire_attention",
+    "q out kv_cache query_lens seq_lens block_tables",
+    "q_token_stride q_head_stride num_requests table_stride block_size num_kv_heads group head_dim window "
+    "q_dtype kv_dtype num_threads",
+    "scale",
+)
+LINEAR = Call("quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated num_threads")
+PACK_PANELS = Call("quire_pack_panels", "weight panels", "out_features in_features stride is_gated num_threads")
+TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes")
+ROTATION = Call("quire_rotation", "positions frequencies cos sin", "num_tokens half dtype num_threads", "scale")
+RMS_NORM = Call(
+    "quire_rms_norm",
+    "x weight out",
+    "num_tokens heads size token_stride head_stride weight_stride dtype num_threads",
+    "eps",
+)
+ADD_RMS_NORM = Call("quire_add_rms_norm", "x residual weight out", "num_tokens size dtype num_threads", "eps")
+ROTARY = Call(
+    "quire_rotary",
+    "x cos sin out",
+    "num_tokens heads head_dim rotary_dim token_stride head_stride dtype num_threads",
+)
+SILU_AND_MUL = Call("quire_silu_and_mul", "x out", "num_tokens size token_stride dtype num_threads")
+WRITE_CACHE = Call(
+    "quire_write_cache",
+    "k v cache slots",
+    "num_tokens heads head_dim k_token_stride k_head_stride v_token_stride v_head_stride block_size "
+    "dtype cache_dtype num_threads",
+    "largest",
+)
+ROTATE_AND_STORE = Call(
+    "quire_rotate_and_store",
+    "heads weight cos sin out cache slots",
+    "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride block_size dtype cache_dtype num_threads",
+    "eps largest",
+)
+DRAW = Call("quire_draw", "logits starts positions token_ids usable", "num_rows size stride dtype num_threads")
+LIKELIEST = Call("quire_likeliest", "logits token_ids usable", "num_rows size stride dtype num_threads")
+APPLY_BITMASK = Call("quire_apply_bitmask", "logits rows bitmask", "count num_rows size stride dtype num_threads")
