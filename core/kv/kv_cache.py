@@ -55,11 +55,11 @@ class KVCacheManager:
             self._pool.share(pages)
         request.block_ids = [pages + self._pool.allocate(num_new) for pages in prefix]
         request.num_cached_blocks = len(prefix[0])
-        request.num_computed_tokens = len(prefix[0]) * self._block_size
+        request.num_planned_tokens = len(prefix[0]) * self._block_size
         self._count_paged_tokens(request)
         if self._caching and not request.num_preemptions:
             self._num_queries += request.num_tokens
-            self._num_hits += request.num_computed_tokens
+            self._num_hits += request.num_planned_tokens
         return True
 
     def find_prefix(self, request: Request) -> list[list[int]]:
@@ -99,7 +99,7 @@ class KVCacheManager:
         if not self._caching:
             return
         start = request.num_cached_blocks
-        end = min(request.num_computed_tokens, len(request.token_ids)) // self._block_size
+        end = min(request.num_planned_tokens, len(request.token_ids)) // self._block_size
         if end <= start:
             return
         self._hash_blocks(request, end)
@@ -118,7 +118,7 @@ class KVCacheManager:
             self._pool.release(reversed(table))
         request.block_ids = []
         request.num_cached_blocks = 0
-        request.num_computed_tokens = 0
+        request.num_planned_tokens = 0
         request.num_paged_tokens = 0
 
     def disown(self, request: Request) -> None:
@@ -143,7 +143,7 @@ class KVCacheManager:
             for table in request.block_ids:
                 assert len(set(table)) == len(table), f"{request.request_id} holds a page twice"
                 assert request.num_paged_tokens <= len(table) * self._block_size
-            assert request.num_computed_tokens <= request.num_paged_tokens, f"{request.request_id} outran its pages"
+            assert request.num_planned_tokens <= request.num_paged_tokens, f"{request.request_id} outran its pages"
 
     def _count_paged_tokens(self, request: Request) -> None:
         # The last token of a request is sampled, never computed; capping here lets the scheduler see both ends, that

@@ -1,6 +1,6 @@
 """Who goes first, and how much of a prompt a step takes: the scheduler's policies, as objects.
 
-A policy is a rank: a sort key given to a request when it arrives. The scheduler keeps running requests in rank order
+A policy gives each request a sort key when it arrives. The scheduler keeps running requests in the order of their keys
 and preempts the last; the waiting queue yields the first.
 """
 
@@ -9,21 +9,21 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from quire.core.config.resolved import SchedulerLimits
-from quire.core.scheduling.request import Rank, Request, RequestStatus
+from quire.core.scheduling.request import PriorityKey, Request, RequestStatus
 from quire.core.wire.protocol import EngineRequest
 
 
-def fcfs(request: EngineRequest, arrival: int) -> Rank:
+def fcfs(request: EngineRequest, arrival: int) -> PriorityKey:
     """First come, first served."""
     return (arrival,)
 
 
-def priority(request: EngineRequest, arrival: int) -> Rank:
+def priority(request: EngineRequest, arrival: int) -> PriorityKey:
     """The lowest priority value first, then first come."""
     return (request.priority, arrival)
 
 
-POLICIES: dict[str, Callable[[EngineRequest, int], Rank]] = {"fcfs": fcfs, "priority": priority}
+POLICIES: dict[str, Callable[[EngineRequest, int], PriorityKey]] = {"fcfs": fcfs, "priority": priority}
 
 
 class PrefillPolicy(Protocol):
@@ -54,17 +54,17 @@ class WholePrefill:
 
 
 class RequestQueue:
-    """Waiting requests, first rank first. Removal is lazy: finished requests are dropped when they surface."""
+    """Waiting requests, the smallest key first. Removal is lazy: finished requests are dropped when they surface."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Rank, Request]] = []  # ranks are unique, requests are never compared
+        self._heap: list[tuple[PriorityKey, Request]] = []  # keys are unique, requests are never compared
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def push(self, request: Request) -> None:
-        heappush(self._heap, (request.rank, request))
+        heappush(self._heap, (request.priority_key, request))
         self._num_waiting += 1
 
     def first(self) -> Request | None:

@@ -4,8 +4,8 @@ from enum import Enum
 
 from quire.core.wire.protocol import EngineRequest
 
-Rank = tuple[int, ...]
-"""Where a request stands under the scheduling policy: the smallest runs first, the largest is preempted first."""
+PriorityKey = tuple[int, ...]
+"""A request's place under the scheduling policy: the smallest runs first, the largest is preempted first."""
 
 
 class RequestStatus(Enum):
@@ -17,8 +17,8 @@ class RequestStatus(Enum):
 class Request:
     """Engine-side state of one sequence.
 
-    A step gives a request some of the difference between `num_tokens` and `num_computed_tokens`. Both run ahead of
-    what is known: `num_computed_tokens` counts what has been planned (workers execute plans in order, so it is done by
+    A step gives a request some of the difference between `num_tokens` and `num_planned_tokens`. Both run ahead of
+    what is known: `num_planned_tokens` counts what has been planned (workers execute plans in order, so it is done by
     the time that anything later depends on it), `num_tokens` counts known tokens and those being sampled in steps in
     flight (placeholders: the workers feed those tokens to themselves).
     """
@@ -31,14 +31,14 @@ class Request:
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
-        "num_computed_tokens",
         "num_paged_tokens",
+        "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "priority_key",
         "prompt_embeds",
         "queued_at",
-        "rank",
         "request_id",
         "sampling",
         "scheduled_at",
@@ -49,14 +49,20 @@ class Request:
     )
 
     def __init__(
-        self, wire: EngineRequest, *, rank: Rank, max_num_tokens: int, stop_ids: frozenset[int], queued_at: float
+        self,
+        wire: EngineRequest,
+        *,
+        priority_key: PriorityKey,
+        max_num_tokens: int,
+        stop_ids: frozenset[int],
+        queued_at: float,
     ) -> None:
         self.request_id = wire.request_id
         self.sampling = wire.sampling
         self.cache_salt = wire.cache_salt
         self.grammar = wire.grammar
         self.prompt_embeds = wire.prompt_embeds
-        self.rank = rank
+        self.priority_key = priority_key
         self.max_num_tokens = max_num_tokens  # prompt and output together
         self.stop_ids = stop_ids  # EOS ids (unless ignored) and stop_token_ids
         self.queued_at = queued_at  # seconds of the scheduler's clock
@@ -67,7 +73,7 @@ class Request:
         self.token_ids = wire.prompt_token_ids + wire.output_token_ids  # all known tokens
         self.num_prompt_tokens = len(wire.prompt_token_ids)
         self.num_tokens = len(self.token_ids)
-        self.num_computed_tokens = 0
+        self.num_planned_tokens = 0
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
 

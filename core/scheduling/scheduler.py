@@ -1,7 +1,7 @@
 """Decides which request runs next, for how many tokens, in which pages and slots.
 
-One rule: a request has `num_tokens` and `num_computed_tokens`, and a step gives it some of the difference. Running
-requests first, then waiting ones. Out of pages: the request that the policy ranks last is preempted and recomputed
+One rule: a request has `num_tokens` and `num_planned_tokens`, and a step gives it some of the difference. Running
+requests first, then waiting ones. Out of pages: the request that the policy puts last is preempted and recomputed
 later. Owns time and memory; never sees text or tensors.
 
 Plans are made ahead, and everything here rests on workers executing plans strictly in order:
@@ -38,7 +38,7 @@ from quire.core.wire.protocol import (
     StepResult,
 )
 
-_rank = attrgetter("rank")
+_priority_key = attrgetter("priority_key")
 
 
 class Scheduler:
@@ -66,7 +66,7 @@ class Scheduler:
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
-        self._rank_of = POLICIES[limits.policy]
+        self._priority_key_of = POLICIES[limits.policy]
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
         self._kv = KVCacheManager(
             num_blocks=num_blocks,
@@ -75,7 +75,7 @@ class Scheduler:
             enable_prefix_caching=limits.enable_prefix_caching,
         )
         self._requests: dict[str, Request] = {}  # all unfinished
-        self._running: list[Request] = []  # in rank order: whoever is last is preempted first
+        self._running: list[Request] = []  # in priority order: whoever is last is preempted first
         self._waiting = RequestQueue()
         self._short_of_pages = False  # at the last plan, someone waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
@@ -117,7 +117,7 @@ class Scheduler:
             stop_ids = stop_ids.union(sampling.stop_token_ids)
         request = Request(
             wire,
-            rank=self._rank_of(wire, self._num_arrivals),
+            priority_key=self._priority_key_of(wire, self._num_arrivals),
             max_num_tokens=self._admission.max_num_tokens(wire),
             stop_ids=stop_ids,
             queued_at=now,
@@ -159,7 +159,7 @@ class Scheduler:
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
-        """Gives running requests what they lack, in rank order; returns the tokens left of `budget`.
+        """Gives running requests what they lack, in priority order; returns the tokens left of `budget`.
 
         The loop runs once per running request and step: it touches no object but the request.
         """
@@ -167,7 +167,7 @@ class Scheduler:
         num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
         take, sample = self._prefill.take, sampling.append
         for request in self._running:  # preemption shortens it at its end, behind or at the request in hand
-            start = request.num_computed_tokens
+            start = request.num_planned_tokens
             num_new = request.num_tokens - start
             if num_new != 1:
                 num_new = take(num_new, budget)
@@ -182,7 +182,7 @@ class Scheduler:
             slots(request.slot)
             num_computed(start)
             num_scheduled(num_new)
-            request.num_computed_tokens = end
+            request.num_planned_tokens = end
             if end == request.num_tokens:
                 request.num_tokens = end + 1
                 num_wanted(1)
@@ -197,7 +197,7 @@ class Scheduler:
         return budget
 
     def _plan_waiting(self, plan: StepPlan, sampling: list[Request], budget: int) -> None:
-        """Admits waiting requests in rank order while budget, slots and pages last.
+        """Admits waiting requests in priority order while budget, slots and pages last.
 
         The first that cannot be admitted stops the loop: nobody overtakes.
         """
@@ -217,7 +217,7 @@ class Scheduler:
                 self._short_of_pages = True
                 break
             self._admit(self._waiting.pop(), plan)
-            request.num_computed_tokens = end = start + num_new
+            request.num_planned_tokens = end = start + num_new
             done = end == request.num_tokens
             if done:
                 request.num_tokens += 1
@@ -241,7 +241,7 @@ class Scheduler:
         end = (num_blocks + 1) * self._limits.block_size
         digest = request.block_hashes[num_blocks]
         return any(
-            other.num_computed_tokens < end <= len(other.block_hashes) * self._limits.block_size
+            other.num_planned_tokens < end <= len(other.block_hashes) * self._limits.block_size
             and other.block_hashes[num_blocks] == digest
             for other in self._running
         )
@@ -249,10 +249,10 @@ class Scheduler:
     def _admit(self, request: Request, plan: StepPlan) -> None:
         request.slot = self._free_slots.pop()
         request.status = RequestStatus.RUNNING
-        insort(self._running, request, key=_rank)
+        insort(self._running, request, key=_priority_key)
         if not request.num_preemptions:
             request.scheduled_at = self._clock()
-            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            request.num_cached_tokens = min(request.num_planned_tokens, request.num_prompt_tokens)
         if request.scores_prompt:
             self._scored[request.slot] = request
         # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
@@ -273,7 +273,7 @@ class Scheduler:
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Pages for `num_tokens` tokens of a running request; False when it had to give way itself.
 
-        Preempts from the end of `_running`, whose requests are not in this plan yet: the plan is built in rank order.
+        Preempts from the end of `_running`, whose requests are not in this plan yet: it is built in priority order.
         A request that is alone always fits, because `add` refuses those that would not.
         """
         while (added := self._kv.grow(request, num_tokens)) is None:
@@ -415,7 +415,8 @@ class Scheduler:
         running, slots = self._running, [request.slot for request in self._running]
         self._kv.check_invariants(self._requests.values())
         assert sorted(self._free_slots + slots) == list(range(self._limits.max_num_seqs)), "a slot is lost or shared"
-        assert [request.rank for request in running] == sorted(request.rank for request in running), "rank order broken"
+        keys = [request.priority_key for request in running]
+        assert keys == sorted(keys), "priority order broken"
         assert len(running) + len(self._waiting) == len(self._requests), "a request neither runs nor waits"
         for request in self._requests.values():
             in_flight = sum(request is other for _, sampling, _ in self._in_flight for other in sampling)

@@ -110,15 +110,15 @@ class FinishReason(StrEnum):
 class TokenLogprobs(Struct, array_like=True):
     """Log-probabilities at one position, or logits: see `LogprobsMode`.
 
-    `token_ids[0]` is the token at that position, sampled or of the prompt, and `rank` its 1-based rank in the
-    distribution; the likeliest tokens follow, best first (the first one appears again among them when it is one of
-    them). Without `by_rank` the tokens that follow are those that the request named.
+    `token_ids[0]` is the token at that position, sampled or of the prompt, and `nth_likeliest` its place among all
+    tokens of the vocabulary, 1 for the likeliest. The likeliest tokens follow, best first (the first one appears again
+    among them when it is one of them). Without `by_likelihood` the tokens that follow are those that the request named.
     """
 
     token_ids: list[int]
     logprobs: list[float]
-    rank: int
-    by_rank: bool = True
+    nth_likeliest: int
+    by_likelihood: bool = True
 
 
 class PromptLogprobs(Struct, array_like=True):

@@ -25,33 +25,42 @@ class StepLogprobs:
     Attributes:
         places: [num_asked] int64, on the host; index of the row among the step's sampled rows.
         num_shown: [num_asked] int64, on the host; how many tokens the row wants beside the sampled one.
-        by_rank: [num_asked] bool, on the host; false where the row named its tokens.
+        by_likelihood: [num_asked] bool, on the host; false where the row named its tokens.
         token_ids: [num_asked, 1 + most wanted]; the sampled token, then the likeliest, best first, or those named.
         values: like `token_ids`, float32.
-        ranks: [num_asked] int64; 1 for a sampled token that is the likeliest.
+        nth_likeliest: [num_asked] int64; 1 for a sampled token that is the likeliest.
     """
 
     places: np.ndarray
     num_shown: np.ndarray
-    by_rank: np.ndarray
+    by_likelihood: np.ndarray
     token_ids: torch.Tensor
     values: torch.Tensor
-    ranks: torch.Tensor
+    nth_likeliest: torch.Tensor
 
     def rows(self) -> list[tuple[int, TokenLogprobs]]:
         """(index among sampled rows, log-probabilities) for each row that asked; waits for the device."""
-        positions = token_logprobs(self.token_ids, self.values, self.ranks, self.num_shown, self.by_rank)
+        positions = token_logprobs(self.token_ids, self.values, self.nth_likeliest, self.num_shown, self.by_likelihood)
         return list(zip(self.places.tolist(), positions, strict=True))
 
 
 def token_logprobs(
-    token_ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor, num_shown: np.ndarray, by_rank: np.ndarray
+    token_ids: torch.Tensor,
+    values: torch.Tensor,
+    nth_likeliest: torch.Tensor,
+    num_shown: np.ndarray,
+    by_likelihood: np.ndarray,
 ) -> list[TokenLogprobs]:
     """Rows of tensors, shaped as in `StepLogprobs`, for the wire; waits for the device."""
     columns = zip(
-        token_ids.tolist(), values.tolist(), ranks.tolist(), (1 + num_shown).tolist(), by_rank.tolist(), strict=True
+        token_ids.tolist(),
+        values.tolist(),
+        nth_likeliest.tolist(),
+        (1 + num_shown).tolist(),
+        by_likelihood.tolist(),
+        strict=True,
     )
-    return [TokenLogprobs(ids[:end], row[:end], rank, ranked) for ids, row, rank, end, ranked in columns]
+    return [TokenLogprobs(ids[:end], row[:end], nth, ranked) for ids, row, nth, end, ranked in columns]
 
 
 class Logprobs:
@@ -93,16 +102,16 @@ class Logprobs:
         num_top = self._num_top[batch.slots]
         own_ids = sampled.unsqueeze(1)
         own = values.gather(1, own_ids)
-        ranks = (values > own).sum(-1) + 1
+        nth_likeliest = (values > own).sum(-1) + 1
         shown, shown_ids = values.topk(int(num_top.max()), dim=-1)
         named = [self._named.get(slot) for slot in batch.slots.tolist()]
-        by_rank = np.array([ids is None for ids in named])
+        by_likelihood = np.array([ids is None for ids in named])
         num_shown = np.array([num if ids is None else len(ids) for num, ids in zip(num_top, named, strict=True)])
-        if not by_rank.all():
+        if not by_likelihood.all():
             shown_ids = self._with_named(shown_ids, named, int(num_shown.max()))
             shown = values.gather(1, shown_ids)
         token_ids = torch.cat([own_ids, shown_ids], 1)
-        return StepLogprobs(places, num_shown, by_rank, token_ids, torch.cat([own, shown], 1), ranks)
+        return StepLogprobs(places, num_shown, by_likelihood, token_ids, torch.cat([own, shown], 1), nth_likeliest)
 
     @staticmethod
     def _with_named(top_ids: torch.Tensor, named: list[np.ndarray | None], width: int) -> torch.Tensor:

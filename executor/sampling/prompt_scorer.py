@@ -84,13 +84,13 @@ class PromptScorer:
         values = scores(logits, self._mode)
         own_ids = targets.unsqueeze(1)
         own = values.gather(1, own_ids)
-        ranks = (values > own).sum(-1) + 1
+        nth_likeliest = (values > own).sum(-1) + 1
         top, top_ids = values.topk(num_top, dim=-1)
         num_rows = len(targets)
         return token_logprobs(
             torch.cat([own_ids, top_ids], 1),
             torch.cat([own, top], 1),
-            ranks,
+            nth_likeliest,
             np.full(num_rows, num_top),
             np.ones(num_rows, bool),
         )

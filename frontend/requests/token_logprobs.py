@@ -14,8 +14,8 @@ def read_row(position: TokenLogprobs, text_of: TokenText) -> dict[int, Logprob]:
     Tokens that the request named have no rank: only that of the position's own token is known.
     """
     token_ids = position.token_ids
-    ranks: list[int | None] = [position.rank]
-    ranks += range(1, len(token_ids)) if position.by_rank else [None] * (len(token_ids) - 1)
+    ranks: list[int | None] = [position.nth_likeliest]
+    ranks += range(1, len(token_ids)) if position.by_likelihood else [None] * (len(token_ids) - 1)
     row: dict[int, Logprob] = {}
     for token_id, logprob, rank in zip(token_ids, position.logprobs, ranks, strict=True):
         if token_id not in row:  # the first token comes up again when it is one of the likeliest

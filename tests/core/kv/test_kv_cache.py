@@ -17,19 +17,19 @@ def manager(num_blocks: int = 16, **options: int) -> KVCacheManager:
 
 def request(prompt: list[int], request_id: str = "r", cache_salt: str | None = None) -> Request:
     wire = make_request(request_id, prompt, cache_salt=cache_salt)
-    return Request(wire, rank=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
+    return Request(wire, priority_key=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
 
 
 def admit(kv: KVCacheManager, req: Request, num_spare_pages: int = 0) -> int:
     """Admits and computes the whole prompt; returns how many tokens came from the cache."""
     assert kv.admit(req, kv.find_prefix(req), num_spare_pages)
-    num_cached = req.num_computed_tokens
+    num_cached = req.num_planned_tokens
     compute(kv, req)
     return num_cached
 
 
 def compute(kv: KVCacheManager, req: Request) -> None:
-    req.num_computed_tokens = req.num_tokens
+    req.num_planned_tokens = req.num_tokens
     kv.cache_full_blocks(req)
 
 
@@ -64,7 +64,7 @@ def test_embedded_prompts_are_told_apart_by_their_rows_and_not_by_their_ids() ->
         wire = msgspec.structs.replace(
             make_request("r", [0] * num_tokens), prompt_embeds=PromptEmbeds("float32", b"", digests)
         )
-        return Request(wire, rank=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
+        return Request(wire, priority_key=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
 
     assert admit(kv, request([0] * 9)) == 0
     first = embedded("abcdefghi")
@@ -113,7 +113,7 @@ def test_only_planned_blocks_are_announced() -> None:
     first = request([1] * 12)
     assert kv.admit(first, kv.find_prefix(first), 0)
     assert kv.find_prefix(request([1] * 12)) == [[]]
-    first.num_computed_tokens = 7  # a chunk ends within the second block
+    first.num_planned_tokens = 7  # a chunk ends within the second block
     kv.cache_full_blocks(first)
     assert len(kv.find_prefix(request([1] * 12))[0]) == 1
 
@@ -123,7 +123,7 @@ def test_a_block_with_a_placeholder_is_announced_once_its_token_is_known() -> No
     req = request([1] * 7)
     admit(kv, req)
     req.num_tokens += 1  # being sampled
-    req.num_computed_tokens = 8  # and already planned to be computed
+    req.num_planned_tokens = 8  # and already planned to be computed
     kv.cache_full_blocks(req)
     assert len(kv.find_prefix(request([1] * 7 + [5, 6]))[0]) == 1
     req.token_ids.append(5)
@@ -138,7 +138,7 @@ def test_outputs_are_findable_after_their_request_has_gone() -> None:
     for token in (7, 8, 9):
         sample(req, token)
     kv.grow(req, 9)
-    req.num_computed_tokens = 8  # the last token is never computed
+    req.num_planned_tokens = 8  # the last token is never computed
     kv.free(req)
     follow_up = request([1] * 6 + [7, 8, 9, 3])
     assert admit(kv, follow_up) == 8

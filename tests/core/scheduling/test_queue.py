@@ -1,4 +1,4 @@
-"""Policies are ranks, prefill policies say how much of a prompt a step takes, and the queue yields the first rank."""
+"""Policies give keys, prefill policies say how much of a prompt a step takes, and the queue yields the first key."""
 
 import pytest
 
@@ -12,11 +12,11 @@ def limits(**options: int) -> SchedulerLimits:
     return SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=10, **options)
 
 
-def queued(*ranks: int) -> tuple[RequestQueue, list[Request]]:
+def queued(*keys: int) -> tuple[RequestQueue, list[Request]]:
     queue = RequestQueue()
     requests = [
-        Request(make_request(str(rank), 1), rank=(rank,), max_num_tokens=9, stop_ids=frozenset(), queued_at=0.0)
-        for rank in ranks
+        Request(make_request(str(key), 1), priority_key=(key,), max_num_tokens=9, stop_ids=frozenset(), queued_at=0.0)
+        for key in keys
     ]
     for request in requests:
         queue.push(request)
@@ -24,16 +24,16 @@ def queued(*ranks: int) -> tuple[RequestQueue, list[Request]]:
 
 
 def test_fcfs_ranks_by_arrival_alone() -> None:
-    rank = POLICIES["fcfs"]
-    assert rank(make_request("a", 1, priority=9), 0) < rank(make_request("b", 1, priority=0), 1)
+    key_of = POLICIES["fcfs"]
+    assert key_of(make_request("a", 1, priority=9), 0) < key_of(make_request("b", 1, priority=0), 1)
 
 
 def test_priority_ranks_low_values_first_and_ties_by_arrival() -> None:
-    rank = POLICIES["priority"]
+    key_of = POLICIES["priority"]
     late_urgent, early, late = (
-        rank(make_request("a", 1, priority=-1), 7),
-        rank(make_request("b", 1, priority=3), 1),
-        rank(make_request("c", 1, priority=3), 2),
+        key_of(make_request("a", 1, priority=-1), 7),
+        key_of(make_request("b", 1, priority=3), 1),
+        key_of(make_request("c", 1, priority=3), 2),
     )
     assert late_urgent < early < late
 
@@ -49,9 +49,9 @@ def test_whole_prompts_wait_for_a_step_with_room() -> None:
     assert whole.take(11, 10) == 10  # a recomputation that no step could hold
 
 
-def test_the_queue_yields_by_rank() -> None:
+def test_the_queue_yields_the_smallest_key_first() -> None:
     queue, _ = queued(3, 1, 2)
-    assert [queue.pop().rank for _ in range(3) if queue.first()] == [(1,), (2,), (3,)]
+    assert [queue.pop().priority_key for _ in range(3) if queue.first()] == [(1,), (2,), (3,)]
     assert queue.first() is None
 
 

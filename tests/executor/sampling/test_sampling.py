@@ -236,7 +236,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
         order = raw[row].argsort(descending=True).tolist()
         assert entry.token_ids == [token, *order[:num]]
         assert entry.logprobs == pytest.approx(raw[row, entry.token_ids].tolist(), abs=1e-6)
-        assert entry.rank == order.index(token) + 1
+        assert entry.nth_likeliest == order.index(token) + 1
 
 
 def test_no_logprobs_unless_asked() -> None:

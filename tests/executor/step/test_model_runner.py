@@ -205,7 +205,7 @@ def test_logprobs_are_transformers(worker: Worker, folder: Path) -> None:
         assert entry.token_ids[0] == token
         assert entry.token_ids[1:] == raw[position].topk(4).indices.tolist()
         np.testing.assert_allclose(entry.logprobs, raw[position, entry.token_ids], atol=1e-4)
-        assert entry.rank == int((raw[position] > raw[position, token]).sum()) + 1
+        assert entry.nth_likeliest == int((raw[position] > raw[position, token]).sum()) + 1
 
 
 def test_a_row_with_nan_fails_alone(folder: Path, tmp_path: Path) -> None:
