@@ -67,7 +67,11 @@ class Channel:
                 frames = self._socket.recv_multipart(flags=zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(frames)
+            try:
+                self._on_message(frames)
+            except Exception:
+                self._loop.call_soon(self._drain)  # the messages behind this one are not lost with it
+                raise
             if time.monotonic() >= until:
                 break
         self._loop.call_soon(self._drain)
