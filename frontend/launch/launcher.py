@@ -116,7 +116,7 @@ class EngineLauncher:
         self._launched += 1
         if self._transport == "tcp":
             return f"tcp://127.0.0.1:{_free_port()}"
-        if self.folder is None:
+        if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary folders may take it
             self.folder = _private_folder()
         return f"ipc://{self.folder}/engine-{self._launched}.sock"
 

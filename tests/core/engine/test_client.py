@@ -4,77 +4,15 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Literal
 
 import psutil
 import pytest
 
-from quire.core.config.cache import CacheConfig
-from quire.core.config.load import LoadConfig
-from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
-from quire.core.engine.client import EngineClient
 from quire.core.errors import EngineDeadError, ModelLoadError
-from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta
-from quire.core.wire.sampling_params import SamplingParams
+from quire.core.wire.protocol import FinishReason
 from quire.frontend.launch.launcher import EngineLauncher
-
-NULL_WORKER = "quire.executor.processes.null_worker:NullWorker"
-
-
-def engine_config(executor: Literal["uni", "mp"] = "uni", max_model_len: int = 256) -> EngineConfig:
-    spec = ModelSpec(
-        path="", name="null", architecture="Null", hf_config={}, dtype="float32", vocab_size=1000, num_layers=1,
-        num_attention_heads=1, num_kv_heads=1, head_dim=8, hidden_size=8, max_position_embeddings=max_model_len,
-        eos_token_ids=[],
-    )  # fmt: skip
-    return EngineConfig(
-        spec=spec,
-        limits=SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, max_num_queued_reqs=16),
-        load=LoadConfig(),
-        cache=CacheConfig(),
-        device="cpu",
-        tensor_parallel_size=1,
-        executor=executor,
-        max_model_len=max_model_len,
-        fit_max_model_len=False,
-        seed=0,
-    )
-
-
-@asynccontextmanager
-async def client_of(launcher: EngineLauncher) -> AsyncIterator[EngineClient]:
-    client = EngineClient(launcher)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-class Stream:
-    """Collects one request's deltas."""
-
-    def __init__(self, client: EngineClient, request_id: str, prompt: list[int], max_tokens: int) -> None:
-        self.token_ids: list[int] = []
-        self.last: RequestDelta | None = None
-        self.done = asyncio.Event()
-        self.on_tokens: Callable[[], None] = lambda: None
-        sampling = SamplingParams(max_tokens=max_tokens, seed=1, temperature=0)
-        client.submit(EngineRequest(request_id, prompt, sampling), self._on_delta)
-
-    def _on_delta(self, delta: RequestDelta) -> None:
-        self.token_ids += delta.token_ids
-        self.on_tokens()
-        if delta.finish_reason is not None:
-            self.last = delta
-            self.done.set()
-
-    async def finish_reason(self) -> FinishReason | None:
-        async with asyncio.timeout(20):
-            await self.done.wait()
-        assert self.last is not None
-        return self.last.finish_reason
+from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
 
 
 @pytest.mark.parametrize(("executor", "transport"), [("uni", "ipc"), ("mp", "ipc"), ("uni", "tcp")])

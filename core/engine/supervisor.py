@@ -1,0 +1,331 @@
+"""Keeps an engine running: launches it, listens to it, notices its end, and launches the next one.
+
+The supervisor knows nothing of requests. They are its user's, which it tells when an engine is ready, when one crashed,
+and when no other follows. Whatever goes wrong in an engine's start or life ends that engine alone. The supervision
+itself ends with `close`, or when `Restarts` says that another start is hopeless. Should it end otherwise, by a fault of
+its own, the engine counts as dead, and never as healthy.
+"""
+
+import asyncio
+import errno
+import os
+import time
+from typing import Literal, Protocol
+
+import msgspec
+import zmq
+from msgspec import Struct
+
+from quire.core import envs
+from quire.core.engine.channel import Channel, CurveKeys, connect_dealer
+from quire.core.engine.restarts import Restarts
+from quire.core.errors import EngineDeadError, ModelLoadError, QuireError
+from quire.core.logging import get_logger
+from quire.core.wire import protocol
+from quire.core.wire.protocol import EngineReady
+
+logger = get_logger(__name__)
+
+CLOSE_SECONDS = 5.0
+LAST_WORDS_SECONDS = 0.05
+"""How long after an engine's end its last message may still be on the way."""
+
+_REMEDIES = {
+    errno.EMFILE: "Raise the limit on the process's open files (ulimit -n).",
+    errno.ENFILE: "Raise the machine's limit on open files (sysctl fs.file-max).",
+    errno.ENOMEM: "Free memory on this machine.",
+    errno.EAGAIN: "Raise the limit on the user's processes (ulimit -u).",
+    errno.ENOSPC: "Free space on the disk.",
+}
+
+
+class EngineHandle(Protocol):
+    """One running engine process."""
+
+    address: str
+    keys: CurveKeys | None
+    pid: int
+
+    async def wait(self) -> int:
+        """The exit code, once the process has ended (negative: the signal that killed it)."""
+
+    def kill(self) -> None:
+        """Ends the process and its workers at once. Harmless when it has ended."""
+
+
+class Launcher(Protocol):
+    """Starts engine processes."""
+
+    def launch(self) -> EngineHandle:
+        """Any exception counts as a failed start."""
+
+    def close(self) -> None:
+        """Removes what the launcher made on disk."""
+
+
+class EngineUser(Protocol):
+    """Whom the engine works for."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are in the engine's hands."""
+
+    def on_ready(self) -> None:
+        """An engine is ready, and holds no request yet."""
+
+    def on_message(self, message: protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled) -> None:
+        """The engine said something. An exception ends that engine, because what it said is lost."""
+
+    def on_crash(self) -> None:
+        """An engine that was ready ended, and what it held is forgotten."""
+
+    def on_dead(self, error: QuireError) -> None:
+        """No engine runs, and none will be started any more."""
+
+
+class EngineStatus(Struct, frozen=True, omit_defaults=True):
+    """How the engine is."""
+
+    state: Literal["starting", "serving", "restarting", "dead"]
+    silent_seconds: float | None  # since an engine's last message; a healthy one speaks every second
+    reason: str | None = None  # why it is dead, or why it is being restarted
+
+
+class _Life(Struct):
+    """One engine, from its launch to its end."""
+
+    handle: EngineHandle
+    channel: Channel
+    heard_at: float  # CLOCK_MONOTONIC seconds of its last message; of its launch, before the first
+    ready_at: float | None = None
+    had_output: bool = False
+    end: QuireError | None = None  # set before the process has ended, where more is known than its exit code
+
+
+class EngineSupervisor:
+    """Use from one event loop.
+
+    Args:
+        launcher: starts the engine, the first time and after a crash.
+        user: is told what the engine says and how it fares.
+        restarts: decides whether an engine that ended is followed by another.
+    """
+
+    def __init__(self, launcher: Launcher, user: EngineUser, restarts: Restarts) -> None:
+        self._process_id = os.getpid()
+        self._launcher = launcher
+        self._user = user
+        self._restarts = restarts
+        self._encoder = protocol.encoder()
+        self._decoder = msgspec.msgpack.Decoder(protocol.EngineOutput)
+        self._started: asyncio.Future[EngineReady] | None = None
+        self._task: asyncio.Task[QuireError] | None = None
+        self._life: _Life | None = None
+        self._heard_at: float | None = None  # from any engine
+        self._last_end: QuireError | None = None
+        self._dead: QuireError | None = None
+        self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S")
+
+    async def start(self) -> EngineReady:
+        """Starts the engine, once; later calls wait for the same start. A first start that fails is not repeated.
+
+        Raises:
+            ConfigError: the launcher says that a setting is at fault.
+            ModelLoadError: the engine says that the checkpoint or the memory is at fault.
+            EngineDeadError: the engine ended without saying why.
+        """
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._supervise(self._started))
+            self._task.add_done_callback(self._on_supervision_ended)
+        return await asyncio.shield(self._started)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an engine takes messages now."""
+        life = self._life
+        return life is not None and life.ready_at is not None and life.end is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running engine; another one after a crash."""
+        return self._life.handle.pid if self._life is not None else None
+
+    def send(self, message: protocol.EngineInput) -> None:
+        """Hands a message to the engine, which must be ready. One that dies meanwhile loses it."""
+        assert self._life is not None
+        self._life.channel.send([self._encoder.encode(message)])
+
+    def check_alive(self) -> None:
+        """Raises EngineDeadError when the engine is gone for good. An engine being restarted is alive."""
+        if self._dead is not None:
+            raise EngineDeadError(f"The engine is gone: {self._dead} Restart the server.")
+
+    def status(self) -> EngineStatus:
+        """How the engine is at this moment."""
+        silent = None if self._heard_at is None else round(time.monotonic() - self._heard_at, 3)
+        if self._dead is not None:
+            return EngineStatus("dead", silent, str(self._dead))
+        if self.is_ready:
+            return EngineStatus("serving", silent)
+        if self._started is not None and self._started.done():
+            return EngineStatus("restarting", silent, str(self._last_end))
+        return EngineStatus("starting", silent)
+
+    async def close(self) -> None:
+        """Stops the engine: politely when it is serving, by force while it loads or when it does not answer."""
+        self._dead = self._dead or EngineDeadError("the engine was shut down.")
+        try:
+            if self._task is not None and self.is_ready:
+                self.send(protocol.Shutdown())
+                await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        finally:
+            self.close_nowait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def close_nowait(self) -> None:
+        """Ends the engine by force, without waiting for anything; for interpreter exit and signals."""
+        if os.getpid() != self._process_id:  # a fork inherits this object, and not the engine
+            return
+        self._dead = self._dead or EngineDeadError("the engine was shut down.")
+        if self._life is not None:
+            self._life.handle.kill()
+        self._launcher.close()
+
+    # ----------------------------------------------------------------------------------------- one engine after another
+
+    async def _supervise(self, started: "asyncio.Future[EngineReady]") -> QuireError:
+        """Runs one engine after another. Returns how the last one ended."""
+        while True:
+            self._last_end = end = await self._run_one_engine()
+            if self._dead is not None or not started.done():
+                return end
+            if (why := self._restarts.why_hopeless) is not None:
+                logger.error("%s The engine is not restarted any more: %s", end, why)
+                return EngineDeadError(f"{end} {why}")
+            pause = self._restarts.pause_seconds
+            logger.error("%s The engine is restarted in %.1f s.", end, pause)
+            await asyncio.sleep(pause)
+            if self._dead is not None:  # closed meanwhile
+                return end
+
+    async def _run_one_engine(self) -> QuireError:
+        """Launches an engine and waits for its end, which is returned: whatever goes wrong ends this engine alone."""
+        try:
+            self._life = life = self._launch()
+        except Exception as error:
+            self._restarts.add(ready_seconds=None, had_work=False, had_output=False)
+            return _explain(error)
+        try:
+            return await self._until_end(life)
+        except Exception as error:
+            return life.end or _explain(error)
+        finally:
+            self._bury(life)
+
+    def _launch(self) -> _Life:
+        handle = self._launcher.launch()
+        try:
+            channel = connect_dealer(handle.address, handle.keys, self._on_frames)
+        except BaseException:
+            handle.kill()
+            raise
+        return _Life(handle, channel, time.monotonic())
+
+    async def _until_end(self, life: _Life) -> QuireError:
+        """Greets an engine and waits until it has ended; kills it when its event loop no longer turns."""
+        self.send(protocol.Hello())
+        limit = self._silence_limit_seconds
+        ended = asyncio.create_task(life.handle.wait())
+        try:
+            while (left := limit - (time.monotonic() - life.heard_at)) > 0 and not ended.done():
+                await asyncio.wait([ended], timeout=left)
+            if not ended.done():
+                self._condemn(life, EngineDeadError(f"the engine was silent for {limit:.0f} s and was killed."))
+                life.handle.kill()
+            code = await ended
+            await asyncio.sleep(LAST_WORDS_SECONDS)
+        finally:
+            ended.cancel()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return life.end or EngineDeadError(f"the engine {how}.")
+
+    def _condemn(self, life: _Life, end: QuireError) -> None:
+        """Notes why an engine is about to end. It takes no messages from now on."""
+        if life.end is None:
+            life.end = self._last_end = end
+
+    def _bury(self, life: _Life) -> None:
+        """Leaves nothing of an engine behind, and tells its user."""
+        ready_seconds = None if life.ready_at is None else time.monotonic() - life.ready_at
+        self._restarts.add(ready_seconds=ready_seconds, had_work=self._user.has_work, had_output=life.had_output)
+        self._life = None
+        life.channel.close()
+        life.handle.kill()  # and workers that outlived it
+        if ready_seconds is not None:
+            self._user.on_crash()
+
+    def _on_supervision_ended(self, task: "asyncio.Task[QuireError]") -> None:
+        """Nobody would notice an engine's end from now on. So however the supervision ended, the engine is dead."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            logger.error("the supervision of the engine failed, so the engine is given up", exc_info=failure)
+        if self._dead is None:
+            failed = task.cancelled() or failure is not None
+            self._dead = EngineDeadError("its supervision failed; the log tells why.") if failed else task.result()
+        if self._life is not None:
+            self._life.handle.kill()
+        assert self._started is not None
+        if not self._started.done():
+            self._started.set_exception(self._dead)
+            self._started.exception()  # perhaps nobody waits for it any more
+        self._user.on_dead(self._dead)
+
+    # --------------------------------------------------------------------------------------------------------- messages
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        life = self._life
+        assert life is not None
+        life.heard_at = self._heard_at = time.monotonic()
+        try:
+            self._on_message(life, self._decoder.decode(frames[0]))
+        except Exception:
+            logger.exception("a message of the engine could not be handled, so the engine is killed")
+            self._condemn(life, EngineDeadError("a message of the engine could not be handled."))
+            life.channel.close()  # what comes after a lost message must not be taken for the next
+            life.handle.kill()
+
+    def _on_message(self, life: _Life, message: protocol.EngineOutput) -> None:
+        match message:
+            case protocol.StepOutputs():
+                if not life.had_output:
+                    life.had_output = any(delta.failure is None for delta in message.deltas)
+                self._user.on_message(message)
+            case EngineReady():
+                life.ready_at = time.monotonic()
+                assert self._started is not None
+                if not self._started.done():
+                    self._started.set_result(message)
+                self._user.on_ready()
+            case protocol.EngineFailed():
+                what = message.message
+                self._condemn(
+                    life, ModelLoadError(what) if message.fatal else EngineDeadError(f"the engine failed: {what}")
+                )
+            case _:
+                self._user.on_message(message)
+
+
+def _explain(error: Exception) -> QuireError:
+    """Why an engine could not be launched or watched, and what may help."""
+    match error:
+        case QuireError():
+            return error
+        case OSError() | zmq.ZMQError():
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            return EngineDeadError(f"the engine could not be run: {error}. {remedy}".rstrip())
+        case _:
+            logger.error("the engine could not be run", exc_info=error)
+            return EngineDeadError(f"the engine could not be run: {type(error).__name__}: {error}.")

@@ -1,0 +1,56 @@
+"""When an engine is started again."""
+
+import pytest
+
+from quire.core.engine.restarts import LONGEST_PAUSE_SECONDS, Restarts
+
+
+def end(restarts: Restarts, *, ready: float | None = 1.0, work: bool = False, output: bool = False) -> None:
+    restarts.add(ready_seconds=ready, had_work=work, had_output=output)
+
+
+def test_failed_starts_are_given_up_and_one_success_refutes_them() -> None:
+    restarts = Restarts(max_failed_starts=2)
+    for _ in range(2):
+        end(restarts, ready=None)
+    end(restarts)
+    for _ in range(2):
+        end(restarts, ready=None)
+        assert restarts.why_hopeless is None
+    end(restarts, ready=None)
+    assert "3 starts in a row" in (restarts.why_hopeless or "")
+
+
+def test_fruitless_lives_are_given_up_and_output_refutes_them() -> None:
+    restarts = Restarts(max_fruitless_lives=2)
+    for _ in range(2):
+        end(restarts, work=True)
+    end(restarts, work=True, output=True)
+    for _ in range(2):
+        end(restarts, work=True)
+        end(restarts, ready=None)  # neither this
+        end(restarts)  # nor an idle life says that requests get output
+        assert restarts.why_hopeless is None
+    end(restarts, work=True)
+    assert "3 engines in a row" in (restarts.why_hopeless or "")
+
+
+def test_idle_ends_are_never_given_up_but_do_not_spin() -> None:
+    restarts = Restarts()
+    pauses = []
+    for _ in range(1000):
+        end(restarts)
+        pauses.append(restarts.pause_seconds)
+    assert restarts.why_hopeless is None
+    assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert set(pauses[6:]) == {LONGEST_PAUSE_SECONDS}
+
+
+def test_an_engine_that_ran_for_long_is_replaced_at_once() -> None:
+    restarts = Restarts()
+    assert restarts.pause_seconds == 0
+    end(restarts)
+    end(restarts, ready=3600.0)
+    assert restarts.pause_seconds == 0
+    end(restarts)
+    assert restarts.pause_seconds == pytest.approx(0.1)

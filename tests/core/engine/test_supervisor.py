@@ -1,0 +1,330 @@
+"""Engines are killed, cannot be launched, fall silent; requests go on, or are told why not. The processes are real."""
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import shutil
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from quire.core.engine.client import EngineClient
+from quire.core.engine.restarts import Restarts
+from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.wire.protocol import FinishReason, SchedulerStats
+from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess
+from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
+
+MAX_LENGTH = 100_000
+ENDLESS = 90_000  # tokens: more than any engine here produces before it is killed
+LONG = 8000  # tokens: enough that a kill comes in the middle
+
+
+class LimitedLauncher(EngineLauncher):
+    """Can launch so many engines, and then no more."""
+
+    def __init__(self, num_engines: int) -> None:
+        super().__init__(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
+        self._num_left = num_engines
+
+    def launch(self) -> EngineSubprocess:
+        if not self._num_left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._num_left -= 1
+        return super().launch()
+
+
+def launcher() -> EngineLauncher:
+    return EngineLauncher(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def kill(client: EngineClient) -> None:
+    """Kills the engine; returns when another one serves."""
+    victim = client.engine_pid
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    await until(lambda: client.engine_pid != victim and client.status().state == "serving")
+
+
+async def answers(client: EngineClient) -> bool:
+    return await Stream(client, "next", [1, 2], max_tokens=3).finish_reason() is FinishReason.LENGTH
+
+
+def open_pair(client: EngineClient) -> list[Stream]:
+    """Two sequences of one request: the end of one takes the other along, as a frontend does with n = 2."""
+    pair = [Stream(client, name, [1, 2], ENDLESS) for name in ("a", "b")]
+    for stream, sibling in zip(pair, ("b", "a"), strict=True):
+        stream.on_tokens = lambda stream=stream, sibling=sibling: client.abort([sibling] if stream.is_failed else [])
+    return pair
+
+
+@contextmanager
+def no_free_descriptors() -> Iterator[None]:
+    """This process keeps the files that it has open, and can open no other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_sequences_of_one_request_fail_together_at_the_second_crash() -> None:
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            await client.start()
+            first, second = open_pair(client)
+            for _ in range(2):
+                await until(lambda: bool(first.token_ids))
+                first.token_ids.clear()
+                await kill(client)
+            assert await first.finish_reason() is FinishReason.ERROR
+            assert first.last is not None
+            assert first.last.failure is not None
+            assert "crashed twice" in first.last.failure.message
+            assert second.last is None
+            assert client.num_unfinished == 0
+            assert await answers(client)
+
+    asyncio.run(scenario())
+
+
+def test_sequences_of_one_request_fail_together_when_the_client_is_closed() -> None:
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            await client.start()
+            first, second = open_pair(client)
+            pid = client.engine_pid
+        assert await first.finish_reason() is FinishReason.ERROR
+        assert second.last is None
+        with pytest.raises(EngineDeadError, match="shut down"):
+            Stream(client, "late", [1], 1)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid or 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_idle_engine_may_be_killed_as_often_as_one_likes() -> None:
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            await client.start()
+            for _ in range(5):
+                await kill(client)
+            assert await answers(client)
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_crashes_with_work_and_no_output_is_given_up() -> None:
+    async def scenario() -> None:
+        async with client_of(launcher(), restarts=Restarts(max_fruitless_lives=0)) as client:
+            await client.start()
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGSTOP)
+            pair = open_pair(client)
+            os.kill(client.engine_pid, signal.SIGKILL)
+            assert await pair[0].finish_reason() is FinishReason.ERROR
+            assert pair[0].last is not None
+            assert "signal 9" in pair[0].last.failure.message
+            assert client.num_unfinished == 0
+            with pytest.raises(EngineDeadError, match="without output"):
+                client.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_without_descriptors_the_engine_is_restarted_when_there_are_some(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            await client.start()
+            stream = Stream(client, "a", [1, 2], LONG)
+            await until(lambda: bool(stream.token_ids))
+            assert client.engine_pid is not None
+            with no_free_descriptors():
+                os.kill(client.engine_pid, signal.SIGKILL)
+                await until(lambda: caplog.text.count("Too many open files") >= 3)
+                assert client.status().state == "restarting"
+                assert "ulimit -n" in (client.status().reason or "")
+                client.check_health()
+            assert await stream.finish_reason() is FinishReason.LENGTH
+            assert len(stream.token_ids) == LONG
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+
+
+def test_removed_socket_folder_is_made_anew() -> None:
+    async def scenario() -> None:
+        own = launcher()
+        async with client_of(own) as client:
+            await client.start()
+            before = own.folder
+            assert before is not None
+            shutil.rmtree(before)
+            await kill(client)
+            assert await answers(client)
+            assert own.folder is not None
+            assert own.folder != before
+            assert stat.S_IMODE(os.stat(own.folder).st_mode) == 0o700
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_cannot_be_launched_any_more_is_given_up() -> None:
+    async def scenario() -> None:
+        async with client_of(LimitedLauncher(1), restarts=Restarts(max_failed_starts=2)) as client:
+            await client.start()
+            pair = open_pair(client)
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            assert await pair[0].finish_reason() is FinishReason.ERROR
+            assert pair[0].last is not None
+            assert "3 starts in a row failed" in pair[0].last.failure.message
+            with pytest.raises(EngineDeadError, match="Too many open files"):
+                client.check_health()
+            assert client.status().state == "dead"
+            assert client.engine_pid is None
+
+    asyncio.run(scenario())
+
+
+def test_failed_starts_are_not_held_against_requests() -> None:
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            await client.start()
+            stream = Stream(client, "a", [1, 2], LONG)
+            for _ in range(3):  # the first holds the request, the others are killed while they load
+                victim = client.engine_pid
+                assert victim is not None
+                os.kill(victim, signal.SIGKILL)
+                await until(lambda victim=victim: client.engine_pid not in (None, victim))
+            assert await stream.finish_reason() is FinishReason.LENGTH
+            assert len(stream.token_ids) == LONG
+
+    asyncio.run(scenario())
+
+
+def test_first_launch_that_fails_is_told_to_who_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setenv("QUIRE_RPC_BASE_PATH", "/nowhere")
+        async with client_of(launcher()) as client:
+            with pytest.raises(ConfigError, match="QUIRE_RPC_BASE_PATH"):
+                await client.start()
+        async with client_of(LimitedLauncher(0)) as client:
+            with pytest.raises(EngineDeadError, match="ulimit -n"):
+                await client.start()
+
+    asyncio.run(scenario())
+
+
+def test_closing_ends_a_start_and_a_restart() -> None:
+    async def scenario() -> None:
+        own = launcher()
+        async with client_of(own) as client:
+            starting = asyncio.create_task(client.start())
+            await until(lambda: client.engine_pid is not None)
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await starting
+        async with client_of(LimitedLauncher(1)) as client:
+            await client.start()
+            os.kill(client.engine_pid or 0, signal.SIGKILL)
+            await until(lambda: client.status().state == "restarting")
+        assert client.status().state == "dead"
+        assert client.engine_pid is None
+
+    asyncio.run(scenario())
+
+
+def test_supervision_that_fails_leaves_nothing_healthy(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Restarts):
+        def add(self, **_: object) -> None:
+            raise ArithmeticError("a fault of its own")
+
+    async def scenario() -> None:
+        async with client_of(launcher(), restarts=Faulty()) as client:
+            await client.start()
+            pair = open_pair(client)
+            os.kill(client.engine_pid or 0, signal.SIGKILL)
+            assert await pair[0].finish_reason() is FinishReason.ERROR
+            with pytest.raises(EngineDeadError, match="supervision failed"):
+                client.check_health()
+            assert client.num_unfinished == 0
+
+    asyncio.run(scenario())
+    assert "a fault of its own" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_message_that_cannot_be_handled_costs_an_engine_and_no_token() -> None:
+    failed = False
+
+    def on_stats(stats: SchedulerStats) -> None:
+        nonlocal failed
+        if stats.num_running and not failed:
+            failed = True
+            raise ArithmeticError("a fault of the counting")
+
+    async def scenario() -> None:
+        async with client_of(launcher(), on_stats=on_stats) as client:
+            await client.start()
+            pid = client.engine_pid
+            stream = Stream(client, "a", [1, 2], max_tokens=500)
+            assert await stream.finish_reason() is FinishReason.LENGTH
+            assert failed
+            assert client.engine_pid != pid
+            assert stream.token_ids == list(range(2, 502))
+
+    asyncio.run(scenario())
+
+
+def test_status_tells_how_the_engine_is_and_when_it_spoke() -> None:
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            assert (client.status().state, client.status().silent_seconds) == ("starting", None)
+            await client.start()
+            assert client.status().state == "serving"
+            pid = client.engine_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await until(lambda: (client.status().silent_seconds or 0) > 1.5)  # a living one speaks every second
+            os.kill(pid, signal.SIGCONT)
+            await until(lambda: (client.status().silent_seconds or 0) < 1.0)
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: client.status().state == "restarting")
+            assert "signal 9" in (client.status().reason or "")
+            await until(lambda: client.status().state == "serving")
+            assert client.status().reason is None
+        assert client.status().state == "dead"
+        assert "shut down" in (client.status().reason or "")
+
+    asyncio.run(scenario())
+
+
+def test_silent_engine_is_killed_and_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_ENGINE_HEARTBEAT_TIMEOUT_S", "3")
+
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            await client.start()
+            stream = Stream(client, "a", [1, 2], max_tokens=5000)
+            pid = client.engine_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await until(lambda: client.status().state == "restarting")
+            assert "silent for 3 s" in (client.status().reason or "")
+            assert await stream.finish_reason() is FinishReason.LENGTH
+            assert len(stream.token_ids) == 5000
+
+    asyncio.run(scenario())
