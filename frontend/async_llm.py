@@ -8,6 +8,7 @@ from typing import Any, Literal
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
+from quire.core.engine.supervisor import EngineStatus
 from quire.core.errors import ConfigError, EngineDeadError, ParameterError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady, EngineRequest
@@ -119,6 +120,10 @@ class AsyncLLM:
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is gone for good."""
         self.client.check_health()
+
+    def engine_status(self) -> EngineStatus:
+        """How the engine is, and when it last spoke."""
+        return self.client.status()
 
     @property
     def errored(self) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -64,19 +65,39 @@ def test_stream_survives_kill_9_of_the_engine(own_server: ServerProcess) -> None
     assert engine_of(own_server).pid != victim.pid
 
 
-def test_request_present_at_two_crashes_is_refused_and_others_are_served(own_server: ServerProcess) -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_request_present_at_two_crashes_is_refused_and_others_are_served(own_server: ServerProcess, n: int) -> None:
     client = openai.OpenAI(base_url=own_server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
     long = STREAM | {"max_tokens": 2000}
     with ThreadPoolExecutor() as pool:
-        poisoned = pool.submit(lambda: client.completions.create(model="tiny", **long))
-        wait_for(lambda: running_requests(own_server) == 1)
-        first = engine_of(own_server)
-        first.send_signal(signal.SIGKILL)
-        wait_for(lambda: [engine.pid for engine in engines_of(own_server)] not in ([], [first.pid]))
-        engine_of(own_server).send_signal(signal.SIGKILL)
+        poisoned = pool.submit(lambda: client.completions.create(model="tiny", n=n, **long))
+        wait_for(lambda: running_requests(own_server) == n)
+        for _ in range(2):
+            kill_engine(own_server)
         with pytest.raises(openai.InternalServerError, match="crashed twice"):
             poisoned.result(timeout=30)
     assert client.completions.create(model="tiny", prompt="Hello", max_tokens=3).choices[0].finish_reason == "length"
+
+
+def kill_engine(server: ServerProcess) -> None:
+    """Kills the engine and waits until another serves. /health answers 200 all the time, and tells what happens."""
+    engine_of(server).send_signal(signal.SIGKILL)
+    seen = [engine_health(server)]
+
+    def is_back() -> bool:
+        seen.append(engine_health(server))
+        return seen[-1]["state"] == "serving" and any(each["state"] == "restarting" for each in seen)
+
+    wait_for(is_back)
+    assert {each["state"] for each in seen} <= {"serving", "restarting"}
+    assert {each.get("reason") for each in seen} == {None, "the engine was killed by signal 9."}
+    assert seen[-1]["silent_seconds"] < max(each["silent_seconds"] for each in seen)
+
+
+def engine_health(server: ServerProcess) -> dict[str, Any]:
+    answer = httpx.get(server.base_url + "/health")
+    assert answer.status_code == 200
+    return answer.json()["engine"]
 
 
 def running_requests(server: ServerProcess) -> int:

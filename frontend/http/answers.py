@@ -15,9 +15,9 @@ from quire.frontend.http.server_state import ServerState
 _encode = msgspec.json.Encoder().encode
 
 
-def json_answer(body: Any) -> ASGIResponse:
-    """A Struct as JSON, status 200."""
-    return ASGIResponse(body=_encode(body), media_type="application/json")
+def json_answer(body: Any, *, status_code: int = 200, headers: dict[str, str] | None = None) -> ASGIResponse:
+    """A Struct as JSON."""
+    return ASGIResponse(body=_encode(body), media_type="application/json", status_code=status_code, headers=headers)
 
 
 def documented(body: Any, error: Any = ErrorBody) -> dict[int, ResponseSpec]:

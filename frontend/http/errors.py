@@ -81,10 +81,14 @@ class Problem(Struct):
         self.message = _shortened(self.message)
         self.param = self.param and _shortened(self.param)
 
+    def detail(self) -> ErrorDetail:
+        """What the client is told."""
+        kind = _TYPES.get(self.status) or (HTTPStatus(self.status).phrase.replace(" ", "") + "Error")
+        return ErrorDetail(self.message, kind, self.param, self.status)
+
     def body(self) -> bytes:
         """The JSON body."""
-        kind = _TYPES.get(self.status) or (HTTPStatus(self.status).phrase.replace(" ", "") + "Error")
-        return _encode(ErrorBody(ErrorDetail(self.message, kind, self.param, self.status)))
+        return _encode(ErrorBody(self.detail()))
 
     def response(self) -> Response[bytes]:
         """The whole answer."""

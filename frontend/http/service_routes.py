@@ -3,6 +3,7 @@
 from typing import Any
 
 from litestar import get, post, route
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from msgspec import Struct
@@ -10,10 +11,25 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 import quire
+from quire.core.engine.supervisor import EngineStatus
+from quire.core.errors import EngineDeadError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.answers import documented, documented_empty, json_answer
+from quire.frontend.http.errors import ErrorBody, UnavailableError, describe
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
+
+
+class Health(Struct):
+    """Answer of GET /health when requests can be served."""
+
+    engine: EngineStatus
+
+
+class Unhealthy(ErrorBody):
+    """Answer of GET /health when they cannot: why, and how the engine is."""
+
+    engine: EngineStatus
 
 
 class Version(Struct):
@@ -39,20 +55,33 @@ def monitoring_routes(
 ) -> list[Any]:
     """Handlers that probes, load balancers and Prometheus poll, which have no API key: they only tell numbers."""
 
-    async def check() -> ASGIApp:
-        state.check_ready()
-        await engine.check_health()
-        return ASGIResponse(body=b"")
+    def check() -> ASGIApp:
+        status = engine.engine_status()
+        try:
+            state.check_ready()
+            engine.client.check_health()
+        except (UnavailableError, EngineDeadError) as error:
+            problem = describe(error)
+            body = Unhealthy(problem.detail(), status)
+            return json_answer(body, status_code=problem.status, headers=problem.headers)
+        return json_answer(Health(status))
 
-    @get("/health", responses=documented_empty(), summary="Health")
+    answers = {200: ResponseSpec(Health, description="Requests are served.", generate_examples=False)}
+    answers[503] = ResponseSpec(Unhealthy, description="Not now.", generate_examples=False)
+
+    @get("/health", responses=answers, summary="Health")
     async def health() -> ASGIApp:
-        """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone."""
-        return await check()
+        """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone.
 
-    @route("/ping", http_method=["GET", "POST"], status_code=200, responses=documented_empty(), summary="Ping")
+        While an engine that died is being restarted the answer is 200: requests wait, and are answered. The body tells
+        the engine's state and the seconds since its last message; an engine that is well sends one every second.
+        """
+        return check()
+
+    @route("/ping", http_method=["GET", "POST"], status_code=200, responses=answers, summary="Ping")
     async def ping() -> ASGIApp:
         """As /health."""
-        return await check()
+        return check()
 
     @get("/version", responses=documented(Version), summary="Version")
     async def version() -> ASGIApp:

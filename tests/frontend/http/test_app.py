@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from quire.core.errors import ConfigError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.app import create_app
 from quire.frontend.http.middleware import HttpMetrics, RequestObserver
@@ -290,6 +291,31 @@ def test_nothing_is_answered_while_the_model_loads(caller: Callable[..., Caller]
     assert call("POST", "/v1/completions", json={"prompt": "a"}).status_code == 503
     assert call("GET", "/version").status_code == 200
     assert call("GET", "/metrics").status_code == 200
+
+
+def test_health_tells_how_the_engine_is(call: Caller, caller: Callable[..., Caller]) -> None:
+    answer = call("GET", "/health")
+    assert answer.status_code == 200
+    assert answer.json() == {"engine": {"state": "starting", "silent_seconds": None}}
+    loading = caller(ready=False)("GET", "/health").json()
+    assert "loading" in loading["error"]["message"]
+    assert loading["engine"]["state"] == "starting"
+
+
+def test_health_tells_why_the_engine_is_gone(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_RPC_BASE_PATH", "/nowhere")
+    engine = AsyncLLM.from_engine_args(model=str(checkpoint("llama")))
+    with pytest.raises(ConfigError):
+        asyncio.run(engine.start())
+    call = Caller(engine)
+    for method, path in (("GET", "/health"), ("POST", "/ping")):
+        answer = call(method, path)
+        assert answer.status_code == 503
+        assert answer.json()["engine"]["state"] == "dead"
+        assert "QUIRE_RPC_BASE_PATH" in answer.json()["engine"]["reason"]
+        assert "QUIRE_RPC_BASE_PATH" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["code"] == 503
+    call.close()
 
 
 def test_http_metrics_count_by_route(call: Caller) -> None:
