@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -20,16 +21,22 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """`quire serve ARGUMENTS` on its own port; logs go to a file that `logs()` reads."""
+    """`quire serve ARGUMENTS` on its own port; logs go to a file that `logs()` reads.
 
-    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+    Args:
+        program: what Python runs; a test may give a script that changes something before it does the same.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = ("-m", "quire")
+    ) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"server-{self.port}.log"
         self.started_at = time.monotonic()
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quire", "serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
+                [sys.executable, *program, "serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),

@@ -125,6 +125,39 @@ def test_signals_end_the_server_cleanly(checkpoint: Callable[..., Path], tmp_pat
     assert "Traceback" not in server.logs()
 
 
+ENDLESS = """
+import os, pathlib, sys, time
+from quire.frontend.cli.main import main
+from quire.frontend.text.tokenizer import Tokenizer
+
+def work_for_ever(*args, **options):
+    pathlib.Path(os.environ["WORKING"]).touch()
+    while True:
+        time.sleep(1)
+
+Tokenizer.encode_batch = Tokenizer.decode_batch = work_for_ever
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "word " * 1000}), ("/detokenize", {"tokens": [5] * 5000})]
+)
+def test_a_thread_that_works_on_does_not_keep_a_stopped_server(
+    checkpoint: Callable[..., Path], tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    working = tmp_path / "working"
+    server = ServerProcess(
+        tmp_path, str(checkpoint("llama")), env={"WORKING": str(working)}, program=("-c", ENDLESS)
+    ).wait_until_ready()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, server.base_url + path, json=body, timeout=60)
+        wait_for(working.exists)
+        assert server.stop() == 0
+        assert answer.result().status_code == 503
+    assert "Traceback" not in server.logs()
+
+
 def test_second_server_on_the_port_is_told_so(server: ServerProcess, checkpoint: Callable[..., Path]) -> None:
     command = [sys.executable, "-m", "quire", "serve", str(checkpoint("llama"))]
     second = subprocess.run(

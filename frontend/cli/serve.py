@@ -2,8 +2,10 @@
 
 import argparse
 import contextlib
+import os
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from quire.frontend.cli.arguments import CommandParser, add_engine_options, add_server_options
@@ -16,6 +18,9 @@ COMMON = [
     "--host", "--port", "--api-key", "--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs",
     "--gpu-memory-utilization", "--tensor-parallel-size", "--device",
 ]  # fmt: skip
+
+LEAVE_SECONDS = 2.0
+"""For the interpreter to end by itself, once the server has ended."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -51,4 +56,19 @@ def _serve(setup: "EngineSetup", server: "ServerConfig", listener: socket.socket
     engine = AsyncLLM.from_setup(setup)
     # People at a terminal, and whoever tries the demo model, want to see what to do next; a service's log does not.
     greet = setup.args.model.model is None or sys.stdout.isatty()
-    uvloop.run(serve(engine, server, listener, greet=greet))
+
+    async def run() -> None:
+        await serve(engine, server, listener, greet=greet)
+        _leave_soon()
+
+    uvloop.run(run())
+
+
+def _leave_soon() -> None:
+    """Ends the process in `LEAVE_SECONDS`, if it is still there. The server has ended, and everybody has an answer; but
+    a thread may still tokenize a long text for nobody. Nothing can interrupt it, and both the loop and the interpreter
+    would wait for it.
+    """
+    leaving = threading.Timer(LEAVE_SECONDS, os._exit, [0])
+    leaving.daemon = True  # so that the interpreter does not wait for the timer
+    leaving.start()
