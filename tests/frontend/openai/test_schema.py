@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import quire.frontend.chat
 import quire.frontend.openai
 from quire.core.errors import EngineError, ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind
@@ -87,7 +88,8 @@ def test_every_field_of_vllms_is_known(kind: type[GenerationRequest]) -> None:
 @pytest.mark.parametrize("kind", VLLM_FIELDS)
 def test_every_field_is_read_somewhere_or_refused(kind: type[GenerationRequest]) -> None:
     """A field that no code of ours reads would be accepted and ignored."""
-    sources = "".join(path.read_text() for path in Path(quire.frontend.openai.__file__).parent.rglob("*.py"))
+    rooms = (quire.frontend.openai, quire.frontend.chat)
+    sources = "".join(path.read_text() for room in rooms for path in Path(room.__path__[0]).rglob("*.py"))
     unread = [
         name
         for name in set(kind.__struct_fields__) - set(UNSUPPORTED) - set(HARMLESS) - set(OutputFields.__struct_fields__)
