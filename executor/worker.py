@@ -1,13 +1,10 @@
 """One rank: chooses device and types, loads the model, plans its memory, and runs steps."""
 
 import contextlib
-import math
-import mmap
 import platform
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from quire import ops
@@ -15,10 +12,10 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
-from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
 from quire.executor.memory import plan as memory
 from quire.executor.memory.first_touch import touch
+from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
@@ -58,6 +55,7 @@ class Worker:
             self._spans = SpanList()
             self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
+        self._kv_layout: KVLayout | None = None
         self._processors: list[CustomFeature] = []
         self._runner: ModelRunner | None = None
 
@@ -77,8 +75,16 @@ class Worker:
         self._model = self._build_model()
         ops.settle(config.device)
         logger.info("weights of %s loaded in %.1f s", spec.name, time.monotonic() - started)
-        page_bytes = math.prod(self._cache_shape(1)) * self._cache_dtype.itemsize * self._model.num_layers
         limits = config.limits
+        self._kv_layout = KVLayout(
+            self._model.kv_layers,
+            self._ops,
+            block_size=limits.block_size,
+            dtype=self._cache_dtype,
+            device=self._device,
+        )
+        if self._rank == 0:
+            logger.info("KV cache: %s", self._kv_layout)
         workspace_bytes = memory.workspace_bytes(
             spec,
             max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -87,7 +93,7 @@ class Worker:
         )
         plan = memory.plan_cache(
             config.cache,
-            memory.MemoryNeeds(weights_bytes, workspace_bytes, page_bytes),
+            memory.MemoryNeeds(weights_bytes, workspace_bytes, self._kv_layout.page_bytes),
             free,
             device=config.device,
             block_size=limits.block_size,
@@ -100,22 +106,24 @@ class Worker:
             num_blocks=plan.num_blocks,
             max_model_len=plan.max_model_len,
             weights_bytes=weights_bytes,
-            kv_cache_bytes=plan.num_blocks * page_bytes,
+            kv_cache_bytes=plan.num_blocks * self._kv_layout.page_bytes,
             device_name=_device_name(self._device),
-            kv_groups=[KVGroupSpec("full", list(range(self._model.num_layers)), page_bytes)],
+            kv_groups=self._kv_layout.groups,
         )
 
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         """Sets up a KV cache of `num_blocks` pages and a table for sequences of up to `max_model_len` tokens."""
         assert self._model is not None, "load() comes before allocate()"
+        assert self._kv_layout is not None
         spec, limits = self._config.spec, self._config.limits
-        shape = self._cache_shape(num_blocks)
-        kv_caches = [_zeros(shape, self._cache_dtype, self._device) for _ in range(self._model.num_layers)]
+        tensors, caches = self._kv_layout.allocate(num_blocks)
         if self._device.type == "cpu":
-            touch(kv_caches, limits.block_size, self._config.first_touch_seconds)
+            touch(tensors, limits.block_size, self._config.first_touch_seconds)
         mode = self._config.logprobs_mode
-        table = RequestTable(limits.max_num_seqs, max_model_len, limits.block_size, self._device)
-        forward = Forward(self._model, self._ops, kv_caches, limits.block_size)
+        table = RequestTable(
+            limits.max_num_seqs, max_model_len, limits.block_size, self._device, len(self._kv_layout.groups)
+        )
+        forward = Forward(self._model, self._ops, caches, limits.block_size)
         self._runner = ModelRunner(
             forward,
             RecordedSteps(forward, self._ops, enabled=self._group.size == 1),  # collectives cannot be recorded
@@ -162,23 +170,6 @@ class Worker:
     def _cache_dtype(self) -> torch.dtype:
         asked = self._config.cache.kv_cache_dtype
         return getattr(torch, self._config.spec.dtype if asked == "auto" else asked)
-
-    def _cache_shape(self, num_blocks: int) -> tuple[int, ...]:
-        assert self._model is not None
-        model = self._model
-        return tuple(
-            self._ops.kv_cache_shape(num_blocks, self._config.limits.block_size, model.num_kv_heads, model.head_dim)
-        )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros. On a CPU the system hands out its memory page by page, when it is first written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = torch.from_numpy(np.zeros(num_bytes + mmap.PAGESIZE, np.uint8))
-    start = -raw.data_ptr() % mmap.PAGESIZE  # heads of 4 KiB that straddle two pages are read 6 % slower
-    return raw[start : start + num_bytes].view(dtype).view(shape)
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,6 +1,7 @@
 """Grouped-query self-attention over the paged cache (arXiv:2305.13245)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+class LayerKV(NamedTuple):
+    """What one layer keeps of a sequence, on one rank; with a `window`, a token sees itself and those just before."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None  # tokens, the token itself included; None: all before it
 
 
 @dataclass(frozen=True)
@@ -60,12 +69,11 @@ class Attention:
         self._ops = context.ops
         self._place = place
         self._rotary = rotary
-        self._window = window
         self._head_dim = head_dim
         self._scale = head_dim**-0.5
         self._num_heads = context.share(shape.num_heads, "attention heads")
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
-        self.num_kv_heads = (kv_shard.stop - kv_shard.start) // head_dim
+        self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, window)
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
         parts = [
@@ -81,7 +89,7 @@ class Attention:
         self._qk_norm: tuple[Tensor, float] | None = None
         if qk_norm_eps is not None:
             q_weight = context.read(f"{name}.q_norm.weight", (head_dim,)).expand(self._num_heads, -1)
-            k_weight = context.read(f"{name}.k_norm.weight", (head_dim,)).expand(self.num_kv_heads, -1)
+            k_weight = context.read(f"{name}.k_norm.weight", (head_dim,)).expand(self.kv.num_kv_heads, -1)
             self._qk_norm = (torch.cat((q_weight, k_weight)), qk_norm_eps)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
@@ -93,7 +101,7 @@ class Attention:
         q = self._ops.rotate_and_store(heads, cos, sin, pages, batch.slot_mapping, norm=self._qk_norm)
         if self._place.is_last and step.wanted is not None:
             q, batch = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:]), step.wanted.attention[group]
-        out = self._ops.attention(q, pages, batch, scale=self._scale, window=self._window)
+        out = self._ops.attention(q, pages, batch, scale=self._scale, window=self.kv.window)
         return self._output(out.reshape(len(q), -1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:

@@ -1,21 +1,22 @@
 """What the model runner sees of a model."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from quire.executor.layers.attention import LayerKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import GivenRows, LayerCache, StepContext, Wanted
 
-__all__ = ["GivenRows", "LayerCache", "Model", "ModelContext", "StepContext", "Wanted"]
+__all__ = ["GivenRows", "LayerCache", "LayerKV", "Model", "ModelContext", "StepContext", "Wanted"]
 
 
 class Model(Protocol):
     """A decoder on one rank. All sizes are this rank's own."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    kv_layers: Sequence[LayerKV]
+    """What each layer keeps of a sequence."""
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted.

@@ -64,9 +64,7 @@ class Decoder:
             embedding = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
         self._head = LanguageModelHead(context, embedding)
 
-        self.num_layers = len(layers)
-        self.num_kv_heads = layers[0].attention.num_kv_heads
-        self.head_dim = spec.head_dim
+        self.kv_layers = [layer.attention.kv for layer in layers]
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""

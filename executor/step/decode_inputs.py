@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import StepPlan
-from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.request_table import RequestTable
 
 MAX_ROWS = 512
@@ -18,7 +18,7 @@ class _Place(NamedTuple):
     batch: InputBatch
     token_ids: np.ndarray
     positions: np.ndarray
-    slot_mapping: np.ndarray
+    slot_mappings: list[np.ndarray]  # by KV group
 
 
 class DecodeInputs:
@@ -28,20 +28,18 @@ class DecodeInputs:
 
     Args:
         table: whose device is the host.
-        kv_group: whose pages are meant.
     """
 
-    def __init__(self, table: RequestTable, kv_group: int = 0) -> None:
+    def __init__(self, table: RequestTable) -> None:
         self._table = table
-        self._kv_group = kv_group
         rows = min(table.max_num_seqs, MAX_ROWS)
         self._max_rows = rows
-        self._tokens = np.zeros((3, rows), np.int64)
+        self._tokens = np.zeros((2 + len(table.block_tables), rows), np.int64)
         self._rows = np.arange(rows)
         self._query_lens = np.ones(rows, np.int64)
         self._seq_lens = np.ones(rows, np.int64)
         self._slots = np.zeros(rows, np.int64)
-        self._block_tables = np.zeros((rows, table.block_tables[kv_group].shape[1]), np.int32)
+        self._block_tables = [np.zeros((rows, pages.shape[1]), np.int32) for pages in table.block_tables]
         self._places: dict[int, _Place] = {}  # by number of rows
 
     def build(self, plan: StepPlan) -> InputBatch | None:
@@ -50,35 +48,38 @@ class DecodeInputs:
         if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
             return None
         place = self._places.get(num_rows) or self._make_place(num_rows)
-        batch, positions, slot_mapping = place.batch, place.positions, place.slot_mapping
+        batch, positions = place.batch, place.positions
         table, size = self._table, self._table.block_size
         slots = batch.sampled_slots
         slots[:] = plan.slots
         positions[:] = plan.num_computed
         np.add(positions, 1, out=batch.seq_lens)
         num_pages = max(plan.num_computed) // size + 1
-        batch.block_tables[:, :num_pages] = table.block_tables[self._kv_group][slots, :num_pages]
         page, offset = np.divmod(positions, size)
-        np.multiply(batch.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
-        slot_mapping += offset
+        for block_tables, pages, slot_mapping in zip(table.block_tables, batch.pages, place.slot_mappings, strict=True):
+            pages.block_tables[:, :num_pages] = block_tables[slots, :num_pages]
+            np.multiply(pages.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
+            slot_mapping += offset
         place.token_ids[:] = table.on_host(slots, positions)
         return batch
 
     def _make_place(self, num_rows: int) -> _Place:
-        token_ids, positions, slot_mapping = (column[:num_rows] for column in self._tokens)
+        token_ids, positions, *slot_mappings = (column[:num_rows] for column in self._tokens)
         rows = torch.from_numpy(self._rows[:num_rows])
         seq_lens = self._seq_lens[:num_rows]
         batch = InputBatch(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(slot_mapping),
+            pages=[
+                GroupPages(torch.from_numpy(slot_mapping), block_tables[:num_rows])
+                for slot_mapping, block_tables in zip(slot_mappings, self._block_tables, strict=True)
+            ],
             query_lens=self._query_lens[:num_rows],
             seq_lens=seq_lens,
-            block_tables=self._block_tables[:num_rows],
             row_ends=rows,
             sampled_rows=rows,
             sampled_slots=self._slots[:num_rows],
             sampled_positions=seq_lens,
         )
-        place = self._places[num_rows] = _Place(batch, token_ids, positions, slot_mapping)
+        place = self._places[num_rows] = _Place(batch, token_ids, positions, slot_mappings)
         return place

@@ -1,5 +1,7 @@
 """One step through the model: an input batch to hidden states, or to the logits of its samples."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -9,12 +11,12 @@ from quire.ops.backend import AttentionBatch, Backend
 
 
 class Forward:
-    """A model and its KV cache, one tensor a layer, in pages of `block_size` tokens."""
+    """A model and its layers' caches, in pages of `block_size` tokens."""
 
-    def __init__(self, model: Model, ops: Backend, kv_caches: list[torch.Tensor], block_size: int) -> None:
+    def __init__(self, model: Model, ops: Backend, caches: Sequence[LayerCache], block_size: int) -> None:
         self._model = model
         self._ops = ops
-        self._caches = [LayerCache(pages, group=0) for pages in kv_caches]
+        self._caches = caches
         self._block_size = block_size
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
@@ -49,6 +51,7 @@ class Forward:
         """By KV group, of the last `query_lens` tokens of each row; what is stored, is stored for all tokens."""
         return [
             self._ops.attention_batch(
-                query_lens, batch.seq_lens, batch.block_tables, batch.slot_mapping, block_size=self._block_size
+                query_lens, batch.seq_lens, pages.block_tables, pages.slot_mapping, block_size=self._block_size
             )
+            for pages in batch.pages
         ]

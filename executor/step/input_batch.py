@@ -4,12 +4,26 @@ All rows of a step lie one after another in each tensor; indices are made with N
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.request_table import RequestTable
+
+
+class GroupPages(NamedTuple):
+    """Where the tokens of one step are in the layers of one KV group.
+
+    Attributes:
+        slot_mapping: [num_tokens] int64, on the device; where a token's key and value go, page * block_size + offset.
+        block_tables: [num_rows, most pages of a row] int32, on the host. Past a row's own pages stand other ids. So
+            they do before those that its tokens see.
+    """
+
+    slot_mapping: torch.Tensor
+    block_tables: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -19,10 +33,9 @@ class InputBatch:
     Attributes:
         token_ids: [num_tokens] int64, on the device.
         positions: [num_tokens] int64, on the device; place in the request's sequence.
-        slot_mapping: [num_tokens] int64, on the device; where a token's key and value go, page * block_size + offset.
+        pages: by KV group.
         query_lens: [num_rows] int64, on the host; tokens computed in this step.
         seq_lens: [num_rows] int64, on the host; tokens in the cache once this step has run.
-        block_tables: [num_rows, most pages of a row] int32, on the host; past a row's own pages stand other ids.
         row_ends: [num_rows] int64, on the device; flat index of each row's last token.
         sampled_rows: [num_sampled] int64, on the device; the rows that sample.
         sampled_slots: [num_sampled] int64, on the host.
@@ -31,17 +44,16 @@ class InputBatch:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
+    pages: list[GroupPages]
     query_lens: np.ndarray
     seq_lens: np.ndarray
-    block_tables: np.ndarray
     row_ends: torch.Tensor
     sampled_rows: torch.Tensor
     sampled_slots: np.ndarray
     sampled_positions: np.ndarray
 
 
-def build_input_batch(plan: StepPlan, table: RequestTable, kv_group: int = 0) -> InputBatch:
+def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
     """The tensors of `plan`, whose changes `table` already holds."""
     slots = np.asarray(plan.slots, np.int64)
     num_computed = np.asarray(plan.num_computed, np.int64)
@@ -55,21 +67,26 @@ def build_input_batch(plan: StepPlan, table: RequestTable, kv_group: int = 0) ->
         token_slots = np.repeat(slots, query_lens)
         positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
 
-    size = table.block_size
-    pages = table.block_tables[kv_group]
-    block_tables = pages[slots, : -(-int(seq_lens.max()) // size)]
-    slot_mapping = pages[token_slots, positions // size].astype(np.int64) * size + positions % size
-
     def on_device(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(table.device, non_blocking=True)
+
+    size = table.block_size
+    num_pages = -(-int(seq_lens.max()) // size)
+    page, offset = np.divmod(positions, size)
+    pages = [
+        GroupPages(
+            on_device(block_tables[token_slots, page].astype(np.int64) * size + offset),
+            block_tables[slots, :num_pages],
+        )
+        for block_tables in table.block_tables
+    ]
 
     return InputBatch(
         token_ids=table.gather(token_slots, positions),
         positions=on_device(positions),
-        slot_mapping=on_device(slot_mapping),
+        pages=pages,
         query_lens=query_lens,
         seq_lens=seq_lens,
-        block_tables=block_tables,
         row_ends=on_device(ends - 1),
         sampled_rows=on_device(np.flatnonzero(sampled)),
         sampled_slots=slots[sampled],

@@ -11,7 +11,8 @@ from torch import Tensor
 from quire import ops
 from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import ModelSpec
-from quire.executor.models.base import LayerCache, Model, ModelContext, StepContext, Wanted
+from quire.executor.memory.kv_layout import KVLayout
+from quire.executor.models.base import Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import open_weights
@@ -60,20 +61,34 @@ def load_model(
 
 
 class PagedDriver:
-    """Requests that hold `max_tokens` tokens each, in shuffled pages of one cache."""
+    """Requests that hold `max_tokens` tokens each, in shuffled pages of one pool.
+
+    Pages that no later token sees are given back after each step: they are filled with NaN, and the block tables name
+    page 0 in their place, which is full of NaN from the start.
+    """
 
     def __init__(
-        self, model: Model, num_requests: int, max_tokens: int, *, block_size: int = 16, device: str = "cpu"
+        self,
+        model: Model,
+        num_requests: int,
+        max_tokens: int,
+        *,
+        block_size: int = 16,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
         self.ops = ops.bind(device)
         self.device = device
         self.block_size = block_size
+        layout = KVLayout(model.kv_layers, self.ops, block_size=block_size, dtype=dtype, device=torch.device(device))
+        self.groups = layout.groups
         pages_each = -(-max_tokens // block_size)
-        order = np.random.default_rng(0).permutation(num_requests * pages_each)
-        self.block_tables = order.reshape(num_requests, pages_each)
-        shape = self.ops.kv_cache_shape(order.size, block_size, model.num_kv_heads, model.head_dim)
-        self.kv_caches = [torch.zeros(shape, device=device) for _ in range(model.num_layers)]
+        order = np.random.default_rng(0).permutation(len(self.groups) * num_requests * pages_each) + 1
+        self.block_tables = order.reshape(len(self.groups), num_requests, pages_each)
+        _, self.caches = layout.allocate(order.size + 1)
+        for cache in self.caches:
+            cache.pages[0] = torch.nan
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
 
     @torch.inference_mode()
@@ -83,22 +98,21 @@ class PagedDriver:
         query_lens = np.array([len(new_tokens[row]) for row in rows])
         num_computed = np.array([len(self.tokens[row]) for row in rows])
         positions = np.concatenate([np.arange(n, n + q) for n, q in zip(num_computed, query_lens, strict=True)])
-        tables = self.block_tables[rows]
-        token_rows = np.repeat(np.arange(len(rows)), query_lens)
-        slots = tables[token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
         ends, seq_lens = np.cumsum(query_lens) - 1, num_computed + query_lens
-        batch = self._attention_batch(query_lens, seq_lens, tables, slots)
+        tables = self.block_tables[:, rows]
+        token_rows = np.repeat(np.arange(len(rows)), query_lens)
+        slots = tables[:, token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
+        attention = self._attention(query_lens, seq_lens, tables, slots)
         wanted = None
         if only_last:
             query_lens = np.ones_like(query_lens)
-            wanted = Wanted(self._tensor(ends), [self._attention_batch(query_lens, seq_lens, tables, slots[ends])])
+            wanted = Wanted(self._tensor(ends), self._attention(query_lens, seq_lens, tables, slots[:, ends]))
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
-        caches = [LayerCache(pages, group=0) for pages in self.kv_caches]
-        step = StepContext(self._tensor(positions), caches, [batch], wanted=wanted)
-        hidden = self.model.forward(token_ids, step)
-        logits = self.model.compute_logits(hidden)
+        step = StepContext(self._tensor(positions), self.caches, attention, wanted=wanted)
+        logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:
             self.tokens[row] += new_tokens[row]
+            self._give_back(row)
         return dict(zip(rows, logits.split(query_lens.tolist()), strict=True))
 
     def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
@@ -111,10 +125,22 @@ class PagedDriver:
                 outputs[row] += token
         return outputs
 
-    def _attention_batch(
+    def _attention(
         self, query_lens: np.ndarray, seq_lens: np.ndarray, tables: np.ndarray, slots: np.ndarray
-    ) -> AttentionBatch:
-        return self.ops.attention_batch(query_lens, seq_lens, tables, self._tensor(slots), block_size=self.block_size)
+    ) -> list[AttentionBatch]:
+        return [
+            self.ops.attention_batch(query_lens, seq_lens, table, self._tensor(mapping), block_size=self.block_size)
+            for table, mapping in zip(tables, slots, strict=True)
+        ]
+
+    def _give_back(self, row: int) -> None:
+        """Takes the pages from a request that its next token does not see, nor any later one."""
+        for group, tables in zip(self.groups, self.block_tables, strict=True):
+            if group.window is not None:
+                num_unseen = max(0, len(self.tokens[row]) - group.window + 1) // self.block_size
+                for layer in group.layers:
+                    self.caches[layer].pages[self._tensor(tables[row, :num_unseen])] = torch.nan
+                tables[row, :num_unseen] = 0
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)

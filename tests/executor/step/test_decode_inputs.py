@@ -19,11 +19,12 @@ LENGTHS = [1, 3, 4, 5, 17, 32, 33, 58, 60]
 @pytest.fixture
 def table() -> RequestTable:
     rng = random.Random(0)
-    table = RequestTable(len(LENGTHS), 100, BLOCK_SIZE, torch.device("cpu"))
+    table = RequestTable(len(LENGTHS), 100, BLOCK_SIZE, torch.device("cpu"), num_kv_groups=2)
     admitted = []
     for slot, length in enumerate(LENGTHS):
-        pages = [rng.randrange(2**28) for _ in range(length // BLOCK_SIZE + 1)]  # slots of some need more than 32 bits
-        admitted.append(NewSlot(slot, [rng.randrange(1000) for _ in range(length)], 1, [pages], SamplingParams()))
+        num_pages = length // BLOCK_SIZE + 1
+        pages = [[rng.randrange(2**28) for _ in range(num_pages)] for _ in range(2)]  # slots of some take over 32 bits
+        admitted.append(NewSlot(slot, [rng.randrange(1000) for _ in range(length)], 1, pages, SamplingParams()))
     table.apply(StepPlan(0, [], admitted, [], [], [], [], []))
     return table
 
@@ -36,9 +37,9 @@ def decode(slots: list[int]) -> StepPlan:
 
 def columns(batch: InputBatch) -> list[list[int]]:
     return [
-        batch.token_ids.tolist(), batch.positions.tolist(), batch.slot_mapping.tolist(), batch.query_lens.tolist(),
+        batch.token_ids.tolist(), batch.positions.tolist(), batch.query_lens.tolist(),
         batch.seq_lens.tolist(), batch.row_ends.tolist(), batch.sampled_rows.tolist(), batch.sampled_slots.tolist(),
-        batch.sampled_positions.tolist(),
+        batch.sampled_positions.tolist(), *(pages.slot_mapping.tolist() for pages in batch.pages),
     ]  # fmt: skip
 
 
@@ -51,9 +52,10 @@ def test_they_are_what_any_step_gets_and_stay_in_place(table: RequestTable) -> N
         batch, expected = inputs.build(plan), build_input_batch(plan, table)
         assert batch is not None
         assert columns(batch) == columns(expected)
-        for pages, own, seq_len in zip(batch.block_tables, expected.block_tables, batch.seq_lens, strict=True):
-            num_pages = -(-seq_len // BLOCK_SIZE)
-            assert pages[:num_pages].tolist() == own[:num_pages].tolist()
+        for pages, own in zip(batch.pages, expected.pages, strict=True):
+            for row, seq_len in enumerate(batch.seq_lens):
+                num_pages = -(-seq_len // BLOCK_SIZE)
+                assert pages.block_tables[row, :num_pages].tolist() == own.block_tables[row, :num_pages].tolist()
         assert batches.setdefault(len(plan.slots), batch) is batch
 
 

@@ -86,12 +86,12 @@ def test_random_plans_against_a_loop_over_tokens(seed: int) -> None:
             ends.append(len(token_ids) - 1)
         assert batch.token_ids.tolist() == token_ids
         assert batch.positions.tolist() == positions
-        assert batch.slot_mapping.tolist() == mapping
+        assert batch.pages[0].slot_mapping.tolist() == mapping
         assert batch.row_ends.tolist() == ends
         assert batch.sampled_rows.tolist() == np.flatnonzero(plan.num_wanted).tolist()
         assert batch.query_lens.tolist() == plan.num_scheduled
         assert batch.seq_lens.tolist() == [world.rows[slot].num_computed for slot in plan.slots]
-        for slot, seq_len, pages in zip(plan.slots, batch.seq_lens, batch.block_tables, strict=True):
+        for slot, seq_len, pages in zip(plan.slots, batch.seq_lens, batch.pages[0].block_tables, strict=True):
             num_pages = -(-seq_len // BLOCK_SIZE)
             assert pages[:num_pages].tolist() == world.rows[slot].pages[:num_pages]
         slots = [slot for slot, wanted in zip(plan.slots, plan.num_wanted, strict=True) if wanted]

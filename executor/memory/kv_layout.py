@@ -1,0 +1,72 @@
+"""How a model's KV cache lies in memory on one rank: the tensors that its groups' pages are made of."""
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.step_context import LayerCache
+from quire.executor.memory.kv_groups import form_groups
+from quire.ops.backend import Backend
+
+
+class KVLayout:
+    """As many tensors of pages as the largest group has layers: the j-th layer of each group uses the j-th tensor.
+
+    So a page of the pool is a row of every tensor, and may serve any group.
+
+    Attributes:
+        groups: see `form_groups`.
+        page_bytes: of one page, in all tensors together.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerKV], ops: Backend, *, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`layers` are the model's, in order; `dtype` is that of keys and values in the cache."""
+        self._layers = layers
+        self._ops = ops
+        self._block_size = block_size
+        self._dtype = dtype
+        self._device = device
+        self._layer_page_bytes = [math.prod(self._shape(layer, 1)) * dtype.itemsize for layer in layers]
+        self.groups = form_groups(layers, self._layer_page_bytes)
+        self.page_bytes = self.groups[0].page_bytes
+
+    def allocate(self, num_blocks: int) -> tuple[list[Tensor], list[LayerCache]]:
+        """The tensors, each [num_blocks, bytes] of uint8 zeros; and for each layer of the model what it sees of one."""
+        tensors = [
+            _zeros(num_blocks * self._layer_page_bytes[0], self._device).view(num_blocks, -1)
+            for _ in range(self.page_bytes // self._layer_page_bytes[0])
+        ]
+        caches = {}
+        for number, group in enumerate(self.groups):
+            for index, layer in enumerate(group.layers):
+                pages = tensors[index].view(self._dtype).view(self._shape(self._layers[layer], num_blocks))
+                caches[layer] = LayerCache(pages, number)
+        return tensors, [caches[layer] for layer in range(len(self._layers))]
+
+    def __str__(self) -> str:
+        """For a log line: each kind of layer, and in how many groups it is."""
+        kinds: dict[str, list[int]] = {}
+        for group in self.groups:
+            kind = "full attention" if group.window is None else f"windows of {group.window} tokens"
+            kinds.setdefault(kind, []).append(len(group.layers))
+        parts = [f"{kind} in layers: {sum(sizes)}, groups: {len(sizes)}" for kind, sizes in kinds.items()]
+        return f"{'; '.join(parts)}; {self.page_bytes} bytes a page of {self._block_size} tokens"
+
+    def _shape(self, layer: LayerKV, num_blocks: int) -> tuple[int, ...]:
+        return self._ops.kv_cache_shape(num_blocks, self._block_size, layer.num_kv_heads, layer.head_dim)
+
+
+def _zeros(num_bytes: int, device: torch.device) -> Tensor:
+    """[num_bytes] uint8. On a CPU the system hands out its memory page by page, when it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    raw = torch.from_numpy(np.zeros(num_bytes + mmap.PAGESIZE, np.uint8))
+    start = -raw.data_ptr() % mmap.PAGESIZE  # heads of 4 KiB that straddle two pages are read 6 % slower
+    return raw[start : start + num_bytes]
