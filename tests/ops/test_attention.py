@@ -25,21 +25,26 @@ class Step:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        given_back: int | None = None,
     ) -> None:
+        """With `given_back`, a window, rows have page 0 in the place of pages that no token of the step sees."""
         random = torch.Generator().manual_seed(seed)
         self.query_lens = np.array([query_len for query_len, _ in rows])
         self.seq_lens = np.array([seq_len for _, seq_len in rows])
         counts = -(-self.seq_lens // block_size)
-        num_blocks = int(counts.sum()) + 3
-        order = torch.randperm(num_blocks, generator=random).tolist()
+        num_blocks = int(counts.sum()) + 4
+        order = (torch.randperm(num_blocks - 1, generator=random) + 1).tolist()
         # Past a row's own pages stand ids that do not even exist.
         self.block_tables = np.full((len(rows), int(counts.max()) + 2), 10**6)
         self.kv_cache = torch.full(ops.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim), 1e4).to(dtype)
+        self.kv_cache[0] = torch.nan
         self.keys, self.values = [], []
         slots = []
         for row, (query_len, seq_len) in enumerate(rows):
             pages = np.array([order.pop() for _ in range(counts[row])])
             self.block_tables[row, : len(pages)] = pages
+            if given_back is not None:
+                self.block_tables[row, : max(0, seq_len - query_len - given_back + 1) // block_size] = 0
             k, v = torch.randn(2, seq_len, num_kv_heads, head_dim, generator=random).to(dtype)
             positions = np.arange(seq_len)
             slot = torch.from_numpy(pages[positions // block_size] * block_size + positions % block_size)
@@ -105,6 +110,18 @@ def test_layers_with_different_windows_share_a_batch(ops: Backend) -> None:
     step = Step(ops, MIXED)
     for window in (None, 8, None, 24, 8):
         torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("window", [1, 8, 33, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_before_the_window_are_not_read(ops: Backend, dtype: torch.dtype, window: int, block_size: int) -> None:
+    """They may have been given back: page 0 stands for them, and holds NaN."""
+    rows = [*MIXED, (1, 5000), (60, 3000)]
+    whole, rest = (Step(ops, rows, block_size=block_size, dtype=dtype, given_back=back) for back in (None, window))
+    assert (rest.block_tables == 0).any()
+    torch.testing.assert_close(rest.run(window), whole.run(window), atol=0, rtol=0)
+    assert rest.run(window).isfinite().all()
 
 
 def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
