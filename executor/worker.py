@@ -96,7 +96,7 @@ class Worker:
             memory.MemoryNeeds(weights_bytes, workspace_bytes, self._kv_layout.page_bytes),
             free,
             device=config.device,
-            block_size=limits.block_size,
+            pages=memory.RequestPages(self._kv_layout.groups, limits.block_size, limits.largest_chunk),
             max_num_seqs=limits.max_num_seqs,
             max_model_len=config.max_model_len,
             fit_max_model_len=config.fit_max_model_len,

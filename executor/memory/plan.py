@@ -3,6 +3,8 @@
 budget = device memory * gpu_memory_utilization - weights - workspace        unless the options name the bytes or pages
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from quire.core import envs
 from quire.core.config.cache import CacheConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.wire.kv_groups import KVGroupSpec
 
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 4 * GIB
@@ -21,7 +24,7 @@ DEFAULT_CPU_CACHE_BYTES = 4 * GIB
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Bytes that one worker needs. `page_bytes` is one page in all of its layers."""
+    """Bytes that one worker needs. `page_bytes` is one page of the pool."""
 
     weights_bytes: int
     workspace_bytes: int
@@ -37,8 +40,32 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class RequestPages:
+    """Pages of the pool that one request takes, in all KV groups together.
+
+    Attributes:
+        largest_chunk: tokens that one step computes of a request at most.
+    """
+
+    groups: Sequence[KVGroupSpec]
+    block_size: int
+    largest_chunk: int
+
+    def needed(self, num_tokens: int) -> int:
+        """Pages that a request of `num_tokens` holds at its worst moment."""
+        return sum(
+            group.max_pages(num_tokens, block_size=self.block_size, largest_chunk=self.largest_chunk)
+            for group in self.groups
+        )
+
+    def longest(self, num_blocks: int, limit: int) -> int:
+        """Tokens of the longest request that fits into `num_blocks` pages; no more than `limit`."""
+        return bisect_right(range(limit + 1), num_blocks, key=self.needed) - 1
+
+
+@dataclass(frozen=True)
 class CachePlan:
-    """What the memory plan grants; `num_blocks * block_size` tokens fit."""
+    """What the memory plan grants: pages, of which one request of `max_model_len` tokens needs no more."""
 
     num_blocks: int
     max_model_len: int
@@ -50,7 +77,7 @@ def plan_cache(
     memory: DeviceMemory,
     *,
     device: str,
-    block_size: int,
+    pages: RequestPages,
     max_num_seqs: int,
     max_model_len: int,
     fit_max_model_len: bool,
@@ -65,9 +92,13 @@ def plan_cache(
     """
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
-        fitting = min(max_model_len, num_blocks * block_size)
-        return CachePlan(num_blocks, fitting if fit_max_model_len else max_model_len)
-    pages_per_request = -(-max_model_len // block_size)
+        if num_blocks < pages.needed(1):
+            raise ModelLoadError(
+                f"--num-gpu-blocks-override {num_blocks} is too few: the shortest request takes {pages.needed(1)} "
+                "pages, one of each KV group."
+            )
+        return CachePlan(num_blocks, pages.longest(num_blocks, max_model_len) if fit_max_model_len else max_model_len)
+    full_request = pages.needed(max_model_len) * needs.page_bytes
     most = memory.free_bytes - needs.weights_bytes - needs.workspace_bytes
     asked = _asked_bytes(cache, device)
     if asked is not None:
@@ -77,13 +108,13 @@ def plan_cache(
     else:
         budget = _usable(cache, memory) - needs.weights_bytes - needs.workspace_bytes
         if device == "cpu":
-            full_request = 0 if fit_max_model_len else pages_per_request * needs.page_bytes
-            cap = max(DEFAULT_CPU_CACHE_BYTES, full_request)
-            budget = min(budget, cap, max_num_seqs * pages_per_request * needs.page_bytes)
+            cap = DEFAULT_CPU_CACHE_BYTES if fit_max_model_len else max(DEFAULT_CPU_CACHE_BYTES, full_request)
+            budget = min(budget, cap, max_num_seqs * full_request)
     num_blocks = max(0, budget) // needs.page_bytes
-    if num_blocks < (1 if fit_max_model_len else pages_per_request):
-        raise ModelLoadError(_too_little(cache, needs, memory, budget, most, block_size, max_model_len))
-    return CachePlan(num_blocks, min(max_model_len, num_blocks * block_size))
+    fitting = pages.longest(num_blocks, max_model_len)
+    if fitting < (1 if fit_max_model_len else max_model_len):
+        raise ModelLoadError(_too_little(cache, needs, memory, budget, most, full_request, fitting, max_model_len))
+    return CachePlan(num_blocks, fitting)
 
 
 def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
@@ -191,13 +222,14 @@ def _too_little(
     memory: DeviceMemory,
     budget: int,
     most: int,
-    block_size: int,
+    wanted: int,
+    fitting: int,
     max_model_len: int,
 ) -> str:
-    wanted = -(-max_model_len // block_size) * needs.page_bytes
+    """Of `wanted` bytes for a request of `max_model_len` tokens there are `budget`, and `fitting` tokens fit."""
     remedies = []
-    if budget >= needs.page_bytes:
-        remedies.append(f"--max-model-len {budget // needs.page_bytes * block_size} (or auto)")
+    if fitting:
+        remedies.append(f"--max-model-len {fitting} (or auto)")
     if wanted <= most:
         remedies.append(f"--kv-cache-memory-bytes {wanted}")
         share = (wanted + needs.weights_bytes + needs.workspace_bytes) / memory.total_bytes

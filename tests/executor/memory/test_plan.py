@@ -9,18 +9,20 @@ import torch
 from quire.core.config.cache import CacheConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.memory import plan as memory
-from quire.executor.memory.plan import GIB, CachePlan, DeviceMemory, MemoryNeeds
+from quire.executor.memory.plan import GIB, CachePlan, DeviceMemory, MemoryNeeds, RequestPages
 
 MIB = 2**20
 NEEDS = MemoryNeeds(weights_bytes=10 * GIB, workspace_bytes=2 * GIB, page_bytes=2 * MIB)
+FULL = RequestPages([KVGroupSpec("full", [0], 2 * MIB)], block_size=16, largest_chunk=512)
 GPU = DeviceMemory(total_bytes=40 * GIB, free_bytes=39 * GIB)
 
 
 def plan(needs: MemoryNeeds = NEEDS, mem: DeviceMemory = GPU, **options) -> CachePlan:
     cache = {key: options.pop(key) for key in list(options) if key in CacheConfig.__struct_fields__}
     request = {"device": "cuda", "max_num_seqs": 64, "max_model_len": 4096, "fit_max_model_len": False, **options}
-    return memory.plan_cache(CacheConfig(**cache), needs, mem, block_size=16, **request)
+    return memory.plan_cache(CacheConfig(**cache), needs, mem, **{"pages": FULL, **request})
 
 
 def test_the_cache_gets_what_weights_and_workspace_leave() -> None:
@@ -55,6 +57,24 @@ def test_a_cpu_gets_four_gibibytes_unless_told(monkeypatch: pytest.MonkeyPatch) 
 def test_auto_takes_the_length_that_fits() -> None:
     assert plan(max_model_len=10**6, fit_max_model_len=True, kv_cache_memory_bytes=5 * MIB) == CachePlan(2, 32)
     assert plan(max_model_len=4096, fit_max_model_len=True).max_model_len == 4096
+
+
+def test_a_window_needs_no_more_pages_than_it_sees() -> None:
+    window = KVGroupSpec("window", [1], 2 * MIB, window=1024)
+    mixed = RequestPages([KVGroupSpec("full", [0], 2 * MIB), *[window] * 5], block_size=16, largest_chunk=512)
+    most = (1023 + 512 - 1) // 16 + 2  # of a window group, in the middle of a long prompt
+    assert mixed.needed(32768) == 2048 + 5 * most
+    assert mixed.needed(100) == 6 * 7
+    assert mixed.longest(2048 + 5 * most, 10**6) == 32768
+    assert mixed.longest(2048 + 5 * most - 1, 10**6) == 32752
+    assert RequestPages([window], 16, 512).longest(most, 10**6) == 10**6, "a window is all that it ever keeps"
+    exact = {"pages": mixed, "max_model_len": 32768, "kv_cache_memory_bytes": mixed.needed(32768) * 2 * MIB}
+    assert plan(**exact) == CachePlan(mixed.needed(32768), 32768)
+    with pytest.raises(ModelLoadError, match=r"--max-model-len 32752 .*--kv-cache-memory-bytes "):
+        plan(**exact | {"kv_cache_memory_bytes": exact["kv_cache_memory_bytes"] - 1})
+    assert plan(pages=mixed, fit_max_model_len=True, num_gpu_blocks_override=13).max_model_len == 32
+    with pytest.raises(ModelLoadError, match=r"5 is too few.* takes 6 pages"):
+        plan(pages=mixed, num_gpu_blocks_override=5)
 
 
 def test_a_request_that_cannot_fit_is_refused_with_remedies_that_work() -> None:
