@@ -1,6 +1,6 @@
 """What a call of each C++ kernel says: the structs of `kernels/kernels.h`, whose comments tell the shapes.
 
-A call is packed into bytes, and the kernel gets their address: twice as fast as a call with as many arguments.
+A call is packed into bytes, and the kernel gets their address: ctypes converts one argument faster than twelve.
 """
 
 import struct
