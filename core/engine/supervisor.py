@@ -87,7 +87,7 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True):
     """How the engine is."""
 
     state: Literal["starting", "serving", "restarting", "dead"]
-    silent_seconds: float | None  # since an engine's last message; a healthy one speaks every second
+    silent_seconds: float | None  # since an engine's last message; one that is well speaks at least every two
     reason: str | None = None  # why it is dead, or why it is being restarted
 
 

@@ -74,7 +74,7 @@ def monitoring_routes(
         """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone.
 
         While an engine that died is being restarted the answer is 200: requests wait, and are answered. The body tells
-        the engine's state and the seconds since its last message; an engine that is well sends one every second.
+        the engine's state and the seconds since its last message; a healthy one sends some every two seconds at least.
         """
         return check()
 
