@@ -5,6 +5,7 @@ and has to get back the interpreter's lock, which the engine's loop may be holdi
 """
 
 import ctypes
+import logging
 import math
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quire.ops.cpu.calls import Call
+
+logger = logging.getLogger(__name__)
 
 _CACHE_LINE = 64
 
@@ -100,14 +103,19 @@ class Launcher:
         return torch.empty(shape, dtype=dtype) if self._launches is None else self._memory.empty(shape, dtype)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """What `run` returns, and its launches; None if anything but launches and views of tensors was part of it."""
+        """What `run` returns, and its launches; None if anything but launches and views of tensors was part of it.
+
+        The log says what that was.
+        """
         self._launches, self._kept = [], []
         try:
             with _Watch() as watch:
                 result = run()
-            if watch.strangers or not self._launches:
+            if watch.strangers:
+                names = ", ".join(sorted(set(watch.strangers)))
+                logger.info("steps run without a recording, for they have operations of torch's own in them: %s", names)
                 return result, None
-            return result, Recording(self._kernels, self._launches, self._kept)
+            return result, Recording(self._kernels, self._launches, self._kept) if self._launches else None
         finally:
             self._launches, self._kept = None, []
             self._memory.reuse()

@@ -1,6 +1,6 @@
 """The CPU backend with the C++ kernels of `kernels/`: tensors in, pointers out.
 
-What the kernels do not cover (another dtype, a layout that is not dense) goes to `EagerBackend`.
+What the kernels do not cover (another dtype, a layout that is not dense) goes to `EagerBackend`; the log says so once.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.ops.backend import Backend
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import DTYPES
+from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
@@ -53,9 +54,10 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
     def __init__(self, kernels: ctypes.CDLL, eager: EagerBackend[OneDnnWeight]) -> None:
         """`kernels` comes from `quire.ops.cpu.compiler`; `eager` takes what they do not cover."""
         self._eager = eager
+        self._fallbacks = fallbacks = Fallbacks()
         self._launcher = launcher = Launcher(kernels)
         self._empty = launcher.empty
-        self._panels = PanelLinear(kernels, launcher)
+        self._panels = PanelLinear(kernels, launcher, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
         self._rotation = launcher.bind(calls.ROTATION)
@@ -81,7 +83,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 return out
         elif x.dim() == 2 and weight.dim() == 1:
             return self.rms_norm(x.unsqueeze(1), weight, eps).squeeze(1)
-        return self._eager.rms_norm(x, weight, eps)
+        return self._fallbacks.run(self._eager.rms_norm, x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         dense = x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
@@ -92,7 +94,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 torch.get_num_threads(), eps,
             ):  # fmt: skip
                 return out, residual
-        return self._eager.add_rms_norm(x, residual, weight, eps)
+        return self._fallbacks.run(self._eager.add_rms_norm, x, residual, weight, eps)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous() and _same_dtype(x, cos, sin):
@@ -102,7 +104,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 x.stride(1), _dtype(x), torch.get_num_threads(),
             ):  # fmt: skip
                 return out
-        return self._eager.rotary(x, cos, sin)
+        return self._fallbacks.run(self._eager.rotary, x, cos, sin)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         if x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES:
@@ -112,7 +114,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 x.data_ptr(), out.data_ptr(), tokens, size, x.stride(0), _dtype(x), torch.get_num_threads()
             ):
                 return out
-        return self._eager.silu_and_mul(x)
+        return self._fallbacks.run(self._eager.silu_and_mul, x)
 
     def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
         if x.dim() == 2 and x.is_contiguous() and index.is_contiguous():
@@ -121,7 +123,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 x.data_ptr(), index.data_ptr(), out.data_ptr(), len(x), len(index), x.shape[1] * x.itemsize
             ):
                 return out
-        return self._eager.take_rows(x, index)
+        return self._fallbacks.run(self._eager.take_rows, x, index)
 
     def rotation(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
@@ -134,7 +136,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 DTYPES[dtype], torch.get_num_threads(), scale,
             ):  # fmt: skip
                 return cos, sin
-        return self._eager.rotation(positions, frequencies, scale, dtype)
+        return self._fallbacks.run(self._eager.rotation, positions, frequencies, scale, dtype)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | OneDnnWeight:
         return self._panels.pack(weight, bias) or self._eager.pack_linear(weight, bias)
@@ -170,7 +172,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return
-        self._eager.write_kv(k, v, kv_cache, slot_mapping)
+        self._fallbacks.run(self._eager.write_kv, k, v, kv_cache, slot_mapping)
 
     def rotate_and_store(
         self,
@@ -198,7 +200,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 eps, largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
-        return self._eager.rotate_and_store(heads, cos, sin, kv_cache, slot_mapping, norm=norm)
+        return self._fallbacks.run(self._eager.rotate_and_store, heads, cos, sin, kv_cache, slot_mapping, norm=norm)
 
     def attention_batch(
         self,
@@ -227,7 +229,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
             ):  # fmt: skip
                 return out
-        return self._eager.attention(q, kv_cache, batch, scale=scale, window=window)
+        return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, scale=scale, window=window)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         num_rows, size = logits.shape
@@ -238,7 +240,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
             num_rows, size, logits.stride(0), _dtype(logits), torch.get_num_threads(),
         ):  # fmt: skip
             return
-        self._eager.apply_bitmask(logits, rows, bitmask)
+        self._fallbacks.run(self._eager.apply_bitmask, logits, rows, bitmask)
 
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if _is_rows(logits):
@@ -248,7 +250,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 _dtype(logits), torch.get_num_threads(),
             ):  # fmt: skip
                 return token_ids, usable
-        return self._eager.likeliest(logits)
+        return self._fallbacks.run(self._eager.likeliest, logits)
 
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         if _is_rows(logits) and starts.flags.c_contiguous and positions.flags.c_contiguous:
@@ -259,7 +261,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 torch.get_num_threads(),
             ):  # fmt: skip
                 return token_ids, usable
-        return self._eager.draw(logits, starts, positions)
+        return self._fallbacks.run(self._eager.draw, logits, starts, positions)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return self._launcher.record(run)

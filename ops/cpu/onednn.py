@@ -6,6 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.cpu.fallbacks import Fallbacks
+
+_NO_KERNEL = (
+    "oneDNN has no kernel for linear layers in %s on this processor, so they run in plain torch, which is far slower "
+    "where there are many tokens. --dtype float32 avoids it, if the weights fit into memory."
+)
+
 
 @dataclass(frozen=True)
 class OneDnnWeight:
@@ -19,9 +26,13 @@ class OneDnnWeight:
 class OneDnnLinear:
     """See `LinearLayers`."""
 
+    def __init__(self) -> None:
+        self._fallbacks = Fallbacks()
+
     def pack(self, weight: Tensor, bias: Tensor | None) -> OneDnnWeight:
         if _has_kernel(weight.dtype):
             return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(weight), bias, is_blocked=True)
+        self._fallbacks.say(_NO_KERNEL % str(weight.dtype).removeprefix("torch."))
         return OneDnnWeight(weight, bias, is_blocked=False)
 
     def multiply(self, x: Tensor, packed: OneDnnWeight) -> Tensor:

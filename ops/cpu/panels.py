@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from quire.ops.cpu import calls
+from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
+
+_NO_INSTRUCTIONS = (
+    "Linear layers in bfloat16 are left to oneDNN, because this processor has neither AMX nor AVX512-BF16. Long "
+    "prompts and many requests at once may be faster with --dtype float32, if its weights fit into memory."
+)
+_NO_PERMISSION = (
+    "Linear layers in bfloat16 are left to oneDNN, which is slower: the system does not let this process use the "
+    "processor's AMX registers (arch_prctl; Linux before 5.16, or a container that forbids it)."
+)
+_OTHER_BIAS = "A linear layer in bfloat16 is left to oneDNN, because its bias is %s."
 
 
 @dataclass(frozen=True)
@@ -24,8 +35,9 @@ class PanelWeight:
 class PanelLinear:
     """Packs weights and multiplies by them; a row's result is the same to the bit in any batch."""
 
-    def __init__(self, kernels: ctypes.CDLL, launcher: Launcher) -> None:
+    def __init__(self, kernels: ctypes.CDLL, launcher: Launcher, fallbacks: Fallbacks) -> None:
         """`kernels` comes from `quire.ops.cpu.compiler`, `launcher` is theirs."""
+        self._fallbacks = fallbacks
         self._size = kernels["quire_panels_size"]
         self._size.argtypes = [ctypes.c_long] * 3
         self._size.restype = ctypes.c_long
@@ -34,10 +46,19 @@ class PanelLinear:
         self._empty = launcher.empty
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PanelWeight | None:
-        """`weight` [out, in] in panels; None if the kernel does not cover this dtype or this processor."""
+        """`weight` [out, in] in panels; None if the kernel does not cover this dtype or this processor.
+
+        The log says why, once, where `weight` is bfloat16: other types are left to oneDNN by design.
+        """
+        if weight.dtype != torch.bfloat16:
+            return None
         out_features, in_features = weight.shape
-        size = self._size(out_features, in_features, is_gated) if weight.dtype == torch.bfloat16 else 0
-        if not size or not (bias is None or bias.dtype == torch.bfloat16):
+        size = self._size(out_features, in_features, is_gated)
+        if size <= 0:
+            self._fallbacks.say(_NO_PERMISSION if size < 0 else _NO_INSTRUCTIONS)
+            return None
+        if bias is not None and bias.dtype != torch.bfloat16:
+            self._fallbacks.say(_OTHER_BIAS % str(bias.dtype).removeprefix("torch."))
             return None
         weight = weight.contiguous()
         panels = torch.empty(size, dtype=torch.bfloat16)

@@ -215,6 +215,7 @@ class CountedLinear(OneDnnLinear):
     """Notes how many threads each product may use."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[int] = []
 
     def multiply(self, x: Tensor, packed: OneDnnWeight) -> Tensor:

@@ -157,12 +157,14 @@ int linear(const LinearCall& call) {
 
 using namespace quire;
 
-// Elements of a packed weight; 0 if this machine's build has no code for it.
+// Elements of a packed weight; 0 if this machine's build has no code for it, -1 if the system does not let it run.
 extern "C" long quire_panels_size(long out_features, long in_features, long is_gated) {
 #if defined(QUIRE_HAS_PANELS)
-    if (may_multiply()) return count_panels(out_features, is_gated) * PANEL * 2 * count_steps(in_features);
-#endif
+    if (!may_multiply()) return -1;
+    return count_panels(out_features, is_gated) * PANEL * 2 * count_steps(in_features);
+#else
     return 0;
+#endif
 }
 
 extern "C" int quire_pack_panels(const PackPanelsCall* call) {

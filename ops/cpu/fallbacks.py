@@ -1,0 +1,48 @@
+"""What the log says about work that goes where it takes longer: each reason once, at its first case."""
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import ParamSpec, TypeVar
+
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+class Fallbacks:
+    """Remembers what has been said."""
+
+    def __init__(self) -> None:
+        self._said: set[Hashable] = set()
+
+    def say(self, reason: str) -> None:
+        """Warns of `reason`, unless it has been said."""
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning(reason)
+
+    def run(
+        self,
+        operation: Callable[_Parameters, _Result],
+        *args: _Parameters.args,
+        **kwargs: _Parameters.kwargs,
+    ) -> _Result:
+        """Runs an operation of plain torch in a kernel's place; warns of the first with tensors of these dtypes."""
+        result = operation(*args, **kwargs)  # first: what torch refuses as well is its caller's mistake
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        key = (operation.__name__, *(tensor.dtype for tensor in tensors))
+        if key not in self._said:
+            self._said.add(key)
+            forms = ", ".join(_form(tensor) for tensor in tensors)
+            logger.warning(
+                "%s runs in plain torch, which is slower: the kernel does not take %s.", operation.__name__, forms
+            )
+        return result
+
+
+def _form(tensor: Tensor) -> str:
+    layout = "" if tensor.is_contiguous() else " with gaps"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"

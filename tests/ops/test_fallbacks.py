@@ -1,0 +1,109 @@
+"""What runs without its kernel is told in the log, once."""
+
+import ctypes
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
+from quire.ops.cpu.panels import PanelLinear, PanelWeight
+from tests.ops.levels import RUNNABLE, Level
+from tests.ops.test_attention import Step
+
+
+@pytest.fixture(params=RUNNABLE, ids=lambda level: level.name)
+def level(request: pytest.FixtureRequest) -> Level:
+    return request.param
+
+
+@pytest.fixture
+def own() -> NativeBackend:
+    """A backend that has said nothing yet."""
+    return RUNNABLE[0].backend()
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The warnings since the last call."""
+
+    def take() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        caplog.clear()
+        return messages
+
+    return take
+
+
+def test_an_operation_in_plain_torch_is_told_once_a_dtype(own: NativeBackend, told: Callable[[], list[str]]) -> None:
+    own.silu_and_mul(torch.ones(3, 8))
+    assert told() == []
+    for num_tokens in (3, 4):
+        own.silu_and_mul(torch.ones(num_tokens, 8, dtype=torch.float64))
+    (message,) = told()
+    assert "silu_and_mul runs in plain torch" in message
+    assert "float64 [3, 8]" in message
+    own.rms_norm(torch.ones(3, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64), 1e-6)
+    own.silu_and_mul(torch.ones(8, 3).T)
+    assert [message.split()[0] for message in told()] == ["rms_norm", "silu_and_mul"]
+
+
+def test_attention_that_its_kernel_does_not_take(own: NativeBackend, told: Callable[[], list[str]]) -> None:
+    step = Step(own, [(1, 5)], num_heads=65, num_kv_heads=1, head_dim=8)
+    for _ in range(3):
+        step.run()
+    (message,) = told()
+    assert "attention runs in plain torch" in message
+    assert "[1, 65, 8]" in message
+
+
+def test_a_mistake_is_not_told_as_a_missing_kernel(own: NativeBackend, told: Callable[[], list[str]]) -> None:
+    with pytest.raises(IndexError):
+        own.take_rows(torch.ones(2, 3), torch.tensor([2]))
+    assert told() == []
+
+
+def test_bfloat16_layers_say_where_they_go(level: Level, told: Callable[[], list[str]]) -> None:
+    native = level.backend()
+    native.pack_linear(torch.ones(4, 4))
+    assert told() == []
+    packed = [native.pack_linear(torch.ones(4, 4).bfloat16()), native.pack_gated_linear(torch.ones(4, 4).bfloat16())]
+    if level.has_panels:
+        assert told() == []
+        assert all(isinstance(weight, PanelWeight) for weight in packed)
+        return
+    first, *others = told()  # another one where oneDNN has no kernel either
+    assert "neither AMX nor AVX512-BF16" in first
+    assert "--dtype float32" in first
+    assert len(others) == (not torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def test_registers_that_the_system_withholds(own: NativeBackend, told: Callable[[], list[str]]) -> None:
+    size = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_long)(lambda *_: -1)
+    panels = PanelLinear({"quire_panels_size": size}, own._launcher, Fallbacks())  # type: ignore[arg-type]
+    for _ in range(2):
+        assert panels.pack(torch.ones(4, 4).bfloat16()) is None
+    (message,) = told()
+    assert "does not let this process use the processor's AMX registers" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_layers_that_onednn_lacks_are_told(dtype: torch.dtype, told: Callable[[], list[str]]) -> None:
+    layers = OneDnnLinear()
+    packed: list[OneDnnWeight] = [layers.pack(torch.ones(4, 4).to(dtype), None) for _ in range(2)]
+    messages = told()
+    assert len(messages) == (not packed[0].is_blocked)
+    assert all(str(dtype).removeprefix("torch.") in message for message in messages)
+
+
+def test_steps_that_cannot_be_recorded_say_why(own: NativeBackend, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.ones(2, 4)
+    with caplog.at_level(logging.INFO):
+        own.record(lambda: own.silu_and_mul(x))
+        assert not caplog.records
+        own.record(lambda: own.silu_and_mul(torch.sin(x)))
+    (record,) = caplog.records
+    assert record.getMessage().endswith("of torch's own in them: sin")
