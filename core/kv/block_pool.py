@@ -82,6 +82,10 @@ class BlockPool:
         """The page that holds `key`'s content, in use or cached. It takes no reference: see `share`."""
         return self._pages.get(key)
 
+    def pages_of(self, keys: Iterable[PageKey]) -> list[int]:
+        """The pages of `keys`, each of which `find` finds."""
+        return [self._pages[key] for key in keys]
+
     def num_cached_among(self, pages: Iterable[int]) -> int:
         """How many of `pages` are cached: sharing those takes them out of `num_available`."""
         num_refs = self._num_refs

@@ -9,90 +9,125 @@ before its attention reads any. A block that contains a placeholder (a token sti
 announced when the request next grows or is freed, by which time its ids have arrived.
 """
 
+import itertools
+import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from quire.core.kv.block_pool import BlockPool, block_hash, root_hash
+from quire.core.kv.block_table import BlockTable
+from quire.core.kv.groups import make_groups
 from quire.core.scheduling.request import Request
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import ROW_DIGEST_BYTES
 
 
 class KVCacheManager:
-    """Gives pages to requests, finds shared prefixes, takes pages back."""
+    """Gives pages to requests, finds shared prefixes, takes pages back.
+
+    Args:
+        kv_groups: the model's; a request has a block table in each.
+        num_blocks: pages of the pool, any of which may serve any group.
+        block_size: tokens of a page.
+        largest_chunk: tokens that one step computes of a request at most.
+        enable_prefix_caching: whether what a page holds is remembered when nobody uses it.
+    """
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, num_kv_groups: int = 1, enable_prefix_caching: bool = True
+        self,
+        kv_groups: Sequence[KVGroupSpec],
+        *,
+        num_blocks: int,
+        block_size: int,
+        largest_chunk: int,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
-        self._groups = range(num_kv_groups)
+        self._groups = make_groups(kv_groups, block_size=block_size, largest_chunk=largest_chunk)
+        # Those that see farthest come first: they stop at the first missing block, which spares the others look-ups.
+        self._lookup_order = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
         self._caching = enable_prefix_caching
         self._num_queries = 0
         self._num_hits = 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return self._pool.num_blocks
 
     @property
     def usage(self) -> float:
         """Share of pages in use, 0 to 1; cached pages that nobody refers to do not count."""
         return self._pool.num_in_use / self._pool.num_blocks
 
-    @property
-    def max_num_tokens(self) -> int:
-        """Tokens that one request can hold when it has the pool for itself."""
-        return self._pool.num_blocks // len(self._groups) * self._block_size
+    def max_pages(self, num_tokens: int) -> int:
+        """Pages that a request holds at its worst moment, when it ends with `num_tokens` tokens computed."""
+        return sum(group.max_pages(num_tokens) for group in self._groups)
 
-    def admit(self, request: Request, prefix: list[list[int]], num_spare_pages: int) -> bool:
-        """Builds the block table for all known tokens of `request`, starting with the shared pages `prefix`.
+    def admit(self, request: Request, prefix: list[BlockTable], num_tokens: int, *, num_running: int) -> bool:
+        """Builds the block tables of `request`, whose first `num_tokens` tokens, those of `prefix` included, come next.
 
-        All of a prompt's pages are taken at once, though its chunks may run over several steps: a prompt that would
-        not fit is better off waiting than being preempted half-way. False, and nothing changes, when fewer than
-        `num_spare_pages` pages would be left.
+        False, and nothing changes, when the pool could not hold all known tokens of the request and one more block for
+        each of `num_running` requests: the next of those that grows would throw the newcomer out again.
         """
-        num_new = -(-request.num_tokens // self._block_size) - len(prefix[0])
-        num_taken = num_new * len(prefix) + sum(self._pool.num_cached_among(pages) for pages in prefix)
-        if num_taken + num_spare_pages > self._pool.num_available:
+        num_held = sum(len(table.pages) for table in prefix)
+        num_taken = self.max_pages(request.num_tokens) - num_held
+        num_taken += sum(self._pool.num_cached_among(table.pages) for table in prefix)
+        if num_taken + num_running * len(self._groups) > self._pool.num_available:
             return False
-        for pages in prefix:
-            self._pool.share(pages)
-        request.block_ids = [pages + self._pool.allocate(num_new) for pages in prefix]
-        request.num_cached_blocks = len(prefix[0])
-        request.num_planned_tokens = len(prefix[0]) * self._block_size
-        self._count_paged_tokens(request)
+        for table in prefix:
+            self._pool.share(table.pages)
+        request.block_tables = prefix
+        request.num_cached_blocks = prefix[0].end
+        request.num_planned_tokens = prefix[0].end * self._block_size
+        self._extend_tables(request, self._num_missing(request, num_tokens))
         if self._caching and not request.num_preemptions:
             self._num_queries += request.num_tokens
             self._num_hits += request.num_planned_tokens
         return True
 
-    def find_prefix(self, request: Request) -> list[list[int]]:
-        """Per KV group, the pages that hold the longest cached prefix: equally many, and never the whole sequence.
+    def find_prefix(self, request: Request) -> list[BlockTable]:
+        """Per KV group, a table that ends after the longest prefix that every group can continue from.
 
-        At least the last known token must be computed, because the next one is sampled from it. A prompt whose
-        log-probabilities are wanted must be computed whole: nobody keeps them.
+        It is never the whole sequence: at least the last known token must be computed, because the next one is sampled
+        from it. A prompt whose log-probabilities are wanted must be computed whole: nobody keeps them.
         """
-        prefix: list[list[int]] = [[] for _ in self._groups]
         if not self._caching or request.scores_prompt:
-            return prefix
+            return [BlockTable(group) for group in self._groups]
+        hashes = request.block_hashes
         num_blocks = (request.num_tokens - 1) // self._block_size
         self._hash_blocks(request, num_blocks)
-        find = self._pool.find
-        for digest in request.block_hashes[:num_blocks]:
-            pages = [page for group in self._groups if (page := find((digest, group))) is not None]
-            if len(pages) < len(prefix):
+        num_agreed = 0  # groups in a row that can continue after `num_blocks` blocks
+        for index, group in itertools.cycle(self._lookup_order):
+            longest = group.longest_prefix(self._is_cached(hashes, index), num_blocks)
+            num_agreed = num_agreed + 1 if longest == num_blocks else 1
+            num_blocks = longest
+            if num_agreed == len(self._groups):
                 break
-            for table, page in zip(prefix, pages, strict=True):
-                table.append(page)
+        prefix = []
+        for index, group in enumerate(self._groups):
+            first = group.first_needed_block(num_blocks * self._block_size)
+            keys = [(digest, index) for digest in hashes[first:num_blocks]]
+            prefix.append(BlockTable(group, first, self._pool.pages_of(keys)))
         return prefix
 
     def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
-        """Extends the block table to hold `num_tokens` tokens; the new pages per group, or None if too few are left."""
-        num_new = -(-num_tokens // self._block_size) - len(request.block_ids[0])
-        if num_new * len(self._groups) > self._pool.num_available:
+        """Gives back pages that no token still to be computed sees, and takes those that `num_tokens` tokens need.
+
+        Returns the new pages per group, or None if too few are left: then only the first half is done. Steps in flight
+        may still read what is given back, the plan in the making must not: call it before the request's row is planned.
+        """
+        self.cache_full_blocks(request)  # first, so that what is given back can be found
+        position = request.num_planned_tokens  # nothing before it is computed again
+        for table in request.block_tables:
+            first = table.group.first_needed_block(position)
+            if first > table.first:
+                self._pool.release(table.drop_before(first))
+        num_missing = self._num_missing(request, num_tokens)
+        if sum(num_missing) > self._pool.num_available:
             return None
-        self.cache_full_blocks(request)
-        added = [self._pool.allocate(num_new) for _ in self._groups]
-        for table, pages in zip(request.block_ids, added, strict=True):
-            table.extend(pages)
-        self._count_paged_tokens(request)
-        return added
+        return self._extend_tables(request, num_missing)
 
     def cache_full_blocks(self, request: Request) -> None:
         """Announces the full blocks of `request` that are planned to be computed and whose token ids are known."""
@@ -103,9 +138,9 @@ class KVCacheManager:
         if end <= start:
             return
         self._hash_blocks(request, end)
-        for group, table in enumerate(request.block_ids):
-            for index in range(start, end):
-                self._pool.name(table[index], (request.block_hashes[index], group))
+        for index, table in enumerate(request.block_tables):
+            for block in range(max(start, table.first), end):
+                self._pool.name(table.pages[block - table.first], (request.block_hashes[block], index))
         request.num_cached_blocks = end
 
     def free(self, request: Request) -> None:
@@ -114,16 +149,16 @@ class KVCacheManager:
         The tail goes first, so it is also evicted first: a sequence's head is what others are most likely to share.
         """
         self.cache_full_blocks(request)
-        for table in request.block_ids:
-            self._pool.release(reversed(table))
-        request.block_ids = []
+        blocks = itertools.zip_longest(*(reversed(table.pages) for table in request.block_tables))
+        self._pool.release(page for pages in blocks for page in pages if page is not None)
+        request.block_tables = []
         request.num_cached_blocks = 0
         request.num_planned_tokens = 0
-        request.num_paged_tokens = 0
+        request.pages_settled_until = 0
 
     def disown(self, request: Request) -> None:
         """Makes every block that `request` ever announced unfindable: what it computed is not to be trusted."""
-        self._pool.disown((digest, group) for digest in request.block_hashes for group in self._groups)
+        self._pool.disown((digest, group) for digest in request.block_hashes for group in range(len(self._groups)))
 
     def take_counts(self) -> tuple[int, int]:
         """(tokens looked up, tokens found) at first admissions since the last call."""
@@ -138,17 +173,42 @@ class KVCacheManager:
     def check_invariants(self, requests: Iterable[Request]) -> None:
         """Asserts that pages and the block tables of `requests`, all that exist, account for each other exactly."""
         held = list(requests)
-        self._pool.check_invariants([page for request in held for table in request.block_ids for page in table])
+        self._pool.check_invariants(
+            [page for request in held for table in request.block_tables for page in table.pages]
+        )
         for request in held:
-            for table in request.block_ids:
-                assert len(set(table)) == len(table), f"{request.request_id} holds a page twice"
-                assert request.num_paged_tokens <= len(table) * self._block_size
-            assert request.num_planned_tokens <= request.num_paged_tokens, f"{request.request_id} outran its pages"
+            name, num_computed = request.request_id, request.num_planned_tokens
+            for group, table in zip(self._groups, request.block_tables, strict=bool(request.block_tables)):
+                assert table.group is group, f"{name} has the block table of another KV group"
+                assert len(set(table.pages)) == len(table.pages), f"{name} holds a page twice"
+                assert num_computed <= table.end * self._block_size, f"{name} outran its pages"
+                assert table.first <= group.first_needed_block(num_computed), f"{name} gave back a page that it needs"
+                settled_until = group.settled_until(table.first, table.end)
+                assert request.pages_settled_until <= settled_until, f"{name} would overlook that its pages must change"
 
-    def _count_paged_tokens(self, request: Request) -> None:
-        # The last token of a request is sampled, never computed; capping here lets the scheduler see both ends, that
-        # of the pages and that of the request, with one comparison.
-        request.num_paged_tokens = min(len(request.block_ids[0]) * self._block_size, request.max_num_tokens - 1)
+    def _is_cached(self, hashes: list[bytes], index: int) -> Callable[[int], bool]:
+        """Whether the pool has the page of the `index`-th group for a block of the sequence with `hashes`."""
+        find = self._pool.find
+        return lambda block: find((hashes[block], index)) is not None
+
+    def _num_missing(self, request: Request, num_tokens: int) -> list[int]:
+        """Pages that each of the request's tables lacks for the first `num_tokens` tokens."""
+        known = request.num_tokens
+        return [
+            max(0, table.group.num_blocks(known, num_tokens) - table.first - len(table.pages))
+            for table in request.block_tables
+        ]
+
+    def _extend_tables(self, request: Request, num_pages: list[int]) -> list[list[int]]:
+        added = []
+        settled_until = sys.maxsize
+        for table, count in zip(request.block_tables, num_pages, strict=True):
+            pages = self._pool.allocate(count)
+            table.pages += pages
+            added.append(pages)
+            settled_until = min(settled_until, table.group.settled_until(table.first, table.end))
+        request.pages_settled_until = settled_until
+        return added
 
     def _hash_blocks(self, request: Request, num_blocks: int) -> None:
         """Extends `request.block_hashes` to the first `num_blocks` blocks, whose tokens are known."""

@@ -3,9 +3,11 @@
 Answers with a RequestFailure that names the limit and the remedy. Knows nothing of what runs.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection
 
 from quire.core.config.resolved import SchedulerLimits
+from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.throughput import Throughput
 from quire.core.wire.protocol import EngineRequest, RequestFailure
@@ -17,16 +19,16 @@ class Admission:
     Args:
         limits: budgets and the bound on the queue.
         max_model_len: longest prompt plus output, tokens.
-        max_cached_tokens: tokens that the KV cache holds when one request has it for itself.
+        kv: knows what a request of a length takes of it.
         throughput: measured by the scheduler, read here.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, *, max_model_len: int, max_cached_tokens: int, throughput: Throughput
+        self, limits: SchedulerLimits, *, max_model_len: int, kv: KVCacheManager, throughput: Throughput
     ) -> None:
         self._limits = limits
         self._max_model_len = max_model_len
-        self._max_cached_tokens = max_cached_tokens
+        self._kv = kv
         self._throughput = throughput
 
     def max_num_tokens(self, wire: EngineRequest) -> int:
@@ -73,10 +75,12 @@ class Admission:
 
     def _memory_fault(self, wire: EngineRequest) -> str | None:
         num_prompt, max_num_tokens = len(wire.prompt_token_ids), self.max_num_tokens(wire)
-        if max_num_tokens - 1 > self._max_cached_tokens:  # the last token is sampled, never computed
+        num_computed = max_num_tokens - 1  # the last token is sampled, never computed
+        if self._kv.max_pages(num_computed) > self._kv.num_pages:
+            fitting = bisect_right(range(num_computed), self._kv.num_pages, key=self._kv.max_pages) - 1
             return (
-                f"Prompt and output may reach {max_num_tokens} tokens, but the KV cache holds "
-                f"{self._max_cached_tokens}. Shorten the prompt, lower max_tokens, or give the server a larger cache "
+                f"Prompt and output may reach {max_num_tokens} tokens, but the KV cache holds {fitting}. "
+                "Shorten the prompt, lower max_tokens, or give the server a larger cache "
                 "with --kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override."
             )
         budget = self._limits.max_num_batched_tokens

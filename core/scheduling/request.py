@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from quire.core.kv.block_table import BlockTable
 from quire.core.wire.protocol import EngineRequest
 
 PriorityKey = tuple[int, ...]
@@ -25,17 +26,17 @@ class Request:
 
     __slots__ = (
         "block_hashes",
-        "block_ids",
+        "block_tables",
         "cache_salt",
         "grammar",
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
-        "num_paged_tokens",
         "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "pages_settled_until",
         "priority_key",
         "prompt_embeds",
         "queued_at",
@@ -77,8 +78,8 @@ class Request:
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
 
-        self.block_ids: list[list[int]] = []  # block table per KV group
-        self.num_paged_tokens = 0  # tokens that may be computed with these pages; below max_num_tokens
+        self.block_tables: list[BlockTable] = []  # one per KV group; none while waiting
+        self.pages_settled_until = 0  # tokens that can be computed before its pages change: one is lacking or can go
         self.block_hashes: list[bytes] = []  # chained hashes of the full blocks of known tokens, as far as needed yet
         self.num_cached_blocks = 0  # leading blocks whose content has been named in the pool
 

@@ -69,9 +69,10 @@ class Scheduler:
         self._priority_key_of = POLICIES[limits.policy]
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
         self._kv = KVCacheManager(
+            kv_groups,
             num_blocks=num_blocks,
             block_size=limits.block_size,
-            num_kv_groups=len(kv_groups),
+            largest_chunk=limits.largest_chunk,
             enable_prefix_caching=limits.enable_prefix_caching,
         )
         self._requests: dict[str, Request] = {}  # all unfinished
@@ -91,7 +92,7 @@ class Scheduler:
         self._admission = Admission(
             limits,
             max_model_len=max_model_len,
-            max_cached_tokens=self._kv.max_num_tokens,
+            kv=self._kv,
             throughput=self._throughput,
         )
 
@@ -168,17 +169,17 @@ class Scheduler:
         take, sample = self._prefill.take, sampling.append
         for request in self._running:  # preemption shortens it at its end, behind or at the request in hand
             start = request.num_planned_tokens
-            num_new = request.num_tokens - start
+            end = request.num_tokens
+            num_new = end - start
             if num_new != 1:
                 num_new = take(num_new, budget)
                 if not num_new:
                     continue
-            end = start + num_new
-            if end > request.num_paged_tokens:
-                if end == request.max_num_tokens:
-                    continue  # its last token is being sampled
-                if not self._grow(request, end, plan):
-                    break
+                end = start + num_new
+            if end == request.max_num_tokens:
+                continue  # its last token is being sampled
+            if end > request.pages_settled_until and not self._grow(request, end, plan):
+                break
             slots(request.slot)
             num_computed(start)
             num_scheduled(num_new)
@@ -206,14 +207,13 @@ class Scheduler:
             if request.num_placeholders:
                 break  # preempted with a token in flight: it must be known before it can be recomputed
             prefix = self._kv.find_prefix(request)
-            if self._is_underway(request, len(prefix[0])):
+            if self._is_underway(request, prefix[0].end):
                 break
-            start = len(prefix[0]) * self._limits.block_size
+            start = prefix[0].end * self._limits.block_size
             num_new = self._prefill.take(request.num_tokens - start, budget)
             if not num_new:
                 break
-            # One page spare for each running request: else the next that grows would throw the newcomer out again.
-            if not self._kv.admit(request, prefix, num_spare_pages=len(self._running)):
+            if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._running)):
                 self._short_of_pages = True
                 break
             self._admit(self._waiting.pop(), plan)
@@ -256,7 +256,7 @@ class Scheduler:
         if request.scores_prompt:
             self._scored[request.slot] = request
         # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
-        block_ids = [list(table) for table in request.block_ids]
+        block_ids = [table.on_wire() for table in request.block_tables]
         token_ids = list(request.token_ids)
         plan.admitted.append(
             NewSlot(
@@ -286,7 +286,8 @@ class Scheduler:
             self._waiting.push(victim)
             if victim is request:
                 return False
-        plan.appended_blocks.append((request.slot, added))
+        if any(added):
+            plan.appended_blocks.append((request.slot, added))
         return True
 
     # ------------------------------------------------------------------------------------------------------- results
@@ -423,7 +424,7 @@ class Scheduler:
             assert in_flight == request.num_placeholders, f"{request.request_id} miscounts its tokens in flight"
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
             if request.status is RequestStatus.WAITING:
-                assert not request.block_ids, f"{request.request_id} waits but holds pages"
+                assert not request.block_tables, f"{request.request_id} waits but holds pages"
 
 
 def _score_delta(request: Request, part: PromptLogprobs) -> RequestDelta:

@@ -4,6 +4,12 @@ from typing import Literal
 
 from msgspec import Struct
 
+NO_PAGE = 0
+"""Stands in a block table for a block without a page. It is a page like others, and may hold anything.
+
+A group of the kind "window" has no pages for blocks that no token still to be computed sees.
+"""
+
 
 class KVGroupSpec(Struct, array_like=True, frozen=True):
     """Layers that keep the same of a sequence, so that one block table serves them all.

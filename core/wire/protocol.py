@@ -222,7 +222,7 @@ class NewSlot(Struct, array_like=True):
     slot: int
     token_ids: list[int]  # all tokens known: prompt, then outputs of an earlier life
     num_prompt_tokens: int
-    block_ids: list[list[int]]  # per KV group, pages for the first tokens, prefix-cache hits included
+    block_ids: list[list[int]]  # per KV group, pages of the first blocks, prefix-cache hits included; see `NO_PAGE`
     sampling: SamplingParams
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None

@@ -1,18 +1,22 @@
 """Block tables over the pool: what is shared, when it becomes findable, and what is left for others."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import ROW_DIGEST_BYTES, PromptEmbeds
-from tests.core.scheduling.fake_worker import make_request
+from tests.core.scheduling.fake_worker import FULL, make_request
 
 SIZE = 4
+CHUNK = 8
 
 
-def manager(num_blocks: int = 16, **options: int) -> KVCacheManager:
-    return KVCacheManager(num_blocks=num_blocks, block_size=SIZE, **options)
+def manager(num_blocks: int = 16, groups: Sequence[KVGroupSpec] = (FULL,), **options: bool) -> KVCacheManager:
+    return KVCacheManager(groups, num_blocks=num_blocks, block_size=SIZE, largest_chunk=CHUNK, **options)
 
 
 def request(prompt: list[int], request_id: str = "r", cache_salt: str | None = None) -> Request:
@@ -20,12 +24,26 @@ def request(prompt: list[int], request_id: str = "r", cache_salt: str | None = N
     return Request(wire, priority_key=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
 
 
-def admit(kv: KVCacheManager, req: Request, num_spare_pages: int = 0) -> int:
+def admit(kv: KVCacheManager, req: Request) -> int:
     """Admits and computes the whole prompt; returns how many tokens came from the cache."""
-    assert kv.admit(req, kv.find_prefix(req), num_spare_pages)
+    assert try_admit(kv, req)
     num_cached = req.num_planned_tokens
     compute(kv, req)
     return num_cached
+
+
+def try_admit(kv: KVCacheManager, req: Request, num_tokens: int | None = None, num_running: int = 0) -> bool:
+    return kv.admit(req, kv.find_prefix(req), num_tokens or req.num_tokens, num_running=num_running)
+
+
+def pages_of(req: Request) -> list[list[int]]:
+    """Per group, those that the request holds."""
+    return [table.pages for table in req.block_tables]
+
+
+def found(kv: KVCacheManager, prompt: list[int]) -> list[list[int]]:
+    """Per group, the pages that a request with `prompt` would start with."""
+    return [table.pages for table in kv.find_prefix(request(prompt))]
 
 
 def compute(kv: KVCacheManager, req: Request) -> None:
@@ -43,8 +61,8 @@ def test_a_prefix_is_shared_while_its_first_owner_still_runs() -> None:
     first, second = request([1] * 10), request([1] * 8 + [2] * 3)
     assert admit(kv, first) == 0
     assert admit(kv, second) == 8
-    assert second.block_ids[0][:2] == first.block_ids[0][:2]
-    assert second.block_ids[0][2] != first.block_ids[0][2]
+    assert pages_of(second)[0][:2] == pages_of(first)[0][:2]
+    assert pages_of(second)[0][2] != pages_of(first)[0][2]
     assert kv.usage == 4 / 16
     kv.check_invariants([first, second])
 
@@ -53,7 +71,7 @@ def test_a_prefix_is_shared_while_its_first_owner_still_runs() -> None:
 def test_the_last_token_is_always_left_to_compute(num_prompt: int, num_found: int) -> None:
     kv = manager()
     admit(kv, request([1] * 20))
-    assert len(kv.find_prefix(request([1] * num_prompt))[0]) * SIZE == num_found
+    assert len(found(kv, [1] * num_prompt)[0]) * SIZE == num_found
 
 
 def test_embedded_prompts_are_told_apart_by_their_rows_and_not_by_their_ids() -> None:
@@ -89,8 +107,8 @@ def test_embedded_prompts_are_told_apart_by_their_rows_and_not_by_their_ids() ->
 def test_the_same_block_after_another_parent_is_not_found() -> None:
     kv = manager()
     admit(kv, request([1] * 4 + [2] * 4 + [3]))
-    assert kv.find_prefix(request([9] * 4 + [2] * 4 + [3])) == [[]]
-    assert kv.find_prefix(request([2] * 4 + [3])) == [[]]
+    assert found(kv, [9] * 4 + [2] * 4 + [3]) == [[]]
+    assert found(kv, [2] * 4 + [3]) == [[]]
 
 
 def test_salts_separate_requests() -> None:
@@ -111,11 +129,11 @@ def test_nothing_is_found_when_caching_is_off() -> None:
 def test_only_planned_blocks_are_announced() -> None:
     kv = manager()
     first = request([1] * 12)
-    assert kv.admit(first, kv.find_prefix(first), 0)
-    assert kv.find_prefix(request([1] * 12)) == [[]]
+    assert try_admit(kv, first)
+    assert found(kv, [1] * 12) == [[]]
     first.num_planned_tokens = 7  # a chunk ends within the second block
     kv.cache_full_blocks(first)
-    assert len(kv.find_prefix(request([1] * 12))[0]) == 1
+    assert len(found(kv, [1] * 12)[0]) == 1
 
 
 def test_a_block_with_a_placeholder_is_announced_once_its_token_is_known() -> None:
@@ -125,10 +143,10 @@ def test_a_block_with_a_placeholder_is_announced_once_its_token_is_known() -> No
     req.num_tokens += 1  # being sampled
     req.num_planned_tokens = 8  # and already planned to be computed
     kv.cache_full_blocks(req)
-    assert len(kv.find_prefix(request([1] * 7 + [5, 6]))[0]) == 1
+    assert len(found(kv, [1] * 7 + [5, 6])[0]) == 1
     req.token_ids.append(5)
     kv.cache_full_blocks(req)
-    assert len(kv.find_prefix(request([1] * 7 + [5, 6]))[0]) == 2
+    assert len(found(kv, [1] * 7 + [5, 6])[0]) == 2
 
 
 def test_outputs_are_findable_after_their_request_has_gone() -> None:
@@ -148,29 +166,21 @@ def test_grow_adds_pages_only_while_there_are_some() -> None:
     kv = manager(num_blocks=3)
     req = request([1] * 8)
     admit(kv, req)
-    assert req.num_paged_tokens == 8
+    assert req.pages_settled_until == 8
     added = kv.grow(req, 9)
     assert added is not None
-    assert req.block_ids[0][2:] == added[0]
-    assert req.num_paged_tokens == 12
+    assert pages_of(req)[0][2:] == added[0]
+    assert req.pages_settled_until == 12
     assert kv.grow(req, 13) is None
     kv.check_invariants([req])
 
 
-def test_pages_are_never_counted_beyond_the_length_limit() -> None:
-    kv = manager()
-    req = request([1] * 6)
-    req.max_num_tokens = 8
-    admit(kv, req)
-    assert req.num_paged_tokens == 7
-
-
-def test_admission_leaves_the_spare_pages_alone() -> None:
+def test_admission_leaves_a_page_for_each_request_that_runs() -> None:
     kv = manager(num_blocks=4)
     req = request([1] * 9)
-    assert not kv.admit(req, kv.find_prefix(req), 2)
-    assert (kv.usage, req.block_ids) == (0, [])
-    assert kv.admit(req, kv.find_prefix(req), 1)
+    assert not try_admit(kv, req, num_running=2)
+    assert (kv.usage, req.block_tables) == (0, [])
+    assert try_admit(kv, req, num_running=1)
 
 
 def test_admission_does_not_count_cached_pages_of_its_own_prefix_twice() -> None:
@@ -179,7 +189,7 @@ def test_admission_does_not_count_cached_pages_of_its_own_prefix_twice() -> None
     admit(kv, first)
     kv.free(first)
     again = request([1] * 8 + [2] * 5)  # two cached pages, two new ones, three in all
-    assert not kv.admit(again, kv.find_prefix(again), 0)
+    assert not try_admit(kv, again)
     again = request([1] * 8 + [2] * 4)
     assert admit(kv, again) == 8
     kv.check_invariants([again])
@@ -192,7 +202,7 @@ def test_a_sequence_is_evicted_from_its_tail() -> None:
     kv.free(first)
     other = request([2] * 5)
     admit(kv, other)
-    assert len(kv.find_prefix(request([1] * 17))[0]) == 2
+    assert len(found(kv, [1] * 17)[0]) == 2
 
 
 def test_a_disowned_request_leaves_nothing_behind() -> None:
@@ -202,22 +212,23 @@ def test_a_disowned_request_leaves_nothing_behind() -> None:
     admit(kv, second)
     kv.free(first)
     kv.disown(first)
-    assert kv.find_prefix(request([1] * 9)) == [[]]
+    assert found(kv, [1] * 9) == [[]]
     kv.check_invariants([second])
     kv.free(second)
     kv.check_invariants([])
 
 
 def test_each_group_has_a_table_and_a_hit_needs_all_of_them() -> None:
-    kv = manager(num_kv_groups=2)
-    assert kv.max_num_tokens == 8 * SIZE
+    kv = manager(groups=[FULL, FULL])
+    assert kv.max_pages(9) == 6
     first = request([1] * 9)
     admit(kv, first)
-    assert [len(table) for table in first.block_ids] == [3, 3]
-    assert not set(first.block_ids[0]) & set(first.block_ids[1])
-    assert kv.find_prefix(request([1] * 9)) == [table[:2] for table in first.block_ids]
+    pages = pages_of(first)
+    assert [len(table) for table in pages] == [3, 3]
+    assert not set(pages[0]) & set(pages[1])
+    assert found(kv, [1] * 9) == [table[:2] for table in pages]
     kv._pool.disown([(first.block_hashes[1], 1)])
-    assert kv.find_prefix(request([1] * 9)) == [table[:1] for table in first.block_ids]
+    assert found(kv, [1] * 9) == [table[:1] for table in pages]
     added = kv.grow(first, 13)
     assert added is not None
     assert [len(pages) for pages in added] == [1, 1]
@@ -243,4 +254,4 @@ def test_reset_forgets_what_nobody_uses() -> None:
     assert not kv.reset_prefix_cache()
     kv.free(first)
     assert kv.reset_prefix_cache()
-    assert kv.find_prefix(request([1] * 9)) == [[]]
+    assert found(kv, [1] * 9) == [[]]

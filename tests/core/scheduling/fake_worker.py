@@ -1,7 +1,8 @@
 """A worker without a model: applies plans as the real one does and checks what they would do to the KV cache.
 
-A page's content is, for each position in it, the identity of the token sequence up to there: that is exactly what keys
-and values depend on. Reading a page that holds anything else is what a paging bug would look like.
+A page's content is, for each position in it, the KV group that wrote it and the identity of the token sequence up to
+there: that is what keys and values depend on. Reading a page that holds anything else is what a paging bug would
+look like: a page given back too early, a wrong hit in the prefix cache, a hole in a block table.
 """
 
 from collections import deque
@@ -19,7 +20,13 @@ from quire.core.wire.sampling_params import SamplingParams
 EOS = 0
 VOCAB_SIZE = 40
 FULL = KVGroupSpec("full", [0], page_bytes=0)
+FREE = (-1, 0)
+"""What a place of a page holds before it is first written."""
 NAN_MESSAGE = "logits are not finite"
+
+
+def window(num_tokens: int) -> KVGroupSpec:
+    return KVGroupSpec("window", [0], page_bytes=0, window=num_tokens)
 
 
 def extend(identity: int, token: int) -> int:
@@ -43,7 +50,7 @@ class Row:
 
     seed: int
     token_ids: list[int]
-    block_ids: list[int]
+    block_ids: list[list[int]]  # per KV group
     num_computed: int = -1  # unknown until its first row
     identities: list[int] = field(default_factory=list)  # per token
 
@@ -57,10 +64,11 @@ class Row:
 
 
 class FakeWorker:
-    def __init__(self, limits: SchedulerLimits, num_blocks: int) -> None:
+    def __init__(self, limits: SchedulerLimits, num_blocks: int, kv_groups: Sequence[KVGroupSpec] = (FULL,)) -> None:
         self.limits = limits
+        self.kv_groups = kv_groups
         self.block_size = limits.block_size
-        self.pages = [[0] * limits.block_size for _ in range(num_blocks)]
+        self.pages = [[FREE] * limits.block_size for _ in range(num_blocks)]
         self.table: dict[int, Row] = {}
         self.num_steps = 0
         self.num_computed_tokens = 0
@@ -79,11 +87,13 @@ class FakeWorker:
         for new in plan.admitted:
             assert new.slot not in self.table, "slot handed out before it was released"
             assert 0 <= new.slot < self.limits.max_num_seqs
-            row = Row(new.sampling.seed or 0, list(new.token_ids), list(new.block_ids[0]))
+            row = Row(new.sampling.seed or 0, list(new.token_ids), [list(table) for table in new.block_ids])
+            assert len(row.block_ids) == len(self.kv_groups)
             row.identify()
             self.table[new.slot] = row
         for slot, groups in plan.appended_blocks:
-            self.table[slot].block_ids.extend(groups[0])
+            for table, pages in zip(self.table[slot].block_ids, groups, strict=True):
+                table.extend(pages)
 
     def write(self, plan: StepPlan) -> None:
         """All rows write before any reads, as every layer of the model does."""
@@ -96,23 +106,25 @@ class FakeWorker:
             assert count > 0
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
             assert start + count <= len(row.token_ids), "a token was computed before it was known"
-            for position in range(start, start + count):
-                page = row.block_ids[position // size]
-                place = (page, position % size)
-                assert place not in written, "two requests write to one place"
-                written.add(place)
-                self.pages[page][position % size] = row.identities[position]
+            for group, table in enumerate(row.block_ids):
+                for position in range(start, start + count):
+                    place = table[position // size], position % size
+                    assert place not in written, "two requests, or two KV groups of one, write to one place"
+                    written.add(place)
+                    self.pages[place[0]][place[1]] = group, row.identities[position]
             row.num_computed = start + count
             self.num_computed_tokens += count
 
     def read(self, plan: StepPlan) -> None:
+        """Every position that a computed token sees, in each group."""
         size = self.block_size
-        for slot in plan.slots:
+        for slot, start in zip(plan.slots, plan.num_computed, strict=True):
             row = self.table[slot]
-            end = row.num_computed
-            for index in range(-(-end // size)):
-                expected = row.identities[index * size : min(end, (index + 1) * size)]
-                assert self.pages[row.block_ids[index]][: len(expected)] == expected, "a page holds something else"
+            for group, (spec, table) in enumerate(zip(self.kv_groups, row.block_ids, strict=True)):
+                first = 0 if spec.window is None else max(0, start - spec.window + 1)
+                expected = [(group, identity) for identity in row.identities[first : row.num_computed]]
+                found = [self.pages[table[at // size]][at % size] for at in range(first, row.num_computed)]
+                assert found == expected, f"a page of group {group} holds something else"
 
     def sample(self, plan: StepPlan) -> StepResult:
         token_ids: list[list[int]] = []
@@ -205,7 +217,7 @@ class Harness:
             kv_groups=kv_groups,
             clock=self.clock,
         )
-        self.worker = FakeWorker(self.limits, num_blocks)
+        self.worker = FakeWorker(self.limits, num_blocks, kv_groups)
         self.depth = depth
         self.check = check
         self.plans: list[StepPlan] = []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.core.wire.protocol import EngineRequest, FinishReason
 from quire.core.wire.repetition import RepetitionDetection
-from tests.core.scheduling.fake_worker import VOCAB_SIZE, Harness, expect_outputs, make_request
+from tests.core.scheduling.fake_worker import FULL, VOCAB_SIZE, Harness, expect_outputs, make_request, window
 
 MAX_MODEL_LEN = 48
 TWICE = RepetitionDetection(max_pattern_size=1, min_count=2)
@@ -81,6 +81,46 @@ def test_outputs_do_not_depend_on_the_schedule(case: dict, depth: int, policy: s
     harness = Harness(max_model_len=MAX_MODEL_LEN, depth=depth, policy=policy, check=False, **case)
     requests = random_requests(rng, 400)
     drive(harness, requests, rng)
+    expect_outputs(harness, requests)
+
+
+GROUPS = {
+    "a window alone": [window(6)],
+    "all and a window": [FULL, window(9)],
+    "two windows and all": [window(3), window(17), FULL],
+    "one of five": [FULL, *[window(8)] * 5],
+    "a window of one": [window(1), FULL],
+}
+
+GROUP_CASES = [
+    # as many pages as one request may need, and half as many again
+    {"share": 1.0, "max_num_seqs": 8, "max_num_batched_tokens": 16},
+    {"share": 1.5, "max_num_seqs": 8, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 5},
+    {"share": 1.0, "max_num_seqs": 5, "max_num_batched_tokens": 48, "enable_chunked_prefill": False},
+    {"share": 1.2, "max_num_seqs": 4, "max_num_batched_tokens": 3, "block_size": 2},
+    {"share": 1.0, "max_num_seqs": 8, "max_num_batched_tokens": 7, "block_size": 1, "enable_prefix_caching": False},
+]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_every_kv_group_reads_what_it_needs_and_one_request_always_fits(groups: str, case: dict, depth: int) -> None:
+    rng = random.Random(f"{groups} {case} {depth}")
+    limits = {name: value for name, value in case.items() if name != "share"}
+    block_size, chunk = limits.setdefault("block_size", 4), limits["max_num_batched_tokens"]
+    chunk = limits.get("long_prefill_token_threshold", chunk)
+    sizes = {"block_size": block_size, "largest_chunk": chunk}
+    alone = sum(group.max_pages(MAX_MODEL_LEN - 1, **sizes) for group in GROUPS[groups])
+    harness = Harness(
+        max_model_len=MAX_MODEL_LEN,
+        num_blocks=int(alone * case["share"]),
+        depth=depth,
+        kv_groups=GROUPS[groups],
+        **limits,
+    )
+    requests = random_requests(rng, 120)
+    drive(harness, requests, rng, abort_rate=0.1)
     expect_outputs(harness, requests)
 
 

@@ -1,0 +1,36 @@
+"""Where a request's keys and values are, in one KV group."""
+
+from quire.core.kv.groups import KVGroup
+from quire.core.wire.kv_groups import NO_PAGE
+
+
+class BlockTable:
+    """Pages of consecutive blocks of one request; `pages[i]` holds block `first + i`.
+
+    Blocks before `first` have no page: it was given back, or never taken, because a hit in the prefix cache needed
+    none there.
+    """
+
+    __slots__ = ("first", "group", "pages")
+
+    def __init__(self, group: KVGroup, first: int = 0, pages: list[int] | None = None) -> None:
+        self.group = group
+        self.first = first
+        self.pages = [] if pages is None else pages
+
+    @property
+    def end(self) -> int:
+        """The block after the last one that has a page."""
+        return self.first + len(self.pages)
+
+    def drop_before(self, block: int) -> list[int]:
+        """Takes the pages of blocks `first` to `block - 1` out of the table and returns them."""
+        num_dropped = block - self.first
+        dropped = self.pages[:num_dropped]
+        del self.pages[:num_dropped]
+        self.first = block
+        return dropped
+
+    def on_wire(self) -> list[int]:
+        """A page for every block, from the request's first one on."""
+        return [NO_PAGE] * self.first + self.pages
