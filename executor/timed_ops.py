@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.core.trace import Spans
-from quire.ops.backend import Backend, Recording
+from quire.ops.backend import Activation, Backend, Recording
 
 
 def timed(ops: Backend, spans: Spans) -> Backend:
@@ -46,8 +46,8 @@ class _TimedBackend(Backend[Any, Any]):
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         return self.run(self._layers[id(packed)], self._ops.linear, x, packed)
 
-    def gated_linear(self, x: Tensor, packed: Any) -> Tensor:
-        return self.run(self._layers[id(packed)], self._ops.gated_linear, x, packed)
+    def gated_linear(self, x: Tensor, packed: Any, activation: Activation = "silu") -> Tensor:
+        return self.run(self._layers[id(packed)], self._ops.gated_linear, x, packed, activation)
 
     def attention_batch(
         self,

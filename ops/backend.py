@@ -7,11 +7,14 @@ other.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Activation = Literal["silu", "gelu_tanh"]
+"""What a gated layer does with its gates (arXiv:1702.03118, 1606.08415 with the tanh approximation)."""
 
 
 class AttentionBatch(Protocol):
@@ -47,7 +50,8 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last dimension (arXiv:1910.07467).
 
-        `x` is [..., size]; `weight` is [size], or [heads, size] for an `x` of [..., heads, size].
+        `x` is [..., size]; `weight` is [size], or [heads, size] for an `x` of [..., heads, size]. The product with the
+        weight is computed in the weight's dtype, which is `x`'s or float32; the result has `x`'s.
         """
 
     @abstractmethod
@@ -73,12 +77,12 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         """
 
     @abstractmethod
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        """[num_tokens, 2 * size] → [num_tokens, size]: silu of the first half times the second (arXiv:2002.05202)."""
+    def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
+        """[num_tokens, 2 * size] → [num_tokens, size]: first half, activated, times the second (arXiv:2002.05202)."""
 
     @abstractmethod
-    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
-        """Rows of `x` [rows, size] at `index` [n] int64: [n, size]."""
+    def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
+        """Rows of `x` [rows, size] at `index` [n] int64, times `scale`: [n, size]."""
 
     @abstractmethod
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -93,8 +97,8 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         """`weight` [gate | up, in] as `pack_linear` does, for `gated_linear` alone."""
 
     @abstractmethod
-    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """`silu_and_mul` of the linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
+    def gated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation = "silu") -> Tensor:
+        """`activate_and_mul` of the linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
 
     @abstractmethod
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ ROWS = {
     "attention_batch": "attention: prepare",
     "rms_norm": "norms",
     "add_rms_norm": "norms",
-    "silu_and_mul": "activation",
+    "activate_and_mul": "activation",
 }
 """A span's row, where it is not its own name."""
 

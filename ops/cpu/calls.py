@@ -8,8 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.ops.backend import Activation
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`Dtype` in `kernels/vector.h`."""
+
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+"""`Activation` in `kernels/vector.h`."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +40,27 @@ ATTENTION = Call(
     "q_dtype kv_dtype num_threads",
     "scale",
 )
-LINEAR = Call("quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated num_threads")
+LINEAR = Call(
+    "quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated activation num_threads"
+)
 PACK_PANELS = Call("quire_pack_panels", "weight panels", "out_features in_features stride is_gated num_threads")
-TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes")
+TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")
 ROTATION = Call("quire_rotation", "positions frequencies cos sin", "num_tokens half dtype num_threads", "scale")
 RMS_NORM = Call(
     "quire_rms_norm",
     "x weight out",
-    "num_tokens heads size token_stride head_stride weight_stride dtype num_threads",
+    "num_tokens heads size token_stride head_stride weight_stride dtype weight_dtype num_threads",
     "eps",
 )
-ADD_RMS_NORM = Call("quire_add_rms_norm", "x residual weight out", "num_tokens size dtype num_threads", "eps")
+ADD_RMS_NORM = Call(
+    "quire_add_rms_norm", "x residual weight out", "num_tokens size dtype weight_dtype num_threads", "eps"
+)
 ROTARY = Call(
     "quire_rotary",
     "x cos sin out",
     "num_tokens heads head_dim rotary_dim token_stride head_stride dtype num_threads",
 )
-SILU_AND_MUL = Call("quire_silu_and_mul", "x out", "num_tokens size token_stride dtype num_threads")
+ACTIVATE_AND_MUL = Call("quire_activate_and_mul", "x out", "num_tokens size token_stride activation dtype num_threads")
 WRITE_CACHE = Call(
     "quire_write_cache",
     "k v cache slots",
@@ -62,7 +71,8 @@ WRITE_CACHE = Call(
 ROTATE_AND_STORE = Call(
     "quire_rotate_and_store",
     "heads weight cos sin out cache slots",
-    "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride block_size dtype cache_dtype num_threads",
+    "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride block_size dtype weight_dtype "
+    "cache_dtype num_threads",
     "eps largest",
 )
 DRAW = Call("quire_draw", "logits starts positions token_ids usable", "num_rows size stride dtype num_threads")

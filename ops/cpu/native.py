@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Backend
+from quire.ops.backend import Activation, Backend
 from quire.ops.cpu import calls
-from quire.ops.cpu.calls import DTYPES
+from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
@@ -64,7 +64,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         self._rms_norm = launcher.bind(calls.RMS_NORM)
         self._add_rms_norm = launcher.bind(calls.ADD_RMS_NORM)
         self._rotary = launcher.bind(calls.ROTARY)
-        self._silu_and_mul = launcher.bind(calls.SILU_AND_MUL)
+        self._activate_and_mul = launcher.bind(calls.ACTIVATE_AND_MUL)
         self._write_cache = launcher.bind(calls.WRITE_CACHE)
         self._rotate_and_store = launcher.bind(calls.ROTATE_AND_STORE)
         self._draw = launcher.bind(calls.DRAW)
@@ -72,13 +72,13 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         self._apply_bitmask = launcher.bind(calls.APPLY_BITMASK)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.dim() == 3 and x.stride(2) == 1 and weight.is_contiguous() and _same_dtype(x, weight):
+        if x.dim() == 3 and x.stride(2) == 1 and weight.is_contiguous() and _are_numbers(x, weight):
             out = self._empty(*x.shape, dtype=x.dtype)
             tokens, heads, size = x.shape
             weight_stride = size if weight.dim() == 2 else 0
             if not self._rms_norm(
                 x.data_ptr(), weight.data_ptr(), out.data_ptr(), tokens, heads, size, x.stride(0), x.stride(1),
-                weight_stride, _dtype(x), torch.get_num_threads(), eps,
+                weight_stride, _dtype(x), _dtype(weight), torch.get_num_threads(), eps,
             ):  # fmt: skip
                 return out
         elif x.dim() == 2 and weight.dim() == 1:
@@ -87,11 +87,11 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         dense = x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
-        if dense and x.dim() == 2 and _same_dtype(x, residual, weight):
+        if dense and x.dim() == 2 and _same_dtype(x, residual) and _are_numbers(weight):
             out = self._empty(*x.shape, dtype=x.dtype)
             if not self._add_rms_norm(
                 x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _dtype(x),
-                torch.get_num_threads(), eps,
+                _dtype(weight), torch.get_num_threads(), eps,
             ):  # fmt: skip
                 return out, residual
         return self._fallbacks.run(self._eager.add_rms_norm, x, residual, weight, eps)
@@ -106,24 +106,26 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 return out
         return self._fallbacks.run(self._eager.rotary, x, cos, sin)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
+    def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
         if x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES:
             tokens, size = x.shape[0], x.shape[1] // 2
             out = self._empty(tokens, size, dtype=x.dtype)
-            if not self._silu_and_mul(
-                x.data_ptr(), out.data_ptr(), tokens, size, x.stride(0), _dtype(x), torch.get_num_threads()
-            ):
+            if not self._activate_and_mul(
+                x.data_ptr(), out.data_ptr(), tokens, size, x.stride(0), ACTIVATIONS[activation], _dtype(x),
+                torch.get_num_threads(),
+            ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.silu_and_mul, x)
+        return self._fallbacks.run(self._eager.activate_and_mul, x, activation)
 
-    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
-        if x.dim() == 2 and x.is_contiguous() and index.is_contiguous():
+    def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
+        if x.dim() == 2 and x.is_contiguous() and index.is_contiguous() and (scale == 1 or _are_numbers(x)):
             out = self._empty(len(index), x.shape[1], dtype=x.dtype)
             if not self._take_rows(
-                x.data_ptr(), index.data_ptr(), out.data_ptr(), len(x), len(index), x.shape[1] * x.itemsize
-            ):
+                x.data_ptr(), index.data_ptr(), out.data_ptr(), len(x), len(index), x.shape[1] * x.itemsize,
+                DTYPES.get(x.dtype, 0), scale,
+            ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.take_rows, x, index)
+        return self._fallbacks.run(self._eager.take_rows, x, index, scale)
 
     def rotation(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
@@ -144,14 +146,15 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
     def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | OneDnnWeight:
         return self._panels.pack(weight, bias, is_gated=True) or self._eager.pack_gated_linear(weight, bias)
 
-    def gated_linear(self, x: Tensor, packed: PanelWeight | OneDnnWeight) -> Tensor:
-        product = self.linear(x, packed)
-        return product if isinstance(packed, PanelWeight) else self.silu_and_mul(product)
+    def gated_linear(self, x: Tensor, packed: PanelWeight | OneDnnWeight, activation: Activation = "silu") -> Tensor:
+        if isinstance(packed, PanelWeight):
+            return self._panels.multiply(x, packed, _team_size(x, packed), activation)
+        return self.activate_and_mul(self.linear(x, packed), activation)
 
     def linear(self, x: Tensor, packed: PanelWeight | OneDnnWeight) -> Tensor:
-        num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)
         if isinstance(packed, PanelWeight):
-            return self._panels.multiply(x, packed, 1 if seconds <= _WORTH_TEAM_SECONDS else num_threads)
+            return self._panels.multiply(x, packed, _team_size(x, packed))
+        num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)
         if num_threads == 1 or seconds > _WORTH_OPENMP_SECONDS:
             return self._eager.linear(x, packed)
         torch.set_num_threads(1)
@@ -189,15 +192,15 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         weight, eps = norm or (None, 0.0)
         dense = heads.stride(2) == 1 and heads.stride(1) == head_dim and cos.is_contiguous() and sin.is_contiguous()
         if weight is not None:
-            dense = dense and weight.is_contiguous() and _same_dtype(heads, weight)
+            dense = dense and weight.is_contiguous() and _are_numbers(weight)
         if dense and _is_cache(kv_cache) and _same_dtype(heads, cos, sin):
             num_heads, slots = num_all - 2 * num_kv_heads, slot_mapping.contiguous()
             out = self._empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
             if not self._rotate_and_store(
                 heads.data_ptr(), 0 if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
-                cos.shape[-1], heads.stride(0), block_size, _dtype(heads), _dtype(kv_cache), torch.get_num_threads(),
-                eps, largest_stored(kv_cache.dtype),
+                cos.shape[-1], heads.stride(0), block_size, _dtype(heads), _dtype(heads if weight is None else weight),
+                _dtype(kv_cache), torch.get_num_threads(), eps, largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.rotate_and_store, heads, cos, sin, kv_cache, slot_mapping, norm=norm)
@@ -272,6 +275,11 @@ def _linear_seconds(num_tokens: int, weight: Tensor) -> float:
     return max(2 * num_tokens * weight.numel() / 400e9, weight.numel() * weight.element_size() / 20e9)
 
 
+def _team_size(x: Tensor, packed: PanelWeight) -> int:
+    """Threads that multiply `x` by a weight of our own kernels."""
+    return 1 if _linear_seconds(len(x), packed.weight) <= _WORTH_TEAM_SECONDS else torch.get_num_threads()
+
+
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
     """Room for ids and whether they are usable."""
     return torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
@@ -283,6 +291,10 @@ def _is_rows(logits: Tensor) -> bool:
 
 def _dtype(x: Tensor) -> int:
     return DTYPES[x.dtype]
+
+
+def _are_numbers(*tensors: Tensor) -> bool:
+    return all(x.dtype in DTYPES for x in tensors)
 
 
 def _same_dtype(x: Tensor, *others: Tensor) -> bool:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.ops.backend import Activation
 from quire.ops.cpu import calls
+from quire.ops.cpu.calls import ACTIVATIONS
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
 
@@ -68,8 +70,8 @@ class PanelLinear:
         )  # fmt: skip
         return PanelWeight(panels, None if bias is None else bias.contiguous(), out_features, in_features, is_gated)
 
-    def multiply(self, x: Tensor, packed: PanelWeight, num_threads: int) -> Tensor:
-        """`x @ weight.T + bias` for `x` [num_tokens, in]; if the weight is gated, `silu_and_mul` of that.
+    def multiply(self, x: Tensor, packed: PanelWeight, num_threads: int, activation: Activation = "silu") -> Tensor:
+        """`x @ weight.T + bias` for `x` [num_tokens, in]; if the weight is gated, `activate_and_mul` of that.
 
         Raises:
             ValueError: `x` has another dtype or shape.
@@ -82,7 +84,7 @@ class PanelLinear:
         if self._linear(
             x.data_ptr(), packed.weight.data_ptr(), 0 if packed.bias is None else packed.bias.data_ptr(),
             out.data_ptr(), len(x), x.stride(0), packed.in_features, packed.out_features, packed.is_gated,
-            num_threads,
+            ACTIVATIONS[activation], num_threads,
         ):  # fmt: skip
             raise MemoryError(f"no memory to multiply {list(x.shape)} by {packed.out_features} outputs")
         return out

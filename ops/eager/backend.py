@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.backend import Backend, PackedLinear
+from quire.ops.backend import Activation, Backend, PackedLinear
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.linear import LinearLayers
@@ -23,12 +23,12 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
         self._linear_layers = linear_layers
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # The mean is float32; the product with `weight` has x's dtype. vector_norm is one pass over x, and the rest
+        # The mean is float32. vector_norm is one pass over x, and the rest
         # works on one number a row.
         full = x.float()
         norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
         inverse = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-        return (full * inverse).to(x.dtype) * weight
+        return ((full * inverse).to(weight.dtype) * weight).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         residual = residual.add_(x)
@@ -49,12 +49,13 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
         swapped = torch.cat((x[..., size // 2 :], x[..., : size // 2]), dim=-1)
         return torch.addcmul(x * cos, swapped, sin)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
+    def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
-    def take_rows(self, x: Tensor, index: Tensor) -> Tensor:
-        return F.embedding(index, x)
+    def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
+        rows = F.embedding(index, x)
+        return rows if scale == 1 else rows.mul_(scale)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         return self._linear_layers.pack(weight, bias)
@@ -65,8 +66,8 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
     def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         return self._linear_layers.pack(weight, bias)
 
-    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return self.silu_and_mul(self.linear(x, packed))
+    def gated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation = "silu") -> Tensor:
+        return self.activate_and_mul(self.linear(x, packed), activation)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (num_blocks, 2, num_kv_heads, block_size, head_dim)

@@ -26,8 +26,8 @@ def test_each_operation_is_a_span_of_its_name(device: str, spans: SpanList) -> N
     ops: Backend = timed(plain, spans)
     x, weight = torch.randn(3, 8), torch.randn(8)
     assert torch.equal(ops.rms_norm(x, weight, eps=1e-6), plain.rms_norm(x, weight, 1e-6))
-    assert torch.equal(ops.silu_and_mul(x), plain.silu_and_mul(x))
-    assert names(spans) == ["rms_norm", "silu_and_mul"]
+    assert torch.equal(ops.activate_and_mul(x), plain.activate_and_mul(x))
+    assert names(spans) == ["rms_norm", "activate_and_mul"]
 
 
 def test_linear_layers_are_named_after_their_sizes(spans: SpanList) -> None:
@@ -45,20 +45,20 @@ def test_a_recording_has_the_spans_that_it_was_made_with(spans: SpanList) -> Non
     x, weight = torch.randn(3, 8), torch.ones(8)
 
     def run() -> Tensor:
-        return ops.silu_and_mul(ops.rms_norm(x, weight, 1e-6))
+        return ops.activate_and_mul(ops.rms_norm(x, weight, 1e-6))
 
     _, recording = ops.record(run)
     assert recording is not None
     spans.take()
     recording.run()
-    assert names(spans) == ["rms_norm", "silu_and_mul"]
-    ops.silu_and_mul(x)
-    assert names(spans) == ["silu_and_mul"], "what comes later belongs to no recording"
+    assert names(spans) == ["rms_norm", "activate_and_mul"]
+    ops.activate_and_mul(x)
+    assert names(spans) == ["activate_and_mul"], "what comes later belongs to no recording"
 
 
 def test_an_operation_that_the_backend_lacks_is_told_when_it_is_made() -> None:
     class Half(Backend):
-        def silu_and_mul(self, x: Tensor) -> Tensor:
+        def activate_and_mul(self, x: Tensor) -> Tensor:
             return x
 
     with pytest.raises(TypeError, match="rms_norm"):

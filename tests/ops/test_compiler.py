@@ -44,7 +44,7 @@ def warning_of(caplog: pytest.LogCaptureFixture) -> str:
         backend = bind("cpu")
         bind("cpu")
     assert not isinstance(backend, cpu.NativeBackend)
-    assert backend.silu_and_mul(torch.zeros(1, 2)).shape == (1, 1)
+    assert backend.activate_and_mul(torch.zeros(1, 2)).shape == (1, 1)
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
     return record.getMessage()

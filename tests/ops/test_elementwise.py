@@ -65,19 +65,20 @@ def test_rotary_multiplies_complex_numbers(ops: Backend, head_dim: int, rotary_d
     assert_near(ops.rotary(x, cos, sin), expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "norm"), [(dtype, norm) for dtype in DTYPES for norm in dict.fromkeys((None, dtype, torch.float32))]
+)
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(32, 32), (80, 24)])
 def test_rotate_and_store_is_norm_rotation_and_write(
-    ops: Backend, head_dim: int, rotary_dim: int, with_norm: bool, dtype: torch.dtype
+    ops: Backend, head_dim: int, rotary_dim: int, dtype: torch.dtype, norm: torch.dtype | None
 ) -> None:
     heads = torch.randn(5, 10, head_dim).to(dtype)  # 4 query heads, 3 keys, 3 values
     cos, sin = torch.randn(2, 5, 1, rotary_dim).to(dtype)
-    weight, slots = torch.randn(7, head_dim).to(dtype), torch.tensor([9, 2, 3, 7, 0])
+    weight, slots = torch.randn(7, head_dim).to(norm or dtype), torch.tensor([9, 2, 3, 7, 0])
     cache, expected_cache = torch.zeros(2, *ops.kv_cache_shape(4, 3, 3, head_dim), dtype=dtype)
-    q = ops.rotate_and_store(heads, cos, sin, cache, slots, norm=(weight, 1e-5) if with_norm else None)
+    q = ops.rotate_and_store(heads, cos, sin, cache, slots, norm=None if norm is None else (weight, 1e-5))
 
-    qk = ops.rms_norm(heads[:, :7], weight, 1e-5) if with_norm else heads[:, :7]
+    qk = heads[:, :7] if norm is None else ops.rms_norm(heads[:, :7], weight, 1e-5)
     rotated = ops.rotary(qk, cos, sin)
     ops.write_kv(rotated[:, 4:], heads[:, 7:], expected_cache, slots)
     assert torch.equal(q, rotated[:, :4])
@@ -90,12 +91,40 @@ def test_rotate_and_store_is_norm_rotation_and_write(
 def test_silu_and_mul(ops: Backend, size: int, dtype: torch.dtype) -> None:
     x = (torch.randn(5, 2 * size) * 3).to(dtype)
     gate, up = x.double().chunk(2, dim=-1)
-    assert_near(ops.silu_and_mul(x), gate / (1 + (-gate).exp()) * up, dtype)
+    assert_near(ops.activate_and_mul(x), gate / (1 + (-gate).exp()) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_gelu_and_mul(ops: Backend, size: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(5, 2 * size) * 3).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    expected = gate / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
+    assert_near(ops.activate_and_mul(x, "gelu_tanh"), expected, dtype)
 
 
 def test_take_rows(ops: Backend) -> None:
     weight = torch.randn(11, 6)
     assert torch.equal(ops.take_rows(weight, torch.tensor([10, 0, 10])), weight[[10, 0, 10]])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_take_rows_with_a_scale(ops: Backend, dtype: torch.dtype) -> None:
+    weight = torch.randn(11, 37).to(dtype)
+    before = weight.clone()
+    assert torch.equal(ops.take_rows(weight, torch.tensor([10, 0, 10]), 5.75), weight[[10, 0, 10]] * 5.75)
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_norm_with_a_weight_in_float32_is_rounded_once(ops: Backend, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(7, 51).to(dtype), torch.randn(7, 51).to(dtype)
+    weight = 1 + 1e-3 * torch.randn(51)  # which bfloat16 cannot tell from 1
+    got = ops.rms_norm(x, weight, 1e-6)
+    assert (got == rms_formula(x, weight, 1e-6).to(dtype)).float().mean() > 0.95
+    assert got.dtype == dtype
+    added, total = ops.add_rms_norm(x, residual.clone(), weight, 1e-6)
+    assert torch.equal(added, ops.rms_norm(total, weight, 1e-6))
 
 
 def test_unknown_device_is_named() -> None:

@@ -39,16 +39,16 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def test_an_operation_in_plain_torch_is_told_once_a_dtype(own: NativeBackend, told: Callable[[], list[str]]) -> None:
-    own.silu_and_mul(torch.ones(3, 8))
+    own.activate_and_mul(torch.ones(3, 8))
     assert told() == []
     for num_tokens in (3, 4):
-        own.silu_and_mul(torch.ones(num_tokens, 8, dtype=torch.float64))
+        own.activate_and_mul(torch.ones(num_tokens, 8, dtype=torch.float64))
     (message,) = told()
-    assert "silu_and_mul runs in plain torch" in message
+    assert "activate_and_mul runs in plain torch" in message
     assert "float64 [3, 8]" in message
     own.rms_norm(torch.ones(3, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64), 1e-6)
-    own.silu_and_mul(torch.ones(8, 3).T)
-    assert [message.split()[0] for message in told()] == ["rms_norm", "silu_and_mul"]
+    own.activate_and_mul(torch.ones(8, 3).T)
+    assert [message.split()[0] for message in told()] == ["rms_norm", "activate_and_mul"]
 
 
 def test_attention_that_its_kernel_does_not_take(own: NativeBackend, told: Callable[[], list[str]]) -> None:
@@ -102,8 +102,8 @@ def test_layers_that_onednn_lacks_are_told(dtype: torch.dtype, told: Callable[[]
 def test_steps_that_cannot_be_recorded_say_why(own: NativeBackend, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.ones(2, 4)
     with caplog.at_level(logging.INFO):
-        own.record(lambda: own.silu_and_mul(x))
+        own.record(lambda: own.activate_and_mul(x))
         assert not caplog.records
-        own.record(lambda: own.silu_and_mul(torch.sin(x)))
+        own.record(lambda: own.activate_and_mul(torch.sin(x)))
     (record,) = caplog.records
     assert record.getMessage().endswith("of torch's own in them: sin")

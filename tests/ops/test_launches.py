@@ -28,7 +28,7 @@ def test_new_inputs_in_the_same_place_give_what_the_operations_give(native: Nati
         normal = native.rms_norm(x, weight, 1e-6)
         for _ in range(3):  # what is dropped along the way is memory for what comes next
             normal, taken = native.add_rms_norm(normal, taken, weight, 1e-6)
-        return native.silu_and_mul(normal)
+        return native.activate_and_mul(normal)
 
     weight = torch.linspace(0.5, 1.5, 32)
     first, recording = native.record(run)
@@ -45,14 +45,14 @@ def test_new_inputs_in_the_same_place_give_what_the_operations_give(native: Nati
 def test_two_recordings_share_memory_and_do_not_mix(native: NativeBackend) -> None:
     torch.manual_seed(1)
     inputs = [torch.randn(rows, 64) for rows in (3, 4)]
-    made = [native.record(lambda x=x: native.silu_and_mul(native.silu_and_mul(x))) for x in inputs]
+    made = [native.record(lambda x=x: native.activate_and_mul(native.activate_and_mul(x))) for x in inputs]
     assert made[0][0].untyped_storage().data_ptr() == made[1][0].untyped_storage().data_ptr()
     for _ in range(2):
         for (result, recording), x in zip(made, inputs, strict=True):
             x.normal_()
             assert recording is not None
             recording.run()
-            assert torch.equal(result, native.silu_and_mul(native.silu_and_mul(x)))
+            assert torch.equal(result, native.activate_and_mul(native.activate_and_mul(x)))
 
 
 def test_attention_follows_lengths_and_pages_that_change(native: NativeBackend) -> None:
@@ -80,25 +80,25 @@ def test_an_operation_of_torchs_own_prevents_a_recording(native: NativeBackend) 
     index = torch.tensor([1, 0])
     packed = native.pack_linear(torch.randn(16, 16))  # for oneDNN, in this dtype
     strangers: list[Callable[[], Tensor]] = [
-        lambda: native.silu_and_mul(x * 2),
-        lambda: native.silu_and_mul(x)[index],
-        lambda: native.silu_and_mul(x.T.contiguous()),
-        lambda: native.silu_and_mul(x).add_(1),
-        lambda: native.silu_and_mul(x.T.reshape(4, 32)),  # a copy
-        lambda: native.silu_and_mul(torch.cat([x, x])),
-        lambda: native.silu_and_mul(torch.empty(4, 32)),
-        lambda: native.linear(native.silu_and_mul(x), packed),
-        lambda: native.silu_and_mul(x if x.sum().item() > 1e9 else x.view(4, 32)),
+        lambda: native.activate_and_mul(x * 2),
+        lambda: native.activate_and_mul(x)[index],
+        lambda: native.activate_and_mul(x.T.contiguous()),
+        lambda: native.activate_and_mul(x).add_(1),
+        lambda: native.activate_and_mul(x.T.reshape(4, 32)),  # a copy
+        lambda: native.activate_and_mul(torch.cat([x, x])),
+        lambda: native.activate_and_mul(torch.empty(4, 32)),
+        lambda: native.linear(native.activate_and_mul(x), packed),
+        lambda: native.activate_and_mul(x if x.sum().item() > 1e9 else x.view(4, 32)),
     ]
     for stranger in strangers:
         assert native.record(stranger)[1] is None
-    _, recording = native.record(lambda: native.silu_and_mul(x.view(2, 64)[:, :64]).unflatten(1, (2, 16)))
+    _, recording = native.record(lambda: native.activate_and_mul(x.view(2, 64)[:, :64]).unflatten(1, (2, 16)))
     assert recording is not None, "views are not operations"
 
 
 def test_what_falls_back_to_torch_is_not_recorded(native: NativeBackend) -> None:
     x = torch.randn(4, 32, dtype=torch.float64)  # a dtype that the kernels lack
-    assert native.record(lambda: native.silu_and_mul(x))[1] is None
+    assert native.record(lambda: native.activate_and_mul(x))[1] is None
 
 
 def test_a_kernel_that_fails_in_a_recording_raises(native: NativeBackend) -> None:
@@ -112,7 +112,7 @@ def test_a_kernel_that_fails_in_a_recording_raises(native: NativeBackend) -> Non
 
 def test_times_of_each_launch_come_in_order(native: NativeBackend) -> None:
     x = torch.randn(4, 64)
-    _, recording = native.record(lambda: native.silu_and_mul(native.silu_and_mul(x)))
+    _, recording = native.record(lambda: native.activate_and_mul(native.activate_and_mul(x)))
     assert recording is not None
     ends = list(recording.run_timed())
     assert len(ends) == 2
@@ -127,7 +127,7 @@ def test_recording_does_not_import_the_compiler(native: NativeBackend) -> None:
         native = bind("cpu")
         x = torch.randn(4, 32)
         with torch.inference_mode():
-            assert native.record(lambda: native.silu_and_mul(x.view(2, 64)))[1] is not None
+            assert native.record(lambda: native.activate_and_mul(x.view(2, 64)))[1] is not None
         assert "torch._dynamo" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,9 +1,11 @@
 """Linear layers with packed weights against the plain product, and their independence of the batch."""
 
+from typing import get_args
+
 import pytest
 import torch
 
-from quire.ops.backend import Backend
+from quire.ops.backend import Activation, Backend
 from quire.ops.cpu import NativeBackend
 
 torch.set_num_threads(1)
@@ -28,12 +30,15 @@ def test_linear(ops: Backend, out_features: int, in_features: int, has_bias: boo
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_gated_layer_is_silu_and_product_of_the_plain_one(ops: Backend, has_bias: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_a_gated_layer_is_activation_and_product_of_the_plain_one(
+    ops: Backend, activation: Activation, has_bias: bool, dtype: torch.dtype
+) -> None:
     weight = (torch.randn(2 * 75, 64) / 8).to(dtype)
     bias = torch.randn(2 * 75).to(dtype) if has_bias else None
     x = torch.randn(33, 64).to(dtype)
-    got = ops.gated_linear(x, ops.pack_gated_linear(weight, bias))
-    assert torch.equal(got, ops.silu_and_mul(ops.linear(x, ops.pack_linear(weight, bias))))
+    got = ops.gated_linear(x, ops.pack_gated_linear(weight, bias), activation)
+    assert torch.equal(got, ops.activate_and_mul(ops.linear(x, ops.pack_linear(weight, bias)), activation))
 
 
 def test_input_may_be_a_view(ops: Backend) -> None:

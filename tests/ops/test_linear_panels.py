@@ -1,11 +1,13 @@
 """The bfloat16 linear kernel against the plain product: odd shapes, views, threads, and the same bits in any batch."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+from quire.ops.backend import Activation
 from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.panels import PanelWeight
 from tests.ops.levels import RUNNABLE, Level
@@ -76,7 +78,9 @@ def test_a_gated_layer_has_the_bits_of_separate_steps(
     plain = native.pack_linear(weight, bias if has_bias else None)
     for num_tokens in (*NUM_TOKENS, 1100):
         x = torch.randn(num_tokens, shape[1]).bfloat16() * 4
-        assert torch.equal(native.gated_linear(x, gated), native.silu_and_mul(native.linear(x, plain)))
+        for activation in get_args(Activation):
+            expected = native.activate_and_mul(native.linear(x, plain), activation)
+            assert torch.equal(native.gated_linear(x, gated, activation), expected)
 
 
 def test_threads_do_not_change_a_bit(native: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def no_way_back(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     def refuse(self: EagerBackend, *args: object, **kwargs: object) -> None:
         raise AssertionError("plain torch was asked")
 
-    for name in ("attention", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "write_kv", "rotate_and_store"):
+    for name in ("attention", "rms_norm", "add_rms_norm", "rotary", "activate_and_mul", "write_kv", "rotate_and_store"):
         monkeypatch.setattr(EagerBackend, name, refuse)
 
 
@@ -175,7 +175,7 @@ def test_a_type_without_a_kernel_falls_back(native: NativeBackend) -> None:
     norm = torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)
     # Ours counts in float32, whatever it is given, so it is off by a few units of 1.2e-7.
     torch.testing.assert_close(native.rms_norm(x, weight, 1e-6), norm, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(native.silu_and_mul(x), torch.nn.functional.silu(x[:, :4]) * x[:, 4:])
+    torch.testing.assert_close(native.activate_and_mul(x), torch.nn.functional.silu(x[:, :4]) * x[:, 4:])
 
 
 def test_large_inputs_use_all_threads_alike(native: NativeBackend, two_threads: None) -> None:
@@ -185,13 +185,15 @@ def test_large_inputs_use_all_threads_alike(native: NativeBackend, two_threads: 
     out, total = native.add_rms_norm(x, residual.clone(), weight, 1e-6)
     torch.testing.assert_close(total, x + residual)
     torch.testing.assert_close(out, rms(x + residual, (200,), weight, 1e-6))
-    torch.testing.assert_close(native.silu_and_mul(x), torch.nn.functional.silu(x[:, :100]) * x[:, 100:])
+    torch.testing.assert_close(native.activate_and_mul(x), torch.nn.functional.silu(x[:, :100]) * x[:, 100:])
 
 
-def test_silu_of_extremes(native: NativeBackend) -> None:
-    gate = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 200.0, 1e30, float("nan")]])
-    got = native.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
-    torch.testing.assert_close(got, torch.nn.functional.silu(gate), equal_nan=True, atol=1e-6, rtol=1e-5)
+def test_activations_of_extremes(native: NativeBackend) -> None:
+    gate = torch.tensor([[-1e10, -200.0, -88.0, -9.0, 0.0, 1e-20, 200.0, 1e30, float("nan")]])
+    both = torch.cat((gate, torch.ones_like(gate)), dim=1)
+    silu, gelu = torch.nn.functional.silu(gate), torch.nn.functional.gelu(gate, approximate="tanh")
+    torch.testing.assert_close(native.activate_and_mul(both), silu, equal_nan=True, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(native.activate_and_mul(both, "gelu_tanh"), gelu, equal_nan=True, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -26,12 +26,12 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def many_calls(native: NativeBackend, x: Tensor, expected: Tensor, times: int) -> bool:
-    return all(torch.equal(native.silu_and_mul(x), expected) for _ in range(times))
+    return all(torch.equal(native.activate_and_mul(x), expected) for _ in range(times))
 
 
 def alone(native: NativeBackend, x: Tensor) -> Tensor:
     """Row by row, each too small for a second thread."""
-    return torch.cat([native.silu_and_mul(row) for row in x.split(1)])
+    return torch.cat([native.activate_and_mul(row) for row in x.split(1)])
 
 
 def test_thousands_of_short_loops(native: NativeBackend) -> None:
@@ -40,7 +40,7 @@ def test_thousands_of_short_loops(native: NativeBackend) -> None:
     expected = [alone(native, x) for x in inputs]
     for _ in range(2000):
         for x, result in zip(inputs, expected, strict=True):
-            assert torch.equal(native.silu_and_mul(x), result)
+            assert torch.equal(native.activate_and_mul(x), result)
 
 
 def test_callers_from_several_threads_at_once(native: NativeBackend) -> None:

@@ -23,17 +23,25 @@ template <class Body> void parallel(long count, long elements, long num_threads,
     for_each(count, elements > WORTH_A_THREAD ? num_threads : 1, body);
 }
 
-template <class T> void normalise(const T* x, const T* weight, T* out, long size, float eps) {
+// x * inverse in the weight's type, times the weight.
+template <class T, class Weight> void scale(const T* x, float inverse, const Weight* weight, T* out, long size) {
+    for (long i = 0; i < size; i += LANES) {
+        Floats scaled = rounded<Weight>(load(x + i, size - i) * inverse);
+        store(out + i, scaled * load(weight + i, size - i), size - i);
+    }
+}
+
+// The weight is of T, or of float if `is_float`, from its element `first` on.
+template <class T>
+void normalise(const T* x, const void* weight, bool is_float, long first, T* out, long size, float eps) {
     Floats squares{};
     for (long i = 0; i < size; i += LANES) {
         Floats part = load(x + i, size - i);
         squares += part * part;
     }
     const float inverse = 1 / std::sqrt(sum(squares) / size + eps);
-    for (long i = 0; i < size; i += LANES) {
-        Floats scaled = rounded<T>(load(x + i, size - i) * inverse);
-        store(out + i, scaled * load(weight + i, size - i), size - i);
-    }
+    if (is_float) scale(x, inverse, (const float*)weight + first, out, size);
+    else scale(x, inverse, (const T*)weight + first, out, size);
 }
 
 // cos and sin hold each angle twice, sin's first half negated: out = x * cos + (halves of x exchanged) * sin.
@@ -66,7 +74,7 @@ template <class T, class Cache> void store_finite(const T* x, Cache* to, long si
 
 using namespace quire;
 
-// Rows of x at index → out. 1 if there is no such row.
+// Rows of x at index, times `scale`, → out. 1 if there is no such row.
 extern "C" int quire_take_rows(const TakeRowsCall* call) {
     const long row_bytes = call->row_bytes;
     for (long i = 0; i < call->count; i++) {
@@ -74,7 +82,13 @@ extern "C" int quire_take_rows(const TakeRowsCall* call) {
         if (row < 0 || row >= call->rows) return 1;
         std::memcpy((char*)call->out + i * row_bytes, (const char*)call->x + row * row_bytes, row_bytes);
     }
-    return 0;
+    if (call->scale == 1) return 0;
+    return with_type(call->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        T* out = (T*)call->out;
+        const long size = call->count * row_bytes / (long)sizeof(T);
+        for (long i = 0; i < size; i += LANES) store(out + i, load(out + i, size - i) * (float)call->scale, size - i);
+    });
 }
 
 // positions, frequencies → cos and sin, as `rotate` reads them.
@@ -102,13 +116,15 @@ extern "C" int quire_rotation(const RotationCall* call) {
 
 // out = norm(x)
 extern "C" int quire_rms_norm(const RmsNormCall* call) {
+    const bool is_float = call->weight_dtype == FLOAT32;
+    if (!is_float && call->weight_dtype != call->dtype) return 1;
     return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         const long heads = call->heads, size = call->size;
         parallel(call->num_tokens, call->num_tokens * heads * size, call->num_threads, [&](long token) {
             for (long head = 0; head < heads; head++)
                 normalise((const T*)call->x + token * call->token_stride + head * call->head_stride,
-                          (const T*)call->weight + head * call->weight_stride,
+                          call->weight, is_float, head * call->weight_stride,
                           (T*)call->out + (token * heads + head) * size, size, (float)call->eps);
         });
     });
@@ -116,6 +132,8 @@ extern "C" int quire_rms_norm(const RmsNormCall* call) {
 
 // residual += x; out = norm(residual)
 extern "C" int quire_add_rms_norm(const AddRmsNormCall* call) {
+    const bool is_float = call->weight_dtype == FLOAT32;
+    if (!is_float && call->weight_dtype != call->dtype) return 1;
     return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         const long size = call->size;
@@ -124,7 +142,7 @@ extern "C" int quire_add_rms_norm(const AddRmsNormCall* call) {
             T* to = (T*)call->residual + token * size;
             for (long i = 0; i < size; i += LANES)
                 store(to + i, load(to + i, size - i) + load(from + i, size - i), size - i);
-            normalise((const T*)to, (const T*)call->weight, (T*)call->out + token * size, size, (float)call->eps);
+            normalise((const T*)to, call->weight, is_float, 0, (T*)call->out + token * size, size, (float)call->eps);
         });
     });
 }
@@ -143,8 +161,8 @@ extern "C" int quire_rotary(const RotaryCall* call) {
     });
 }
 
-// out = silu(gate) * up
-extern "C" int quire_silu_and_mul(const SiluAndMulCall* call) {
+// out = activate(gate) * up
+extern "C" int quire_activate_and_mul(const ActivateAndMulCall* call) {
     return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         const long size = call->size;
@@ -153,7 +171,7 @@ extern "C" int quire_silu_and_mul(const SiluAndMulCall* call) {
             T* to = (T*)call->out + token * size;
             for (long i = 0; i < size; i += LANES) {
                 Floats g = load(gate + i, size - i);
-                store(to + i, silu(g) * load(up + i, size - i), size - i);
+                store(to + i, activate(g, call->activation) * load(up + i, size - i), size - i);
             }
         });
     });
@@ -189,7 +207,8 @@ extern "C" int quire_write_cache(const WriteCacheCall* call) {
 extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
     constexpr long MAX_HEAD_DIM = 1024;
     const long head_dim = call->head_dim;
-    if (head_dim > MAX_HEAD_DIM) return 1;
+    const bool is_float = call->weight_dtype == FLOAT32;
+    if (head_dim > MAX_HEAD_DIM || (!is_float && call->weight_dtype != call->dtype)) return 1;
     int failed = 0;
     int unknown = with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
@@ -200,7 +219,7 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
             const long half = num_kv_heads * block_size * head_dim, all = num_heads + 2 * num_kv_heads;
             const float eps = (float)call->eps, largest = (float)call->largest;
             parallel(call->num_tokens, call->num_tokens * all * head_dim, call->num_threads, [&](long token) {
-                const T *from = (const T*)call->heads + token * call->token_stride, *weight = (const T*)call->weight;
+                const T* from = (const T*)call->heads + token * call->token_stride;
                 const T *c = (const T*)call->cos + token * rotary_dim, *s = (const T*)call->sin + token * rotary_dim;
                 const long slot = call->slots[token];
                 T* query = (T*)call->out + token * num_heads * head_dim;
@@ -208,8 +227,8 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
                 T normal[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
                 for (long head = 0; head < num_heads + num_kv_heads; head++, from += head_dim) {
                     const bool is_query = head < num_heads;
-                    if (weight) normalise(from, weight + head * head_dim, normal, head_dim, eps);
-                    rotate(weight ? normal : from, c, s, is_query ? query : key, head_dim, rotary_dim);
+                    if (call->weight) normalise(from, call->weight, is_float, head * head_dim, normal, head_dim, eps);
+                    rotate(call->weight ? normal : from, c, s, is_query ? query : key, head_dim, rotary_dim);
                     if (is_query) {
                         query += head_dim;
                         continue;

@@ -2,7 +2,7 @@
 //
 // A call has the fields of the same name in `quire.ops.cpu.calls`, in the same order, eight bytes each: pointers, then
 // whole numbers, then others. Strides count elements; the last dimension of every tensor is dense. A dtype is one of
-// `Dtype` (vector.h). A kernel returns 0 if it ran.
+// `Dtype`, an activation one of `Activation` (vector.h). A kernel returns 0 if it ran.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct AttentionCall {
 struct LinearCall {
     const BFloat16 *x, *panels, *bias;  // x's rows are x_stride apart; bias may be null
     BFloat16* out;                      // [rows, out_features, or half as many if gated], dense
-    int64_t rows, x_stride, in_features, out_features, is_gated, num_threads;
+    int64_t rows, x_stride, in_features, out_features, is_gated, activation, num_threads;
 };
 
 struct PackPanelsCall {
@@ -41,6 +41,8 @@ struct TakeRowsCall {
     const int64_t* index;  // [count]
     void* out;             // [count, row_bytes], dense
     int64_t rows, count, row_bytes;
+    int64_t dtype;  // of what is multiplied by `scale`; of no matter where that is 1
+    double scale;
 };
 
 struct RotationCall {
@@ -54,7 +56,9 @@ struct RotationCall {
 struct RmsNormCall {
     const void *x, *weight;  // [num_tokens, heads, size], [heads, size] with a stride of 0 or size
     void* out;               // like x, dense
-    int64_t num_tokens, heads, size, token_stride, head_stride, weight_stride, dtype, num_threads;
+    int64_t num_tokens, heads, size, token_stride, head_stride, weight_stride;
+    int64_t dtype, weight_dtype;  // the same, or a weight of float32
+    int64_t num_threads;
     double eps;
 };
 
@@ -63,7 +67,7 @@ struct AddRmsNormCall {
     void* residual;
     const void* weight;  // [size]
     void* out;
-    int64_t num_tokens, size, dtype, num_threads;
+    int64_t num_tokens, size, dtype, weight_dtype, num_threads;  // as in RmsNormCall
     double eps;
 };
 
@@ -73,10 +77,10 @@ struct RotaryCall {
     int64_t num_tokens, heads, head_dim, rotary_dim, token_stride, head_stride, dtype, num_threads;
 };
 
-struct SiluAndMulCall {
+struct ActivateAndMulCall {
     const void* x;  // [num_tokens, 2 * size] = [gate | up]
     void* out;      // [num_tokens, size], dense
-    int64_t num_tokens, size, token_stride, dtype, num_threads;
+    int64_t num_tokens, size, token_stride, activation, dtype, num_threads;
 };
 
 struct WriteCacheCall {
@@ -95,7 +99,7 @@ struct RotateAndStoreCall {
     void *out, *cache;      // [num_tokens, num_heads, head_dim], dense; as in WriteCacheCall
     const int64_t* slots;   // [num_tokens]
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, token_stride, block_size;
-    int64_t dtype, cache_dtype, num_threads;
+    int64_t dtype, weight_dtype, cache_dtype, num_threads;
     double eps, largest;
 };
 
@@ -133,7 +137,7 @@ int quire_rotation(const quire::RotationCall* call);
 int quire_rms_norm(const quire::RmsNormCall* call);
 int quire_add_rms_norm(const quire::AddRmsNormCall* call);
 int quire_rotary(const quire::RotaryCall* call);
-int quire_silu_and_mul(const quire::SiluAndMulCall* call);
+int quire_activate_and_mul(const quire::ActivateAndMulCall* call);
 int quire_write_cache(const quire::WriteCacheCall* call);
 int quire_rotate_and_store(const quire::RotateAndStoreCall* call);
 int quire_draw(const quire::DrawCall* call);

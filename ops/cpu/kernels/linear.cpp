@@ -103,7 +103,7 @@ struct Block {
                         call.out + (first_row + row) * num_outputs + column, num_outputs,
                         call.bias ? call.bias + column : nullptr,
                         call.bias ? call.bias + column + (call.is_gated ? num_outputs : LINE) : nullptr,
-                        num_outputs - column, (bool)call.is_gated,
+                        num_outputs - column, (bool)call.is_gated, call.activation,
                     };
                     multiply(work, tiles.size(tile));
                 }

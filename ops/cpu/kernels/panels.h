@@ -1,7 +1,7 @@
 // How weights lie for linear.cpp, and what a kernel that multiplies by them is told.
 //
 // [panel][step][32] pairs: a panel has 32 outputs, a step two neighbouring inputs. In a gated layer (arXiv:2002.05202) a
-// panel holds gates in its lower half and what they are for in its upper, so that silu and product happen where the sums
+// panel holds gates in its lower half and what they are for in its upper, so that activation and product happen where the sums
 // are, and only their result is written.
 #pragma once
 
@@ -78,6 +78,7 @@ struct Work {
     const BFloat16 *low_bias, *high_bias;  // of either half of the panel, or null
     long count;
     bool is_gated;
+    long activation;  // of the gates
 };
 
 inline __m512 load_some(const BFloat16* from, __mmask16 mask) {
@@ -101,8 +102,8 @@ public:
     __attribute__((always_inline)) void write(int row, __m512 low, __m512 high) const {
         if (has_bias) low += low_bias, high += high_bias;
         BFloat16* to = work.out + row * work.out_stride;
-        if (work.is_gated) {  // silu(low) * high, both rounded first: what `quire_silu_and_mul` makes of the outputs
-            const __m512 product = (__m512)(silu(rounded(low)) * rounded(high));
+        if (work.is_gated) {  // activate(low) * high, both rounded first: what `quire_activate_and_mul` makes of the outputs
+            const __m512 product = (__m512)(activate(rounded(low), work.activation) * rounded(high));
             return _mm256_mask_storeu_epi16(to, (__mmask16)mask, (__m256i)_mm512_cvtneps_pbh(product));
         }
         _mm512_mask_storeu_epi16(to, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));

@@ -43,6 +43,9 @@ struct Half { uint16_t bits; };
 // The numbers that Python passes for dtypes.
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
+// The same for what a gated layer does with its gates.
+enum Activation { SILU = 0, GELU_TANH = 1 };
+
 // Calls body with a null pointer of the dtype's type. 1, without a call, where this machine's build has no such type.
 template <class Body> inline int with_type(long dtype, Body body) {
     switch (dtype) {
@@ -202,10 +205,10 @@ inline Floats exp2(Floats x) {
 #endif
 }
 
-// x / (1 + e^-x). Of numbers below -86 it gives x * 2^-125, which is still normal.
-inline Floats silu(Floats x) {
+// x / (1 + e^-z). Of z below -86 it gives x * 2^-125, which is still normal.
+inline Floats times_sigmoid(Floats x, Floats z) {
     const Floats high = fill(125.0f);
-    Floats exponent = x * -1.44269504f;
+    Floats exponent = z * -1.44269504f;
     exponent = exponent > high ? high : exponent;
     const Floats share = exp2(exponent) + 1;
 #if defined(QUIRE_HAS_AVX512)  // a division takes longer than all of the above
@@ -215,5 +218,12 @@ inline Floats silu(Floats x) {
     return x / share;
 #endif
 }
+
+inline Floats silu(Floats x) { return times_sigmoid(x, x); }
+
+// x / 2 * (1 + tanh(z / 2)) with z = sqrt(8 / pi) * (x + 0.044715 * x^3).
+inline Floats gelu_tanh(Floats x) { return times_sigmoid(x, x * (x * x * 0.0713548163f + 1.59576912f)); }
+
+inline Floats activate(Floats x, long activation) { return activation == GELU_TANH ? gelu_tanh(x) : silu(x); }
 
 }  // namespace quire
