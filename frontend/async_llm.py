@@ -1,6 +1,5 @@
 """The asynchronous front door: prompts in, streams of outputs out. The HTTP server and `LLM` both stand on it."""
 
-import os
 import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from quire.core.wire.protocol import EngineReady, EngineRequest
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
-from quire.frontend.launch.refusals import Refusals
+from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.metrics import EngineMetrics
 from quire.frontend.outputs import RequestOutput
@@ -87,7 +86,7 @@ class AsyncLLM:
         """
         if args is not None and options:
             raise ConfigError("Give engine options either as EngineArgs or as keywords, not both.")
-        return cls.from_setup(EngineSetup.from_args(args or _read_options(options), usage))
+        return cls.from_setup(EngineSetup.from_args(args or read_keywords(options), usage))
 
     @classmethod
     def from_setup(cls, setup: EngineSetup) -> "AsyncLLM":
@@ -329,15 +328,3 @@ def _embeds_reader(hidden_size: int) -> ReadEmbeds:
     from quire.frontend.requests.prompt_embeds import EmbedsReader  # NumPy, which other servers start without
 
     return EmbedsReader(hidden_size).read
-
-
-def _read_options(options: dict[str, Any]) -> EngineArgs:
-    """Keywords as engine options; one that does not exist is refused as the command line refuses its flag."""
-    flags = ["--" + name.replace("_", "-") for name in EngineArgs().flat()]
-    for name in options:
-        flag = "--" + name.replace("_", "-")
-        if flag not in flags:
-            raise ConfigError(f"Option {name!r}: {Refusals(flags, ['engine']).explain(flag)}")
-    if isinstance(options.get("model"), os.PathLike):
-        options["model"] = os.fspath(options["model"])
-    return EngineArgs.from_flat(**options)

@@ -14,7 +14,7 @@ from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.bench.figures import print_table, write_json
-from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.flags.parser import CommandParser, add_engine_options
 
 SCHEMA: dict[str, Any] = {
     "type": "array",

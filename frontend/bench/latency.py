@@ -9,7 +9,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
-from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
 from quire.frontend.progress import open_progress
 

@@ -23,7 +23,7 @@ from quire.core.errors import QuireError
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.memory import ResidentMemory, checkpoint_bytes, resident_memory
 from quire.frontend.checkpoint.model_source import find_model
-from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.launch import device
 
 PATIENCE_SECONDS = 600.0

@@ -15,7 +15,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import write_json
 from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
-from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
 
 DEFAULT_BLOCK_SIZE = 16

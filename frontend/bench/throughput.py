@@ -10,7 +10,7 @@ from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
 from quire.frontend.checkpoint.model_source import find_model, find_tokenizer
-from quire.frontend.cli.arguments import CommandParser, add_engine_options
+from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer

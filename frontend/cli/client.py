@@ -13,7 +13,7 @@ import httpx
 
 from quire.core import envs
 from quire.core.errors import QuireError
-from quire.frontend.cli.arguments import CommandParser
+from quire.frontend.flags.parser import CommandParser
 
 DEFAULT_URL = "http://localhost:8000/v1"
 CONNECT_TIMEOUT_S = 5.0

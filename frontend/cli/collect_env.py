@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 import quire
-from quire.frontend.cli.arguments import CommandParser
+from quire.frontend.flags.parser import CommandParser
 
 PROBE_TIMEOUT_S = 60.0
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
-from quire.frontend.cli.arguments import CommandParser
 from quire.frontend.cli.client import AnswerTimes, ServerClient, ServerError, add_client_arguments
 from quire.frontend.cli.program import complain
 from quire.frontend.cli.terminal import converse, print_stream
+from quire.frontend.flags.parser import CommandParser
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -32,7 +32,7 @@ class Command:
     def run(self, prog: str, arguments: list[str]) -> int:
         """The exit code; errors of Quire's own tree become one line on stderr."""
         from quire.core.errors import QuireError  # here and below: overviews need neither, and have to be quick
-        from quire.frontend.cli.arguments import CommandParser
+        from quire.frontend.flags.parser import CommandParser
 
         module = importlib.import_module(self.module)
         parser = CommandParser(prog, self.summary)

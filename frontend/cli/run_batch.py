@@ -5,7 +5,9 @@ import asyncio
 import sys
 
 from quire.core.logging import configure
-from quire.frontend.cli.arguments import CommandParser, add_batch_options, add_engine_options, add_server_options
+from quire.frontend.batch.config import BatchConfig
+from quire.frontend.flags.parser import CommandParser, add_engine_options
+from quire.frontend.http.server_config import ServerConfig
 
 COMMON = ["--model", "--resume", "--max-num-seqs", "--max-model-len", "--dtype", "--tensor-parallel-size", "--device"]
 ANSWERS = [
@@ -15,9 +17,10 @@ ANSWERS = [
 
 
 def add_arguments(parser: CommandParser) -> None:
-    add_batch_options(parser)
+    parser.add_config("batch_config", BatchConfig, section="run-batch")
     add_engine_options(parser)
-    add_server_options(parser, only=ANSWERS)
+    without = set(ServerConfig.__struct_fields__).difference(ANSWERS)
+    parser.add_config("server_config", ServerConfig, section="server", without=without)
     parser.common = COMMON
 
 

@@ -8,10 +8,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from quire.frontend.cli.arguments import CommandParser, add_engine_options, add_server_options
+from quire.frontend.flags.parser import CommandParser, add_engine_options
+from quire.frontend.http.server_config import ServerConfig
 
 if TYPE_CHECKING:
-    from quire.frontend.http.server_config import ServerConfig
     from quire.frontend.launch.setup import EngineSetup
 
 COMMON = [
@@ -25,7 +25,7 @@ LEAVE_SECONDS = 2.0
 
 def add_arguments(parser: CommandParser) -> None:
     add_engine_options(parser, positional_model=True)
-    add_server_options(parser)
+    parser.add_config("server_config", ServerConfig, section="server")
     parser.common = COMMON
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
         release(listener, args.server_config)
 
 
-def _serve(setup: "EngineSetup", server: "ServerConfig", listener: socket.socket) -> None:
+def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) -> None:
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from quire.frontend.cli import bench, run_batch, serve
-from quire.frontend.cli.arguments import CommandParser
 from quire.frontend.cli.main import QUIRE
+from quire.frontend.flags.parser import CommandParser
 
 
 def show(*words: str, capsys: pytest.CaptureFixture[str], command: object = serve) -> str:

@@ -20,7 +20,7 @@ from quire.core.wire.sampling_params import RequestOutputKind
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.cli import serve
-from quire.frontend.cli.arguments import CommandParser
+from quire.frontend.flags.parser import CommandParser
 from tests.schemas import API_SCHEMAS, SchemaMaker
 from tests.servers import ServerProcess
 from tests.weather import QUESTION, WEATHER_FUNCTION

@@ -5,9 +5,9 @@ import importlib
 import pytest
 
 from quire.frontend.cli import run_batch, serve
-from quire.frontend.cli.arguments import CommandParser
 from quire.frontend.cli.bench import BENCH, SWEEP
 from quire.frontend.cli.program import Command, Program
+from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.refusals import unsupported
 
 

@@ -16,11 +16,9 @@ from msgspec import Struct
 
 from quire.core.config.engine_args import EngineArgs, convert_group
 from quire.core.errors import ConfigError
-from quire.frontend.batch.config import BatchConfig
-from quire.frontend.cli import config_file, help_pages
-from quire.frontend.cli.dotted import DottedValue, merge
-from quire.frontend.cli.values import Field, fields_of
-from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.flags import config_file, help_pages
+from quire.frontend.flags.dotted import DottedValue, merge
+from quire.frontend.flags.values import Field, fields_of
 from quire.frontend.launch.refusals import Refusals
 
 USAGE_ERROR = 2
@@ -97,6 +95,15 @@ class CommandParser(argparse.ArgumentParser):
         if field.required:
             shared |= {"required": True}
         group.add_argument(*names, type=field, metavar=field.metavar, help=text, **shared)
+
+    def add_config(self, dest: str, struct: type[Struct], *, section: str, without: Collection[str] = ()) -> None:
+        """Adds a flag for each field of `struct`; after parsing, `args.<dest>` is one of those structs.
+
+        Args:
+            section: of unsupported_flags.json, whose flags are refused with their reasons.
+        """
+        self.compose(dest, self.add_struct(struct, without=without), lambda given: convert_group(struct, given))
+        self.refused_sections.append(section)
 
     def compose(self, dest: str, names: list[str], build: Callable[[dict[str, Any]], Any]) -> None:
         """After parsing, `args.<dest>` is `build(the fields among names that were given)`."""
@@ -242,18 +249,3 @@ def add_engine_options(parser: CommandParser, *, positional_model: bool = False)
     names = [name for group in msgspec.structs.fields(EngineArgs) for name in parser.add_struct(group.type)]
     parser.compose("engine_args", names, lambda given: EngineArgs.from_flat(**given))
     parser.refused_sections.append("engine")
-
-
-def add_batch_options(parser: CommandParser) -> None:
-    """All options of the batch runner; `args.batch_config` is then a `BatchConfig`."""
-    names = parser.add_struct(BatchConfig)
-    parser.compose("batch_config", names, lambda given: convert_group(BatchConfig, given))
-    parser.refused_sections.append("run-batch")
-
-
-def add_server_options(parser: CommandParser, *, only: Collection[str] | None = None) -> None:
-    """Options of the HTTP server, all or `only` some; `args.server_config` is then a `ServerConfig`."""
-    without = [] if only is None else [name for name in ServerConfig.__struct_fields__ if name not in only]
-    names = parser.add_struct(ServerConfig, without=without)
-    parser.compose("server_config", names, lambda given: convert_group(ServerConfig, given))
-    parser.refused_sections.append("server")

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from quire.core.errors import ConfigError
-from quire.frontend.cli.dotted import DottedValue
-from quire.frontend.cli.values import Field
+from quire.frontend.flags.dotted import DottedValue
+from quire.frontend.flags.values import Field
 from quire.frontend.launch.refusals import Refusals
 
 

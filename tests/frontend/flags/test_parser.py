@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.config.engine_args import EngineArgs
 from quire.frontend.cli import run_batch, serve
-from quire.frontend.cli.arguments import CommandParser
+from quire.frontend.flags.parser import CommandParser
 from quire.frontend.http.server_config import ServerConfig
 
 Usage = Callable[..., str]

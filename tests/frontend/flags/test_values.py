@@ -8,8 +8,8 @@ from quire.core.config.cache import CacheConfig
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.model import ModelConfig
 from quire.core.config.scheduler import SchedulerConfig
-from quire.frontend.cli.dotted import DottedValue, merge
-from quire.frontend.cli.values import Field, fields_of, human_int, human_int_or_auto
+from quire.frontend.flags.dotted import DottedValue, merge
+from quire.frontend.flags.values import Field, fields_of, human_int, human_int_or_auto
 from quire.frontend.http.server_config import ServerConfig
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import NODEFAULT
 
 if TYPE_CHECKING:
-    from quire.frontend.cli.arguments import CommandParser
+    from quire.frontend.flags.parser import CommandParser
 
 WIDEST = 100
 COLUMN = 34  # where descriptions start when there is room

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.cli.values import json_or_text
+from quire.frontend.flags.values import json_or_text
 
 
 @dataclass(frozen=True)

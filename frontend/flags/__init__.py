@@ -1,0 +1,1 @@
+"""Command-line flags that derive from option Structs: parsing, files of options, help."""
