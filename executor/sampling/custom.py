@@ -13,7 +13,7 @@ import torch
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Feature, SampleBatch
 
 logger = get_logger(__name__)
 
@@ -76,7 +76,7 @@ class LogitsProcessor(ABC):
         """Changed logits, [num_rows, vocab_size] float32, of rows that all want it; may change its input in place."""
 
 
-class CustomFeature:
+class CustomFeature(Feature):
     """A logits processor as a feature. What it raises ends the requests that want it, and no others."""
 
     def __init__(self, processor: LogitsProcessor, max_num_seqs: int) -> None:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -43,41 +42,40 @@ class SampleBatch:
         return torch.from_numpy(array).to(self.table.device, non_blocking=True)
 
 
-class Feature(Protocol):
+class SamplingFeature(ABC):
     """One way to change logits before a token is chosen. It keeps its own slot-indexed columns of parameters."""
 
+    @abstractmethod
     def admit(self, request: NewSlot) -> bool:
         """Takes over the parameters of a request that enters a slot; whether it will ever want this feature.
 
         A slot is used again and again: what the last request left in it must be overwritten either way.
         """
-        ...
 
+    def release(self, slots: list[int]) -> None:  # noqa: B027 - small things may stay until the slot is used again
+        """The requests in these slots are gone. For features that keep much of a request, or work on it."""
+
+    @abstractmethod
     def used(self, batch: SampleBatch) -> np.ndarray:
         """Which rows want this feature in this step: [num_rows] bool. The rest of the rows cost nothing.
 
         Asked only in steps with a request that will want it: see `admit`.
         """
-        ...
 
+
+class Feature(SamplingFeature):
+    """A feature that computes, in float32."""
+
+    @abstractmethod
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         """Changed logits, [num_rows, vocab_size] float32, of rows that all use it; may change its input in place."""
-        ...
 
 
-class Mask(ABC):
+class Mask(SamplingFeature):
     """A feature that computes nothing: it only takes tokens away, where the model wrote the logits.
 
     So a step of masks alone copies no logits: to no other type, and no rows out and in again.
     """
-
-    @abstractmethod
-    def admit(self, request: NewSlot) -> bool:
-        """See `Feature.admit`."""
-
-    @abstractmethod
-    def used(self, batch: SampleBatch) -> np.ndarray:
-        """See `Feature.used`."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Feature, SampleBatch
 
 
-class LogitBias:
+class LogitBias(Feature):
     """Comes before all else that changes logits, so that masks and penalties see the biased ones."""
 
     def __init__(self, max_num_seqs: int) -> None:

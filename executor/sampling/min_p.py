@@ -5,10 +5,10 @@ import torch
 
 from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.cut import drop_below
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Feature, SampleBatch
 
 
-class MinP:
+class MinP(Feature):
     """Works on logits: p < min_p * p_max is the same as logit < logit_max + log(min_p)."""
 
     def __init__(self, max_num_seqs: int) -> None:

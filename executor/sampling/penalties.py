@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Feature, SampleBatch
 
 
-class Penalties:
+class Penalties(Feature):
     """Reads the tokens seen from the request table, so it needs no counts of its own that could go stale."""
 
     def __init__(self, max_num_seqs: int) -> None:

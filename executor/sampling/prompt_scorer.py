@@ -1,6 +1,6 @@
 """Log-probabilities of prompts: each token's, given those before it, while the prompt is computed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class PromptScorer:
         if wanted is not None and len(request.token_ids) == request.num_prompt_tokens:
             self._num_top[request.slot] = self._vocab_size if wanted == ALL else min(wanted, self._vocab_size)
 
-    def release(self, slots: Iterable[int]) -> None:
+    def release(self, slots: list[int]) -> None:
         """These slots' requests are gone: before their prompts were scored, perhaps."""
         if self._num_top:
             for slot in slots:

@@ -90,6 +90,11 @@ class Sampler:
         seed = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
         self._starts[request.slot] = start_of(np.array([seed], np.uint64))[0]
 
+    def release(self, slots: list[int]) -> None:
+        """The requests in these slots are gone."""
+        for feature in self._features:
+            feature.release(slots)
+
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
         wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))

@@ -71,6 +71,10 @@ class ThinkingBudget(Mask):
             self._states[request.slot] = Thinking(params.thinking, params.thinking_token_budget, output)
         return wanted
 
+    def release(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._states.pop(slot, None)
+
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._used[batch.slots]
 

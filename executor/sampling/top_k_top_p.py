@@ -9,14 +9,14 @@ import torch
 
 from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.cut import drop_below
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.feature import Feature, SampleBatch
 
 _FIRST_LOOK = 256
 """Tokens among which the top-p cut is sought first: nearly always enough, and much less work than sorting them all."""
 _WIDER = 64
 
 
-class TopK:
+class TopK(Feature):
     """Keeps the k likeliest tokens."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -38,7 +38,7 @@ class TopK:
         return drop_below(logits, logits, least)
 
 
-class TopP:
+class TopP(Feature):
     """Keeps the smallest set of likeliest tokens whose probability reaches top_p; at least one."""
 
     def __init__(self, max_num_seqs: int) -> None:

@@ -1,7 +1,5 @@
 """Prompts that came as embeddings: their rows are kept here, by slot, until they have been computed."""
 
-from collections.abc import Iterable
-
 import torch
 
 from quire.core.wire.protocol import NewSlot, PromptEmbeds, StepPlan
@@ -34,7 +32,7 @@ class EmbeddedPrompts:
         if request.prompt_embeds is not None:
             self._prompts[request.slot] = request.prompt_embeds, request.num_prompt_tokens
 
-    def release(self, slots: Iterable[int]) -> None:
+    def release(self, slots: list[int]) -> None:
         """These slots' requests are gone: before their prompts were computed, perhaps."""
         if self._prompts:
             for slot in slots:

@@ -14,6 +14,7 @@ from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import InputBatch, build_input_batch
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.slot_state import SlotState
 
 
 class ModelRunner:
@@ -38,19 +39,13 @@ class ModelRunner:
         self._scorer = scorer
         self._embedded = embedded
         self._spans = spans
+        self._slot_states: list[SlotState] = [table, sampler, scorer, embedded]
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Applies the plan to the table, runs its rows and waits for the tokens."""
         with self._spans.span("inputs"):
-            self._table.apply(plan)
-            self._scorer.release(plan.released)
-            self._sampler.grammar.release(plan.released)
-            self._embedded.release(plan.released)
-            for new in plan.admitted:
-                self._sampler.admit(new)
-                self._scorer.admit(new)
-                self._embedded.admit(new)
+            self._apply(plan)
             if not plan.slots:
                 return StepResult(plan.step_id, [])
             decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
@@ -74,6 +69,16 @@ class ModelRunner:
             with self._spans.span("sample"):
                 result = self._sample(plan.step_id, batch, logits)
         return result
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Makes the slots what `plan` says, in the plan's order: releases, admissions, new pages."""
+        if plan.released or plan.admitted:
+            for state in self._slot_states:
+                state.release(plan.released)
+                for request in plan.admitted:
+                    state.admit(request)
+        for slot, block_ids in plan.appended_blocks:
+            self._table.append_blocks(slot, block_ids)
 
     def _sample(self, step_id: int, batch: InputBatch, logits: torch.Tensor) -> StepResult:
         # Copies: a logits processor may keep them, and the next step may have its own in the same place.

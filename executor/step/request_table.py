@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from quire.core.wire.protocol import NewSlot, StepPlan
+from quire.core.wire.protocol import NewSlot
 
 _FIRST_COLUMNS = 2048
 
@@ -42,15 +42,28 @@ class RequestTable:
         self.block_tables = [np.zeros((max_num_seqs, max_pages), np.int32) for _ in range(num_kv_groups)]
         self.num_blocks = [np.zeros(max_num_seqs, np.int32) for _ in range(num_kv_groups)]
 
-    def apply(self, plan: StepPlan) -> None:
-        """Makes the table what `plan` says, in the plan's order: releases, admissions, new pages."""
-        if plan.released:
-            for num_blocks in self.num_blocks:
-                num_blocks[plan.released] = 0
-        for new in plan.admitted:
-            self._admit(new)
-        for slot, block_ids in plan.appended_blocks:
-            self._append_blocks(slot, block_ids)
+    def admit(self, request: NewSlot) -> None:
+        """Takes over the tokens and pages of a request that enters a slot."""
+        num_tokens, slot = len(request.token_ids), request.slot
+        self._reach(num_tokens + 1)
+        self.token_ids[slot, :num_tokens] = torch.tensor(request.token_ids, dtype=torch.int32, device=self.device)
+        self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
+        for num_blocks in self.num_blocks:
+            num_blocks[slot] = 0
+        self.append_blocks(slot, request.block_ids)
+
+    def release(self, slots: list[int]) -> None:
+        """These slots' requests are gone."""
+        for num_blocks in self.num_blocks:
+            num_blocks[slots] = 0
+
+    def append_blocks(self, slot: int, block_ids: Iterable[list[int]]) -> None:
+        """Puts new pages, by KV group, after those that the request in `slot` has."""
+        for table, num_blocks, pages in zip(self.block_tables, self.num_blocks, block_ids, strict=True):
+            first = num_blocks[slot]
+            table[slot, first : first + len(pages)] = pages
+            num_blocks[slot] = first + len(pages)
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""
@@ -77,22 +90,6 @@ class RequestTable:
 
     def _flat(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return slots * self._num_columns + positions
-
-    def _admit(self, new: NewSlot) -> None:
-        num_tokens = len(new.token_ids)
-        self._reach(num_tokens + 1)
-        self.token_ids[new.slot, :num_tokens] = torch.tensor(new.token_ids, dtype=torch.int32, device=self.device)
-        self.num_prompt_tokens[new.slot] = new.num_prompt_tokens
-        self.num_unnamed[new.slot] = 0 if new.prompt_embeds is None else new.num_prompt_tokens
-        for num_blocks in self.num_blocks:
-            num_blocks[new.slot] = 0
-        self._append_blocks(new.slot, new.block_ids)
-
-    def _append_blocks(self, slot: int, block_ids: Iterable[list[int]]) -> None:
-        for table, num_blocks, pages in zip(self.block_tables, self.num_blocks, block_ids, strict=True):
-            first = num_blocks[slot]
-            table[slot, first : first + len(pages)] = pages
-            num_blocks[slot] = first + len(pages)
 
     def _reach(self, num_columns: int) -> None:
         """Grows `token_ids` until it has at least `num_columns` columns."""

@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 class GrammarMasks(Mask):
-    """A mask with a life beside the sampler: `advance` after the draw, `release` with the slot.
+    """A mask with a life beside the sampler's list: `advance` after the draw.
 
     With several ranks each has its own, and they agree because ranks come to the same tokens.
     """

@@ -10,7 +10,7 @@ from scipy import stats
 
 from quire import ops
 from quire.core.config.model import LogprobsMode
-from quire.core.wire.protocol import NewSlot, StepPlan
+from quire.core.wire.protocol import NewSlot
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.penalties import Penalties
@@ -34,7 +34,7 @@ class Bench:
 
     def admit(self, slot: int, sampling: SamplingParams, prompt: Sequence[int] = (1, 2), output: Sequence[int] = ()):
         new = NewSlot(slot, [*prompt, *output], len(prompt), [[slot]], sampling)
-        self.table.apply(StepPlan(0, [], [new], [], [], [], [], []))
+        self.table.admit(new)
         self.sampler.admit(new)
         self.lengths[slot] = len(new.token_ids)
         return self

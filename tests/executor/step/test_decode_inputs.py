@@ -20,12 +20,10 @@ LENGTHS = [1, 3, 4, 5, 17, 32, 33, 58, 60]
 def table() -> RequestTable:
     rng = random.Random(0)
     table = RequestTable(len(LENGTHS), 100, BLOCK_SIZE, torch.device("cpu"), num_kv_groups=2)
-    admitted = []
     for slot, length in enumerate(LENGTHS):
         num_pages = length // BLOCK_SIZE + 1
         pages = [[rng.randrange(2**28) for _ in range(num_pages)] for _ in range(2)]  # slots of some take over 32 bits
-        admitted.append(NewSlot(slot, [rng.randrange(1000) for _ in range(length)], 1, pages, SamplingParams()))
-    table.apply(StepPlan(0, [], admitted, [], [], [], [], []))
+        table.admit(NewSlot(slot, [rng.randrange(1000) for _ in range(length)], 1, pages, SamplingParams()))
     return table
 
 

@@ -115,8 +115,8 @@ def test_placeholders_count_for_no_penalty(output: list[int]) -> None:
         NewSlot(0, [0, 7, *output], 2, [[0]], sampling),
         NewSlot(1, [0] * 5 + output, 5, [[1]], sampling, None, embeds),
     ]
-    table.apply(StepPlan(0, [], rows, [], [], [], [], []))
     for new in rows:
+        table.admit(new)
         penalties.admit(new)
     logits = 1 + torch.rand(2, 10, generator=torch.Generator().manual_seed(0))
     expected = logits.clone()

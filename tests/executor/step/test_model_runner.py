@@ -234,6 +234,17 @@ def test_a_plan_without_samples_returns_nothing(worker: Worker) -> None:
     assert (result.step_id, result.token_ids) == (5, [])
 
 
+def test_a_released_request_costs_later_steps_nothing(folder: Path, tmp_path: Path) -> None:
+    """It went before its prompt was scored, and nobody has its slot."""
+    worker = start_worker(engine_config(folder, trace_folder=str(tmp_path)))
+    scored = NewSlot(0, prompt_of(0, 10), 10, [[0]], SamplingParams(seed=0, prompt_logprobs=1))
+    plain = NewSlot(1, prompt_of(1, 10), 10, [[1]], SamplingParams(seed=0))
+    spans = worker.execute(StepPlan(0, [], [scored, plain], [0, 1], [0, 0], [4, 4], [0, 0], [])).spans
+    assert "score" in {name for name, _, _ in spans}
+    spans = worker.execute(StepPlan(1, [0], [], [1], [4], [6], [1], [])).spans
+    assert "score" not in {name for name, _, _ in spans}
+
+
 def test_memory_is_planned_from_the_checkpoint(folder: Path) -> None:
     config = engine_config(folder, cache=CacheConfig(kv_cache_memory_bytes=10_000_000))
     ready = Worker(config, 0, ParallelGroup()).load()

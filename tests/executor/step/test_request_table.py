@@ -71,7 +71,11 @@ def test_random_plans_against_a_loop_over_tokens(seed: int) -> None:
     table = RequestTable(world.num_slots, 512, BLOCK_SIZE, torch.device("cpu"))
     for _ in range(60):
         plan = world.plan()
-        table.apply(plan)
+        table.release(plan.released)
+        for new in plan.admitted:
+            table.admit(new)
+        for slot, block_ids in plan.appended_blocks:
+            table.append_blocks(slot, block_ids)
         if not plan.slots:
             continue
         batch = build_input_batch(plan, table)
@@ -110,8 +114,8 @@ def test_the_token_table_grows_with_the_longest_request() -> None:
     tokens = list(range(20_000))
     short = NewSlot(0, [5, 6, 7], 3, [[0]], SamplingParams())
     long = NewSlot(2, tokens, 20_000, [list(range(1250))], SamplingParams())
-    table.apply(StepPlan(1, [], [short], [], [], [], [], []))
-    table.apply(StepPlan(2, [], [long], [], [], [], [], []))
+    table.admit(short)
+    table.admit(long)
     assert table.gather(np.array([0, 2, 2]), np.array([2, 0, 19_999])).tolist() == [7, 0, 19_999]
     edge = table.token_ids.shape[1]
     table.write(np.array([1]), np.array([edge]), torch.tensor([77]))
