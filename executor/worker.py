@@ -29,6 +29,7 @@ from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.timed_ops import timed
+from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import open_weights
 
 logger = get_logger(__name__)
@@ -162,6 +163,7 @@ class Worker:
                 dtype=dtype,
                 device=self._device,
                 weights=weights,
+                scheme=choose_scheme(spec),
                 max_model_len=config.max_model_len,
             )
             return build_model(spec, context)

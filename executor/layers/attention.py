@@ -8,9 +8,10 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.linear import ColumnLinear, Part, RowLinear
+from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
+from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 
 

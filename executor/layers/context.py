@@ -7,19 +7,24 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.quantisation.scheme import LinearScheme
 from quire.executor.weights.readers import Shard, WeightReader
 from quire.ops.backend import Backend
 
 
 @dataclass(frozen=True)
 class ModelContext:
-    """A rank's kernels, group and weights. Layers read their shard of each weight when they are made."""
+    """A rank's kernels, group and weights. Layers read their shard of each weight when they are made.
+
+    Linear layers of the model's blocks read theirs through `scheme`.
+    """
 
     ops: Backend
     group: ParallelGroup
     dtype: torch.dtype
     device: torch.device
     weights: WeightReader
+    scheme: LinearScheme
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
 
     def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:

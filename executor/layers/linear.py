@@ -4,21 +4,12 @@ A column layer splits its outputs and needs no communication; a row layer splits
 split, and adds the partial results of all ranks.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
+from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
-
-
-class Part(NamedTuple):
-    """A checkpoint's own linear layer inside a fused one: its name, its outputs, and those that are this rank's."""
-
-    name: str
-    out_features: int
-    shard: Shard
 
 
 class ColumnLinear:
@@ -55,7 +46,7 @@ class RowLinear:
         # Partial results are added up, so the bias must be among them once.
         has_bias = bias and context.group.rank == 0
         self._packed = context.ops.pack_linear(
-            context.read(f"{name}.weight", (out_features, in_features), shard),
+            context.scheme.read_weight(context, [Part(name, out_features, shard)], in_features),
             context.read(f"{name}.bias", (out_features,)) if has_bias else None,
         )
 
@@ -65,6 +56,5 @@ class RowLinear:
 
 def _read(context: ModelContext, parts: list[Part], in_features: int, bias: bool) -> tuple[Tensor, Tensor | None]:
     """Weight [outputs of all parts, in] and bias of layers with the same input."""
-    weights = [context.read(f"{name}.weight", (out, in_features), shard) for name, out, shard in parts]
     biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
-    return weights[0] if len(parts) == 1 else torch.cat(weights), torch.cat(biases) if bias else None
+    return context.scheme.read_weight(context, parts, in_features), torch.cat(biases) if bias else None

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.linear import GatedLinear, Part, RowLinear
+from quire.executor.layers.linear import GatedLinear, RowLinear
+from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 
 

@@ -118,18 +118,13 @@ def check_supported(spec: ModelSpec) -> None:
     """Refuses a checkpoint that these layers would misread.
 
     Raises:
-        ModelLoadError: another activation than silu, quantised weights, or a config.json that lacks a size.
+        ModelLoadError: another activation than silu, or a config.json that lacks a size.
     """
     config = spec.hf_config
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelLoadError(
             f"{spec.name}: hidden_act {activation!r} is not supported in {spec.architecture}; only silu."
-        )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(
-            f"{spec.name} is quantised ({method}), which is not supported; use the unquantised checkpoint."
         )
     for name in ("intermediate_size", "max_position_embeddings"):
         if not isinstance(config.get(name), int):

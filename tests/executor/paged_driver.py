@@ -15,6 +15,7 @@ from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.models.base import Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import open_weights
 from quire.ops.backend import AttentionBatch
 
@@ -52,6 +53,7 @@ def load_model(
         dtype=dtype,
         device=torch.device(device),
         weights=weights,
+        scheme=choose_scheme(spec),
         max_model_len=spec.max_position_embeddings,
     )
     with torch.inference_mode():

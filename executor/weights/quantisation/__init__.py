@@ -1,0 +1,1 @@
+"""How checkpoints write the weights of linear layers, one file a scheme."""

@@ -1,0 +1,16 @@
+"""Weights as they are."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.executor.weights.quantisation.scheme import Part, TensorSource
+
+
+class Unquantised:
+    """See `LinearScheme`. One tensor a layer, `weight`, in the model's dtype."""
+
+    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> Tensor:
+        weights = [source.read(f"{name}.weight", (out, in_features), shard) for name, out, shard in parts]
+        return weights[0] if len(parts) == 1 else torch.cat(weights)
