@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -21,9 +22,10 @@ from transformers import (
     Qwen3Config,
 )
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+Family = Literal["gemma3", "llama", "mistral", "qwen2", "qwen3"]
 
 _CONFIGS: dict[str, tuple[type[PretrainedConfig], str]] = {
+    "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
     "llama": (LlamaConfig, "LlamaForCausalLM"),
     "mistral": (MistralConfig, "MistralForCausalLM"),
     "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
@@ -74,7 +76,7 @@ def make_checkpoint(
 
     `rope` is transformers' `rope_parameters`; `config` goes to the family's config class (`attention_bias=True`).
     `sliding_window` is applied as the family says: by every Mistral layer; by Qwen layers from `max_window_layers` on
-    (0 unless given).
+    (0 unless given); by five of six Gemma layers.
     """
     kind, architecture = _CONFIGS[family]
     if sliding_window is not None and family in ("qwen2", "qwen3"):
@@ -83,7 +85,7 @@ def make_checkpoint(
         config["sliding_window"] = sliding_window
     if head_dim is not None:
         config["head_dim"] = head_dim
-    elif family == "qwen3":
+    elif family in ("gemma3", "qwen3"):
         config["head_dim"] = hidden_size // num_attention_heads
     if rope is not None:
         config["rope_parameters"] = rope
@@ -139,14 +141,15 @@ def _save_weights(folder: Path, hf_config: PretrainedConfig, dtype: torch.dtype,
     model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
+    is_gemma = hf_config.model_type == "gemma3_text"  # it stores norms less 1, and multiplies embeddings
     for name, parameter in model.named_parameters():  # yields a tied parameter once, under the embedding's name
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
-            value = 1 + 0.2 * noise
+            value = 0.2 * noise + (0 if is_gemma else 1)
         elif parameter.dim() == 1:
             value = 0.5 * noise
         elif "embed_tokens" in name:
-            value = 0.3 * noise
+            value = (0.05 if is_gemma else 0.3) * noise
         else:
             value = noise * (2.0 / parameter.shape[1] ** 0.5)
         tensors[name] = value.to(dtype)

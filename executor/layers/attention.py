@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, RowLinear
+from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
@@ -62,16 +63,20 @@ class Attention:
         *,
         qkv_bias: bool = False,
         output_bias: bool = False,
-        qk_norm_eps: float | None = None,
+        qk_norm: NormStyle | None = None,
         window: int | None = None,
+        scale: float | None = None,
     ) -> None:
-        """With `qk_norm_eps` each head of queries and keys is normalised; `window` counts the token itself."""
+        """With `qk_norm` each head of queries and keys is normalised; `window` counts the token itself.
+
+        `scale` multiplies the scores; None: `head_dim**-0.5`.
+        """
         head_dim, name = shape.head_dim, f"{place.name}.self_attn"
         self._ops = context.ops
         self._place = place
         self._rotary = rotary
         self._head_dim = head_dim
-        self._scale = head_dim**-0.5
+        self._scale = head_dim**-0.5 if scale is None else scale
         self._num_heads = context.share(shape.num_heads, "attention heads")
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
         self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, window)
@@ -88,10 +93,10 @@ class Attention:
             Shard(1, q_shard.start, q_shard.stop), bias=output_bias,
         )  # fmt: skip
         self._qk_norm: tuple[Tensor, float] | None = None
-        if qk_norm_eps is not None:
-            q_weight = context.read(f"{name}.q_norm.weight", (head_dim,)).expand(self._num_heads, -1)
-            k_weight = context.read(f"{name}.k_norm.weight", (head_dim,)).expand(self.kv.num_kv_heads, -1)
-            self._qk_norm = (torch.cat((q_weight, k_weight)), qk_norm_eps)
+        if qk_norm is not None:
+            q_weight = qk_norm.read(context, f"{name}.q_norm", head_dim).expand(self._num_heads, -1)
+            k_weight = qk_norm.read(context, f"{name}.k_norm", head_dim).expand(self.kv.num_kv_heads, -1)
+            self._qk_norm = (torch.cat((q_weight, k_weight)), qk_norm.eps)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden]: of the tokens that `outputs_of` says."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
+from quire.ops.backend import Activation
 
 
 class ColumnLinear:
@@ -24,14 +25,24 @@ class ColumnLinear:
 
 
 class GatedLinear:
-    """`silu(gate(x)) * up(x)`, both in one product: [num_tokens, in] → [num_tokens, a part's shard]."""
+    """`activation(gate(x)) * up(x)`, both in one product: [num_tokens, in] → [num_tokens, a part's shard]."""
 
-    def __init__(self, context: ModelContext, gate: Part, up: Part, in_features: int, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        context: ModelContext,
+        gate: Part,
+        up: Part,
+        in_features: int,
+        activation: Activation,
+        *,
+        bias: bool = False,
+    ) -> None:
         self._ops = context.ops
+        self._activation = activation
         self._packed = context.ops.pack_gated_linear(*_read(context, [gate, up], in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.gated_linear(x, self._packed)
+        return self._ops.gated_linear(x, self._packed, self._activation)
 
 
 class RowLinear:

@@ -1,4 +1,4 @@
-"""The gated feed-forward network (SwiGLU, arXiv:2002.05202)."""
+"""The gated feed-forward network (SwiGLU and GeGLU, arXiv:2002.05202)."""
 
 from torch import Tensor
 
@@ -6,17 +6,25 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import GatedLinear, RowLinear
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
+from quire.ops.backend import Activation
 
 
 class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
+    """`down(activation(gate(x)) * up(x))`, gate and up in one product."""
 
     def __init__(
-        self, context: ModelContext, name: str, hidden_size: int, intermediate_size: int, *, bias: bool = False
+        self,
+        context: ModelContext,
+        name: str,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: Activation,
+        *,
+        bias: bool = False,
     ) -> None:
         shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
         gate, up = (Part(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj"))
-        self._gate_up = GatedLinear(context, gate, up, hidden_size, bias=bias)
+        self._gate_up = GatedLinear(context, gate, up, hidden_size, activation, bias=bias)
         self._down = RowLinear(
             context, f"{name}.down_proj", intermediate_size, hidden_size, Shard(1, shard.start, shard.stop), bias=bias
         )

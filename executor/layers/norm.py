@@ -1,21 +1,45 @@
 """Root-mean-square norm as a layer."""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
 
 
-class RMSNorm:
-    """`rms_norm` with the checkpoint's weight; with a residual, adds it first and returns the sum too."""
+@dataclass(frozen=True)
+class NormStyle:
+    """How a family writes its norms.
 
-    def __init__(self, context: ModelContext, name: str, size: int, eps: float) -> None:
+    Attributes:
+        eps: added to the mean square.
+        is_offset: the checkpoint stores what the weight differs from 1; the product with it is computed in float32,
+            since a sum of 1 and little would lose most of its digits in a half-precision type.
+    """
+
+    eps: float
+    is_offset: bool = False
+
+    def read(self, context: ModelContext, name: str, size: int) -> Tensor:
+        """The weight [size] of the norm called `name`."""
+        stored = context.read(f"{name}.weight", (size,))
+        return 1 + stored.to(torch.float32) if self.is_offset else stored
+
+
+class RMSNorm:
+    """`rms_norm` with the checkpoint's weight."""
+
+    def __init__(self, context: ModelContext, name: str, size: int, style: NormStyle) -> None:
         self._ops = context.ops
-        self._weight = context.read(f"{name}.weight", (size,))
-        self._eps = eps
+        self._weight = style.read(context, name, size)
+        self._eps = style.eps
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._ops.rms_norm(x, self._weight, self._eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """`(norm(x + residual), x + residual)`; `residual` may be overwritten."""
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`(norm(x + residual), x + residual)`; `residual` may be overwritten. Without one, `(norm(x), x)`."""
+        if residual is None:
+            return self(x), x
         return self._ops.add_rms_norm(x, residual, self._weight, self._eps)

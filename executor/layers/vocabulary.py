@@ -25,13 +25,17 @@ class VocabularyWeight:
 
 
 class VocabEmbedding:
-    """Token ids [num_tokens] → [num_tokens, hidden], the same on every rank; the rows that a step gives instead."""
+    """Token ids [num_tokens] → [num_tokens, hidden], times `scale`, the same on every rank.
 
-    def __init__(self, context: ModelContext, weight: VocabularyWeight) -> None:
+    Rows that a step gives stand in the place of these as they are.
+    """
+
+    def __init__(self, context: ModelContext, weight: VocabularyWeight, scale: float = 1.0) -> None:
         self._ops = context.ops
         self._group = context.group
         self._rows = weight.rows
         self._start = weight.start
+        self._scale = scale
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         embedded = self._embed(token_ids)
@@ -41,10 +45,10 @@ class VocabEmbedding:
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self._group.size == 1:
-            return self._ops.take_rows(self._rows, token_ids)
+            return self._ops.take_rows(self._rows, token_ids, self._scale)
         local_ids = token_ids - self._start
         is_elsewhere = (local_ids < 0) | (local_ids >= len(self._rows))
-        embedded = self._ops.take_rows(self._rows, local_ids.masked_fill(is_elsewhere, 0))
+        embedded = self._ops.take_rows(self._rows, local_ids.masked_fill(is_elsewhere, 0), self._scale)
         return self._group.all_reduce(embedded.masked_fill(is_elsewhere.unsqueeze(1), 0))
 
 

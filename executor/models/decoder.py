@@ -1,11 +1,11 @@
-"""The decoder that the Llama family shares: a pre-norm transformer with rotary positions and gated feed-forward.
+"""What decoders have in common: embedding, layers one after another, final norm and head; and the Llama family's layer.
 
-A family's file builds its layers and says how they differ; what is here, the families have in common, the checkpoint's
-names included.
+A family's file puts these parts together and says how its layers differ. Names of weights are those that all families
+here share.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -14,9 +14,10 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
-from quire.executor.layers.norm import RMSNorm
+from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
+from quire.ops.backend import Activation
 
 
 class DecoderLayer(Protocol):
@@ -33,37 +34,16 @@ class DecoderLayer(Protocol):
         ...
 
 
-class PreNormLayer:
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
-
-    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
-        self.input_norm = input_norm
-        self.attention = attention
-        self.post_attention_norm = post_attention_norm
-        self.mlp = mlp
-
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
-        if residual is None:
-            x, residual = self.input_norm(x), x
-        else:
-            x, residual = self.input_norm.add(x, residual)
-        x, residual = self.post_attention_norm.add(self.attention(x, step), self.attention.outputs_of(residual, step))
-        return self.mlp(x), residual
-
-
 class Decoder:
     """Embedding, layers, final norm and head. Implements `quire.executor.models.base.Model`."""
 
-    def __init__(self, spec: ModelSpec, context: ModelContext, layers: Sequence[DecoderLayer]) -> None:
-        embedding = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        self._embed = VocabEmbedding(context, embedding)
+    def __init__(
+        self, embed: VocabEmbedding, layers: Sequence[DecoderLayer], norm: RMSNorm, head: LanguageModelHead
+    ) -> None:
+        self._embed = embed
         self._layers = layers
-        self._norm = RMSNorm(context, "model.norm", spec.hidden_size, rms_norm_eps(spec))
-        if not spec.hf_config.get("tie_word_embeddings", False):
-            embedding = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
-        self._head = LanguageModelHead(context, embedding)
-
+        self._norm = norm
+        self._head = head
         self.kv_layers = [layer.attention.kv for layer in layers]
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
@@ -79,24 +59,58 @@ class Decoder:
         return self._head(hidden)
 
 
-def pre_norm_layers(
-    spec: ModelSpec,
-    context: ModelContext,
-    make_attention: Callable[[LayerPlace], Attention],
-    *,
-    mlp_bias: bool = False,
-) -> list[PreNormLayer]:
-    """All layers of a model; `make_attention` builds the attention of one."""
-    size, eps = spec.hidden_size, rms_norm_eps(spec)
-    return [
-        PreNormLayer(
-            RMSNorm(context, f"{place.name}.input_layernorm", size, eps),
-            make_attention(place),
-            RMSNorm(context, f"{place.name}.post_attention_layernorm", size, eps),
-            GatedMLP(context, f"{place.name}.mlp", size, spec.hf_config["intermediate_size"], bias=mlp_bias),
-        )
-        for place in layer_places(spec)
-    ]
+class PreNormLayer:
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+
+    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
+        self.input_norm = input_norm
+        self.attention = attention
+        self.post_attention_norm = post_attention_norm
+        self.mlp = mlp
+
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
+        """See `DecoderLayer`."""
+        x, residual = self.input_norm.add(x, residual)
+        x, residual = self.post_attention_norm.add(self.attention(x, step), self.attention.outputs_of(residual, step))
+        return self.mlp(x), residual
+
+
+class PreNormDecoder(Decoder):
+    """The Llama family's decoder: `PreNormLayer`s that differ in their attention."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        make_attention: Callable[[LayerPlace], Attention],
+        *,
+        mlp_bias: bool = False,
+    ) -> None:
+        """`make_attention` builds the attention of one layer."""
+        size, style = spec.hidden_size, norm_style(spec)
+        intermediate_size, activation = spec.hf_config["intermediate_size"], activation_of(spec, "hidden_act")
+        layers = [
+            PreNormLayer(
+                RMSNorm(context, f"{place.name}.input_layernorm", size, style),
+                make_attention(place),
+                RMSNorm(context, f"{place.name}.post_attention_layernorm", size, style),
+                GatedMLP(context, f"{place.name}.mlp", size, intermediate_size, activation, bias=mlp_bias),
+            )
+            for place in layer_places(spec)
+        ]
+        embed, head = vocabulary_ends(spec, context, is_tied=spec.hf_config.get("tie_word_embeddings", False))
+        super().__init__(embed, layers, RMSNorm(context, "model.norm", size, style), head)
+
+
+def vocabulary_ends(
+    spec: ModelSpec, context: ModelContext, *, is_tied: bool, scale: float = 1.0
+) -> tuple[VocabEmbedding, LanguageModelHead]:
+    """A model's embedding, which multiplies by `scale`, and its head, which has the same weight if it is tied."""
+    weight = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    embed = VocabEmbedding(context, weight, scale)
+    if not is_tied:
+        weight = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
+    return embed, LanguageModelHead(context, weight)
 
 
 def layer_places(spec: ModelSpec) -> list[LayerPlace]:
@@ -105,39 +119,36 @@ def layer_places(spec: ModelSpec) -> list[LayerPlace]:
 
 
 def attention_shape(spec: ModelSpec) -> AttentionShape:
-    """The sizes that a family's attention layers share."""
+    """The sizes that a model's attention layers share."""
     return AttentionShape(spec.hidden_size, spec.num_attention_heads, spec.num_kv_heads, spec.head_dim)
 
 
-def rms_norm_eps(spec: ModelSpec) -> float:
-    """The families' common default where config.json does not say."""
-    return spec.hf_config.get("rms_norm_eps", 1e-6)
+def norm_style(spec: ModelSpec) -> NormStyle:
+    """Plain norms, with the families' common default where config.json says no eps."""
+    return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6))
 
 
-def check_supported(spec: ModelSpec) -> None:
-    """Refuses a checkpoint that these layers would misread.
+def activation_of(spec: ModelSpec, field: str) -> Activation:
+    """What config.json names in `field`.
 
     Raises:
-        ModelLoadError: another activation than silu, or a config.json that lacks a size.
+        ModelLoadError: an activation that gated layers do not have.
     """
-    config = spec.hf_config
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
+    known: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+    name = spec.hf_config.get(field, "silu")
+    if name not in known:
         raise ModelLoadError(
-            f"{spec.name}: hidden_act {activation!r} is not supported in {spec.architecture}; only silu."
+            f"{spec.name}: {field} {name!r} is not supported in {spec.architecture}; only {', '.join(known)}."
         )
-    for name in ("intermediate_size", "max_position_embeddings"):
-        if not isinstance(config.get(name), int):
-            raise ModelLoadError(f"config.json of {spec.name} lacks {name!r}.")
+    return known[name]
 
 
-def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
-    """Each layer's window, as Qwen checkpoints write it: `layer_types`, or every layer from `max_window_layers` on."""
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
-    types = config.get("layer_types")
-    if types is None:
-        first = config.get("max_window_layers", 28)
-        return [window if index >= first else None for index in range(num_layers)]
+def layer_windows(types: Sequence[str], window: int | None, num_layers: int) -> list[int | None]:
+    """Each layer's window, from config.json's `layer_types` and `sliding_window`.
+
+    Raises:
+        ModelLoadError: other types than full_attention and sliding_attention, or too few of them.
+    """
     unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
     if unknown or len(types) < num_layers:
         raise ModelLoadError(
@@ -145,3 +156,15 @@ def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | No
             f"got {len(types)} entries{f' with {unknown}' if unknown else ''}."
         )
     return [window if types[index] == "sliding_attention" else None for index in range(num_layers)]
+
+
+def check_supported(spec: ModelSpec) -> None:
+    """Refuses a checkpoint that no family here can read.
+
+    Raises:
+        ModelLoadError: a config.json that lacks a size.
+    """
+    config = spec.hf_config
+    for name in ("intermediate_size", "max_position_embeddings"):
+        if not isinstance(config.get(name), int):
+            raise ModelLoadError(f"config.json of {spec.name} lacks {name!r}.")

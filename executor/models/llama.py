@@ -4,10 +4,10 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import Decoder, attention_shape, pre_norm_layers
+from quire.executor.models.decoder import PreNormDecoder, attention_shape
 
 
-class LlamaForCausalLM(Decoder):
+class LlamaForCausalLM(PreNormDecoder):
     """Grouped-query attention; `attention_bias` and `mlp_bias` as the checkpoint says."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext, *, window: int | None = None) -> None:
@@ -19,8 +19,7 @@ class LlamaForCausalLM(Decoder):
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, window=window
             )  # fmt: skip
 
-        mlp_bias = spec.hf_config.get("mlp_bias", False)
-        super().__init__(spec, context, pre_norm_layers(spec, context, attention, mlp_bias=mlp_bias))
+        super().__init__(spec, context, attention, mlp_bias=spec.hf_config.get("mlp_bias", False))
 
 
 class MistralForCausalLM(LlamaForCausalLM):

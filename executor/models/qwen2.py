@@ -1,13 +1,16 @@
 """Qwen2 and Qwen2.5 (arXiv:2407.10671, 2412.15115)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import Decoder, attention_shape, pre_norm_layers, sliding_windows
+from quire.executor.models.decoder import PreNormDecoder, attention_shape, layer_windows
 
 
-class Qwen2ForCausalLM(Decoder):
+class Qwen2ForCausalLM(PreNormDecoder):
     """Llama with biases on queries, keys and values, and windows on some layers."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
@@ -18,4 +21,14 @@ class Qwen2ForCausalLM(Decoder):
             window = windows[place.index]
             return Attention(context, place, attention_shape(spec), rotary, qkv_bias=True, window=window)
 
-        super().__init__(spec, context, pre_norm_layers(spec, context, attention))
+        super().__init__(spec, context, attention)
+
+
+def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
+    """Each layer's window, as Qwen checkpoints write it: `layer_types`, or every layer from `max_window_layers` on."""
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+    first = config.get("max_window_layers", 28)
+    types = config.get("layer_types")
+    if types is None:
+        types = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
+    return layer_windows(types, window, num_layers)

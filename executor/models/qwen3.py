@@ -4,10 +4,11 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import Decoder, attention_shape, pre_norm_layers, rms_norm_eps, sliding_windows
+from quire.executor.models.decoder import PreNormDecoder, attention_shape, norm_style
+from quire.executor.models.qwen2 import sliding_windows
 
 
-class Qwen3ForCausalLM(Decoder):
+class Qwen3ForCausalLM(PreNormDecoder):
     """Qwen2 without the biases, each head of queries and keys normalised before rotation."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
@@ -19,7 +20,7 @@ class Qwen3ForCausalLM(Decoder):
         def attention(place: LayerPlace) -> Attention:
             return Attention(
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias,
-                qk_norm_eps=rms_norm_eps(spec), window=windows[place.index],
+                qk_norm=norm_style(spec), window=windows[place.index],
             )  # fmt: skip
 
-        super().__init__(spec, context, pre_norm_layers(spec, context, attention))
+        super().__init__(spec, context, attention)

@@ -8,6 +8,7 @@ from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.decoder import check_supported
 
 ARCHITECTURES: dict[str, tuple[str, str]] = {
+    "Gemma3ForCausalLM": ("gemma3", "Gemma3ForCausalLM"),
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
     "MistralForCausalLM": ("llama", "MistralForCausalLM"),
     "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),

@@ -185,6 +185,8 @@ def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
 def _context_length(config: dict[str, Any], positions: int, path: Path) -> int:
     """Tokens that the model can attend over, with the stretching that its rotary scaling stands for."""
     rope = _rope(config, path)
+    if str(config.get("model_type")).startswith("gemma3"):
+        return positions  # stated after stretching, whatever the kind
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
     if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
         return positions  # llama3 and longrope give the stretched length already

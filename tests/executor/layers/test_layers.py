@@ -51,6 +51,7 @@ def on_every_rank(size: int, job: Any) -> list[Any]:
 
 
 SHARDED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "windows-and-full": ("gemma3", {"num_hidden_layers": 6, "sliding_window": 9, "tie": True}, 2),
     "two-ranks": ("llama", {}, 2),
     "biases-are-added-once": ("llama", {"attention_bias": True, "mlp_bias": True}, 2),
     "more-ranks-than-kv-heads": ("qwen3", {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}, 4),

@@ -19,10 +19,29 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+GEMMA_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 8.0},
+}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3-window": ("gemma3", {"tie": True, "sliding_window": 8, "num_hidden_layers": 8}),
+    "gemma3-pattern-window": (
+        "gemma3",
+        {
+            "sliding_window": 12,
+            "num_hidden_layers": 5,
+            "sliding_window_pattern": 2,
+            "rope": GEMMA_ROPE,
+            "head_dim": 24,
+            "query_pre_attn_scalar": 40,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie": True}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-head_dim": (
         "llama",
@@ -83,7 +102,7 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     assert len(set(output)) > 8, "a degenerate output proves little"
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-head_dim"])
+@pytest.mark.parametrize("variant", ["gemma3-window", "llama", "mistral-window", "qwen3-head_dim"])
 def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
     spec = read_spec(checkpoint(family, **options))
@@ -94,7 +113,7 @@ def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints
         assert PagedDriver(model, 1, 128).greedy([many[row]], 32)[0] == together[row]
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-head_dim"])
+@pytest.mark.parametrize("variant", ["gemma3-window", "llama", "mistral-window", "qwen3-head_dim"])
 def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Checkpoints) -> None:
     """Where only they are wanted, the cache is filled with all, and later tokens do not change either."""
     family, options = VARIANTS[variant]
@@ -114,8 +133,9 @@ def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Chec
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_stays_near(dtype: str, checkpoint: Checkpoints) -> None:
-    folder = checkpoint("qwen3")
+@pytest.mark.parametrize("family", ["gemma3", "qwen3"])
+def test_half_precision_stays_near(family: str, dtype: str, checkpoint: Checkpoints) -> None:
+    folder = checkpoint(family)
     model = load_model(read_spec(folder, dtype=dtype))
     token_ids = list(range(3, 60))
     driver = PagedDriver(model, 1, 64, dtype=getattr(torch, dtype))
@@ -132,6 +152,37 @@ def test_old_style_rope_settings(checkpoint: Checkpoints) -> None:
     token_ids = list(range(100))
     got = PagedDriver(load_model(spec), 1, 100).step({0: token_ids})[0].log_softmax(dim=-1)
     torch.testing.assert_close(got, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
+
+
+def test_gemma_configs_from_before_transformers_5(checkpoint: Checkpoints) -> None:
+    """A pattern instead of types, two bases instead of parameters by type of layer, and tied unless it says not."""
+    rope = {**GEMMA_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
+    folder = checkpoint("gemma3", tie=True, sliding_window=8, num_hidden_layers=6, sliding_window_pattern=3, rope=rope)
+    spec = read_spec(
+        folder, layer_types=None, sliding_window_pattern=3, rope_parameters=None, rope_local_base_freq=300.0,
+        rope_theta=20000.0, rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )  # fmt: skip
+    del spec.hf_config["tie_word_embeddings"]
+    token_ids = list(range(100))
+    got = PagedDriver(load_model(spec), 1, 100).step({0: token_ids})[0].log_softmax(dim=-1)
+    torch.testing.assert_close(got, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        ({"hidden_activation": "relu"}, "hidden_activation 'relu'.*gelu_pytorch_tanh"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters must say how layers of .*_attention rotate"),
+    ],
+)
+def test_a_gemma_config_that_asks_for_more_is_refused(
+    overrides: dict[str, Any], message: str, checkpoint: Checkpoints
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(read_spec(checkpoint("gemma3"), **overrides))
 
 
 def test_unknown_architecture_names_the_known_ones(checkpoint: Checkpoints) -> None:

@@ -109,6 +109,10 @@ class TestSpec:
     def test_context_length_follows_rotary_scaling(self, tmp_path: Path, rope: dict, length: int) -> None:
         assert read_model_spec(write(tmp_path, rope_scaling=rope), ModelConfig()).max_position_embeddings == length
 
+    def test_gemma_states_its_context_length_after_scaling(self, tmp_path: Path) -> None:
+        folder = write(tmp_path, model_type="gemma3_text", rope_scaling={"rope_type": "linear", "factor": 8.0})
+        assert read_model_spec(folder, ModelConfig()).max_position_embeddings == 128
+
     def test_text_part_of_a_larger_model(self, tmp_path: Path) -> None:
         text = {key: value for key, value in CONFIG.items() if key != "architectures"}
         config = {"architectures": ["SomeForConditionalGeneration"], "text_config": text, "vision_config": {}}

@@ -1,0 +1,120 @@
+"""Gemma 3, text (arXiv:2503.19786): most layers see a window, every sixth sees all."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.decoder import (
+    Decoder,
+    activation_of,
+    attention_shape,
+    layer_places,
+    layer_windows,
+    vocabulary_ends,
+)
+
+
+class Gemma3Layer:
+    """`x + norm(attention(norm(x)))`, then `x + norm(mlp(norm(x)))`: each block is normalised on both sides."""
+
+    def __init__(
+        self,
+        input_norm: RMSNorm,
+        attention: Attention,
+        post_attention_norm: RMSNorm,
+        pre_feedforward_norm: RMSNorm,
+        mlp: GatedMLP,
+        post_feedforward_norm: RMSNorm,
+    ) -> None:
+        self.input_norm = input_norm
+        self.attention = attention
+        self.post_attention_norm = post_attention_norm
+        self.pre_feedforward_norm = pre_feedforward_norm
+        self.mlp = mlp
+        self.post_feedforward_norm = post_feedforward_norm
+
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
+        """See `DecoderLayer`."""
+        x, residual = self.input_norm.add(x, residual)
+        x = self.post_attention_norm(self.attention(x, step))
+        x, residual = self.pre_feedforward_norm.add(x, self.attention.outputs_of(residual, step))
+        return self.post_feedforward_norm(self.mlp(x)), residual
+
+
+class Gemma3ForCausalLM(Decoder):
+    """Queries and keys are normalised; layers with a window rotate faster; norms store what they differ from 1."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config = spec.hf_config
+        _refuse(spec)
+        norm = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True)
+        types = _layer_types(config, spec.num_layers)
+        windows = layer_windows(types, config.get("sliding_window", 4096), spec.num_layers)
+        rotaries = {kind: RotaryEmbedding(context, _rope_config(config, kind), spec.head_dim) for kind in set(types)}
+        bias = config.get("attention_bias", False)
+        scale = config.get("query_pre_attn_scalar", 256) ** -0.5
+        activation = activation_of(spec, "hidden_activation")
+
+        def layer(place: LayerPlace) -> Gemma3Layer:
+            def layer_norm(name: str) -> RMSNorm:
+                return RMSNorm(context, f"{place.name}.{name}_layernorm", spec.hidden_size, norm)
+
+            attention = Attention(
+                context, place, attention_shape(spec), rotaries[types[place.index]], qkv_bias=bias, output_bias=bias,
+                qk_norm=norm, window=windows[place.index], scale=scale,
+            )  # fmt: skip
+            mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, config["intermediate_size"], activation)
+            return Gemma3Layer(
+                layer_norm("input"), attention, layer_norm("post_attention"),
+                layer_norm("pre_feedforward"), mlp, layer_norm("post_feedforward"),
+            )  # fmt: skip
+
+        # As if the factor were stored with the weights, in their type.
+        factor = torch.tensor(spec.hidden_size**0.5, dtype=context.dtype).item()
+        is_tied = config.get("tie_word_embeddings", True)
+        embed, head = vocabulary_ends(spec, context, is_tied=is_tied, scale=factor)
+        layers = [layer(place) for place in layer_places(spec)]
+        super().__init__(embed, layers, RMSNorm(context, "model.norm", spec.hidden_size, norm), head)
+
+
+def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
+    """`layer_types`, or as older checkpoints say it: every `sliding_window_pattern`-th layer sees all."""
+    types = config.get("layer_types")
+    if types is not None:
+        return types
+    pattern = config.get("sliding_window_pattern", 6)
+    return ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
+
+
+def _rope_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """`config` with the rotation of one type of layer in the place where other models have that of all."""
+    older = {
+        "sliding_attention": {"rope_theta": config.get("rope_local_base_freq", 10_000.0)},
+        "full_attention": {"rope_theta": config.get("rope_theta", 1_000_000.0), **(config.get("rope_scaling") or {})},
+    }
+    by_kind = config.get("rope_parameters") or older
+    if not isinstance(by_kind.get(kind), Mapping):
+        raise ModelLoadError(f"config.json: rope_parameters must say how layers of {kind} rotate; it is {by_kind}.")
+    return {**config, "rope_parameters": {**older[kind], **by_kind[kind]}}
+
+
+def _refuse(spec: ModelSpec) -> None:
+    """Refuses what config.json may ask for and no text model of Gemma 3 does.
+
+    Raises:
+        ModelLoadError: soft caps, or attention to later tokens.
+    """
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        value = spec.hf_config.get(name)
+        if value:
+            raise ModelLoadError(f"{spec.name}: {name} {value!r} is not supported in {spec.architecture}.")
