@@ -1,5 +1,6 @@
 """The asynchronous front door: prompts in, streams of outputs out. The HTTP server and `LLM` both stand on it."""
 
+import functools
 import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Literal
@@ -8,9 +9,9 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.engine.supervisor import EngineStatus
-from quire.core.errors import ConfigError, EngineDeadError, ParameterError
+from quire.core.errors import ConfigError, EngineDeadError
 from quire.core.logging import get_logger
-from quire.core.wire.protocol import EngineReady, EngineRequest
+from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
@@ -18,11 +19,17 @@ from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.metrics import EngineMetrics
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.completion import Completion
-from quire.frontend.requests.input_processor import InputProcessor
-from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds
+from quire.frontend.requests.async_tokenizer import AsyncTokenizer
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.beam_search import BeamSearch, check_beams
+from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
+from quire.frontend.requests.request_builder import RequestBuilder
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.running_requests import RunningRequests
+from quire.frontend.requests.sampling_input import SamplingInput
+from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.truncation import Truncation
 
@@ -52,22 +59,32 @@ class AsyncLLM:
         self.model = model
         self.client = client
         self.metrics = metrics
-        self.input_processor = InputProcessor(
+        self.limit = ContextLimit(config.max_model_len)
+        self.async_tokenizer = AsyncTokenizer(tokenizer, self.limit)
+        self.chat_templates = ChatTemplates(tokenizer, model.name)
+        vocab_size = config.spec.vocab_size
+        self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
+        self.prompts = PromptReader(
+            self.async_tokenizer,
+            self.limit,
+            vocab_size=vocab_size,
+            read_embeds=embeds_reader(config.spec.hidden_size) if model.takes_embeds else None,
+        )
+        self._requests = RunningRequests(
+            client,
+            RequestBuilder(self.sampling_input, self.limit, seed=config.seed),
+            GrammarCompiler(
+                tokenizer,
+                vocab_size=vocab_size,
+                end_token_ids=config.spec.eos_token_ids,
+                options=model.structured_outputs,
+            ),
             model,
             tokenizer,
-            vocab_size=config.spec.vocab_size,
-            max_model_len=config.max_model_len,
-            seed=config.seed,
-            read_embeds=_embeds_reader(config.spec.hidden_size) if model.takes_embeds else None,
-        )
-        self._grammars = GrammarCompiler(
-            tokenizer,
-            vocab_size=config.spec.vocab_size,
-            end_token_ids=config.spec.eos_token_ids,
-            options=model.structured_outputs,
+            takes_priority=config.limits.policy == "priority",
+            metrics=metrics,
         )
         self._tokenizer = tokenizer
-        self._streams: dict[str, RequestStream] = {}
         self._ready: EngineReady | None = None
         self._end_at_exit = weakref.finalize(self, client.close_nowait)
 
@@ -113,7 +130,7 @@ class AsyncLLM:
         """
         if self._ready is None:
             self._ready = await self.client.start()
-            self.input_processor.max_model_len = self._ready.max_model_len
+            self.limit.max_model_len = self._ready.max_model_len
         return self._ready
 
     async def check_health(self) -> None:
@@ -135,16 +152,14 @@ class AsyncLLM:
 
     async def aclose(self) -> None:
         """Ends running requests with finish_reason "abort", then the engine, in order."""
-        for stream in list(self._streams.values()):
-            stream.abort()
-        self.input_processor.close()
-        self._grammars.close()
+        self._requests.close()
+        self.async_tokenizer.close()
         await self.client.close()
         self._end_at_exit.detach()
 
     def shutdown(self) -> None:
         """Ends the engine by force, without waiting; for use outside an event loop."""
-        self.input_processor.close()
+        self.async_tokenizer.close()
         self._end_at_exit()
 
     async def __aenter__(self) -> "AsyncLLM":
@@ -158,7 +173,7 @@ class AsyncLLM:
 
     async def open(
         self,
-        prompt: PromptLike,
+        prompt: PromptLike | Prompt,
         sampling_params: SamplingParams | None,
         request_id: str,
         *,
@@ -167,19 +182,18 @@ class AsyncLLM:
         add_special_tokens: bool = True,
         truncation: Truncation | None = None,
         fit_context: bool = False,
-        limit_logprobs: bool = True,
     ) -> RequestStream:
         """Checks a request and hands it to the engine: whatever is wrong with it is raised here, before any output.
 
         Args:
-            prompt: text, token ids, or `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`.
+            prompt: text, token ids, `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`, or a
+                text with the token ids that our tokenizer made of it.
             sampling_params: the checkpoint's defaults when None.
             request_id: unique among running requests.
             priority: lower runs first, with `--scheduling-policy priority`.
             cache_salt: keeps the prefix cache apart from that of requests with another salt.
             truncation: cuts a prompt that is too long; None refuses it.
             fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
-            limit_logprobs: refuse more logprobs than `--max-logprobs`.
 
         Returns:
             The outputs. Close it when it is not read to its end: that aborts the request.
@@ -189,62 +203,43 @@ class AsyncLLM:
             EngineError: the engine cannot take requests.
         """
         await self.start()
-        read = await self.input_processor.read_prompt(
-            prompt, add_special_tokens=add_special_tokens, must_fit=truncation is None
-        )
-        sampling = sampling_params or self.input_processor.default_sampling_params()
-        constraint = sampling.structured_outputs
-        grammar = await self._grammars.compile(constraint) if constraint is not None else None
-        if priority and self.config.limits.policy != "priority":
-            raise ParameterError(
-                f"priority is {priority}, but requests here run first come, first served; "
-                "start the server with --scheduling-policy priority, or leave it out.",
-                param="priority",
-            )
+        must_fit = truncation is None
+        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        sampling = sampling_params or self.sampling_input.default_params()
         if truncation is not None:
-            read = self.input_processor.truncate(read, truncation, sampling.max_tokens)
-        requests = self.input_processor.build(
-            request_id,
-            read,
-            sampling,
-            priority=priority,
-            cache_salt=cache_salt,
-            fit_context=fit_context,
-            limit_logprobs=limit_logprobs,
-            grammar=grammar,
+            read = self.prompts.truncate(read, truncation, sampling.max_tokens)
+        return await self._requests.open(
+            read, sampling, request_id, priority=priority, cache_salt=cache_salt, fit_context=fit_context
         )
-        return await self._submit(request_id, read, sampling, requests)
 
-    async def _submit(
-        self, request_id: str, prompt: Prompt, sampling: SamplingParams, requests: Iterable[EngineRequest]
-    ) -> RequestStream:
-        """Hands the engine all sequences of a request. They may be thousands: others have their turns between."""
-        interval = max(self.model.stream_interval, sampling.stream_interval or 1)
-        completions = [
-            Completion(index, request, sampling, self._tokenizer, interval)
-            async for index, request in in_turns(enumerate(requests))
-        ]
-        stream = RequestStream(
-            request_id,
-            prompt,
-            sampling,
-            completions,
-            metrics=self.metrics,
-            abort=self.client.abort,
-            on_close=self._on_stream_closed,
+    async def open_beams(
+        self,
+        prompt: PromptLike | Prompt,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+        tells_logprobs: bool = True,
+    ) -> BeamSearch:
+        """A beam search from a prompt, checked; nothing runs yet. Arguments as in `open`.
+
+        Args:
+            tells_logprobs: the output holds the log-probabilities that led to it.
+
+        Raises:
+            ParameterError: the prompt is wrong, or too long for max_tokens.
+        """
+        await self.start()
+        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
+        check_beams(read, params, self.max_model_len)
+        open_request = functools.partial(
+            self._requests.open, priority=priority, cache_salt=cache_salt, limit_logprobs=False
         )
-        if request_id in self._streams:
-            raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
-        self._streams[request_id] = stream
-        try:
-            async for request, on_delta in in_turns(stream.requests):
-                if stream.finished:  # refused or aborted since
-                    break
-                self.client.submit(request, on_delta)
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        return BeamSearch(
+            open_request, self._tokenizer, self.config.spec, read, params, request_id, tells_logprobs=tells_logprobs
+        )
 
     async def generate(
         self,
@@ -268,15 +263,12 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their readers get a last output with finish_reason "abort". Unknown ids are ignored."""
-        for each in [request_id] if isinstance(request_id, str) else list(request_id):
-            stream = self._streams.get(each)
-            if stream is not None:
-                stream.abort()
+        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
 
     @property
     def num_unfinished(self) -> int:
         """Requests in flight."""
-        return len(self._streams)
+        return len(self._requests)
 
     async def reset_prefix_cache(self) -> None:
         """Forgets cached pages that no request uses."""
@@ -302,11 +294,6 @@ class AsyncLLM:
         await self.start()
         return await self.client.profile(active)
 
-    def _on_stream_closed(self, stream: RequestStream) -> None:
-        self._streams.pop(stream.request_id, None)
-        if self.model.log_requests:
-            logger.info("%s", stream.summary())
-
     # -------------------------------------------------------------------------------------------------------- facts
 
     @property
@@ -317,14 +304,8 @@ class AsyncLLM:
     @property
     def max_model_len(self) -> int:
         """Prompt and output together, in tokens; final once the engine has started."""
-        return self.input_processor.max_model_len
+        return self.limit.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint recommends for requests that name nothing."""
-        return self.input_processor.default_sampling_params()
-
-
-def _embeds_reader(hidden_size: int) -> ReadEmbeds:
-    from quire.frontend.requests.prompt_embeds import EmbedsReader  # NumPy, which other servers start without
-
-    return EmbedsReader(hidden_size).read
+        return self.sampling_input.default_params()

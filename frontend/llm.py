@@ -14,8 +14,9 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import open_progress
-from quire.frontend.requests.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.beam_search import BeamSearchOutput
+from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.text.chat_template import Message
 
 _TOKENIZED_AT_ONCE = 256
@@ -104,7 +105,7 @@ class LLM:
         """
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[PromptLike] = [
-            self._llm.input_processor.render_chat(
+            self._llm.chat_templates.render(
                 list(conversation),  # type: ignore[arg-type]
                 tools=tools,
                 chat_template=chat_template,
@@ -152,7 +153,7 @@ class LLM:
 
         async def search(prompt: PromptLike) -> BeamSearchOutput:
             async with places:
-                found = await BeamSearch.open(self._llm, prompt, params, f"llm-{next(self._request_numbers)}")
+                found = await self._llm.open_beams(prompt, params, f"llm-{next(self._request_numbers)}")
                 sequences = await found.sequences()
                 on_output(found.output(sequences))
                 return BeamSearchOutput([found.with_prompt(each) for each in sequences])
@@ -210,21 +211,18 @@ class LLM:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tokenize(self, prompts: list[PromptLike], add_special_tokens: bool) -> list[PromptLike]:
+    async def _tokenize(self, prompts: list[PromptLike], add_special_tokens: bool) -> list[PromptLike | Prompt]:
         """The same prompts with ids for those that are text alone."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
-            return prompts
-        processor = self._llm.input_processor
-        rows = iter(await processor.tokenize_batch(texts, add_special_tokens=add_special_tokens))
-        return [
-            {"prompt": prompt, "prompt_token_ids": next(rows)} if isinstance(prompt, str) else prompt
-            for prompt in prompts
-        ]
+            return [*prompts]
+        tokenize = self._llm.async_tokenizer.tokenize_batch
+        rows = iter(await tokenize(texts, add_special_tokens=add_special_tokens))
+        return [Prompt(prompt, next(rows)) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     async def _generate_one(
         self,
-        prompt: PromptLike,
+        prompt: PromptLike | Prompt,
         sampling: SamplingParams | None,
         priority: int,
         places: asyncio.Semaphore,
@@ -253,7 +251,7 @@ class LLM:
         """The checkpoint's tokenizer as Transformers' own class."""
         from transformers import AutoTokenizer  # 5 s, which nothing else here needs
 
-        return AutoTokenizer.from_pretrained(str(self._llm.input_processor.tokenizer.folder))
+        return AutoTokenizer.from_pretrained(str(self._llm.async_tokenizer.tokenizer.folder))
 
     @property
     def config(self) -> EngineConfig:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.llm import LLM
     from quire.frontend.outputs import CompletionOutput, RequestOutput
-    from quire.frontend.requests.beam_search import BeamSearchParams
+    from quire.frontend.requests.beam_params import BeamSearchParams
 
     __version__: str
 
@@ -20,7 +20,7 @@ _LAZY = {
     "SamplingParams": "quire.core.wire.sampling_params",
     "StructuredOutputsParams": "quire.core.wire.structured_outputs",
     "GuidedDecodingParams": "quire.core.wire.structured_outputs",
-    "BeamSearchParams": "quire.frontend.requests.beam_search",
+    "BeamSearchParams": "quire.frontend.requests.beam_params",
     "LogitsProcessor": "quire.executor.sampling.custom",
     "RequestOutput": "quire.frontend.outputs",
     "CompletionOutput": "quire.frontend.outputs",

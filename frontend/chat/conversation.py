@@ -57,7 +57,7 @@ class Conversations:
         else:
             text = self._render(request)
         special = bool(request.add_special_tokens)
-        tokenize = self._engine.input_processor.tokenize
+        tokenize = self._engine.async_tokenizer.tokenize
         with renamed(prompt="messages"):
             return Rendered(text, await tokenize(text, add_special_tokens=special, must_fit=must_fit))
 
@@ -74,7 +74,7 @@ class Conversations:
             variables |= _reasoning_variables(request.reasoning_effort)
             if request.tool_choice == "none" and self._server.exclude_tools_when_tool_choice_none:
                 tools = None
-        return self._engine.input_processor.render_chat(
+        return self._engine.chat_templates.render(
             self._parsers.readable(request.messages or []),
             tools=tools,
             documents=request.documents if isinstance(request, ChatRequest) else None,
@@ -87,12 +87,12 @@ class Conversations:
 
     def sampling(self, request: ChatRequest) -> SamplingParams:
         """How the answer is sampled, but for what tools ask for. Raises ParameterError."""
-        processor = self._engine.input_processor
-        defaults = processor.default_sampling
+        sampling_input = self._engine.sampling_input
+        defaults = sampling_input.defaults
         _, limit = request.token_limit
         return request.make_sampling(
             defaults,
-            max_tokens=processor.limit_output(limit if limit is not None else defaults.get("max_tokens")),
+            max_tokens=sampling_input.limit_output(limit if limit is not None else defaults.get("max_tokens")),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
 

@@ -8,7 +8,7 @@ from quire.frontend.chat.events import Event, Finish, ReasoningDelta, TextDelta,
 from quire.frontend.openai.generation import OutputStream
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.parsing.output_parser import OutputParser
-from quire.frontend.requests.input_processor import INLINE_CHARACTERS
+from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.turns import apart, in_turns
 
 
@@ -145,7 +145,7 @@ class Turn:
         """
         if not self._reads_reasoning:
             return None
-        tokenizer = self._llm.input_processor.tokenizer
+        tokenizer = self._llm.async_tokenizer.tokenizer
         texts = [text for choice in self.choices or () if (text := choice.reasoning)]
 
         def count() -> int:

@@ -6,7 +6,8 @@ from typing import Any
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.openai.schema import GenerationRequest
-from quire.frontend.requests.beam_search import BeamSearch, BeamSearchParams
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.beam_search import BeamSearch
 from quire.frontend.requests.prompt import PromptLike
 
 _NOTHING: dict[str, Sequence[Any]] = {
@@ -69,8 +70,7 @@ async def open_beams(
         )
     except ParameterError as error:
         raise ParameterError(str(error), param="n" if error.param == "beam_width" else error.param) from None
-    return await BeamSearch.open(
-        engine,
+    return await engine.open_beams(
         prompt,
         params,
         request_id,

@@ -38,7 +38,7 @@ from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
-from quire.frontend.requests.input_processor import INLINE_CHARACTERS
+from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.prompt import PromptLike
 from quire.frontend.requests.turns import apart, in_turns
 from quire.frontend.text.fill_in_middle import fill_in_middle
@@ -108,9 +108,9 @@ class TextCompletions:
         max_tokens: int | None = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         if request.is_echo_alone:
             max_tokens = 1  # the engine samples one token from every prompt
-        processor = self._engine.input_processor
-        max_tokens = processor.limit_output(max_tokens)
-        sampling = request.make_sampling(processor.default_sampling, max_tokens=max_tokens, logprobs=request.logprobs)
+        sampling_input = self._engine.sampling_input
+        max_tokens = sampling_input.limit_output(max_tokens)
+        sampling = request.make_sampling(sampling_input.defaults, max_tokens=max_tokens, logprobs=request.logprobs)
         if request.scores_echo and sampling.prompt_logprobs is None:
             sampling = sampling.replace(prompt_logprobs=request.logprobs)
         if self._engine.tokenizer is None:
@@ -160,13 +160,13 @@ class TextCompletions:
         if not request.suffix or isinstance(prompt, dict):
             return prompt
         special = request.add_special_tokens is not False
-        processor = self._engine.input_processor
+        tokenizer = self._engine.async_tokenizer
         must_fit = request.truncation is None
-        await processor.check_length(request.suffix, "suffix", must_fit=must_fit)
+        await tokenizer.check_length(request.suffix, "suffix", must_fit=must_fit)
         if isinstance(prompt, str):
-            await processor.check_length(prompt, must_fit=must_fit)
+            await tokenizer.check_length(prompt, must_fit=must_fit)
         make = functools.partial(
-            fill_in_middle, processor.tokenizer, prompt, request.suffix, add_special_tokens=special
+            fill_in_middle, tokenizer.tokenizer, prompt, request.suffix, add_special_tokens=special
         )
         ids = await apart(make, is_long=len(prompt) + len(request.suffix) > INLINE_CHARACTERS)
         return {"prompt": prompt, "prompt_token_ids": ids} if isinstance(prompt, str) else ids

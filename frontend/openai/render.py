@@ -13,7 +13,7 @@ from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS
 from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
-from quire.frontend.requests.input_processor import INLINE_CHARACTERS
+from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.turns import apart, in_turns
 
 
@@ -58,15 +58,14 @@ class Rendering:
         self._check(request)
         if request.prompt_embeds:
             raise ParameterError("prompt_embeds are not rendered: they have no token ids.", param="prompt_embeds")
-        processor = self._engine.input_processor
-        defaults = processor.default_sampling
+        defaults = self._engine.sampling_input.defaults
         limit = request.max_tokens if request.max_tokens is not None else defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
-        limit = processor.limit_output(limit)
+        limit = self._engine.sampling_input.limit_output(limit)
         sampling = request.make_sampling(defaults, max_tokens=limit, logprobs=request.logprobs)
         special = request.add_special_tokens is not False
         rendered = []
         async for each in in_turns(request.prompts()):
-            prompt = await processor.read_prompt(each, add_special_tokens=special)
+            prompt = await self._engine.prompts.read(each, add_special_tokens=special)
             rendered.append(
                 await self._rendered("cmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
             )
@@ -95,7 +94,7 @@ class Rendering:
             )
         offsets = None
         if text is not None and request.return_token_offsets:
-            tokenizer = self._engine.input_processor.tokenizer
+            tokenizer = self._engine.async_tokenizer.tokenizer
             find = functools.partial(tokenizer.offsets, text, add_special_tokens=special)
             offsets = await apart(find, is_long=len(text) > INLINE_CHARACTERS)
         return RenderedRequest(

@@ -20,6 +20,7 @@ class Tokenization:
 
     def __init__(self, engine: AsyncLLM, models: ServedModels, conversations: Conversations) -> None:
         self._engine = engine
+        self._tokenizer = engine.async_tokenizer
         self._models = models
         self._conversations = conversations
 
@@ -27,28 +28,28 @@ class Tokenization:
         """Token ids of a text or of a rendered conversation. Raises RequestError."""
         request.check()
         self._models.check(request.model)
-        processor = self._engine.input_processor
         if request.prompt is None:
             ids = (await self._conversations.render(request)).token_ids
         else:
-            ids = await processor.tokenize(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+            special = request.add_special_tokens is not False
+            ids = await self._tokenizer.tokenize(request.prompt, add_special_tokens=special)
         strings = None
         if request.return_token_strs:
-            tokenizer = processor.tokenizer
+            tokenizer = self._tokenizer.tokenizer
             strings = await apart(lambda: [tokenizer.token(i) or "" for i in ids], is_long=len(ids) > INLINE_TOKENS)
         return TokenizeResponse(len(ids), self._engine.max_model_len, ids, strings)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids, special tokens included. Raises RequestError."""
         self._models.check(request.model)
-        processor = self._engine.input_processor
-        if len(request.tokens) > processor.max_text_length:
+        longest = self._tokenizer.max_text_length
+        if len(request.tokens) > longest:
             raise ParameterError(
-                f"tokens holds {len(request.tokens)} ids; at most {processor.max_text_length} are made text of at once "
+                f"tokens holds {len(request.tokens)} ids; at most {longest} are made text of at once "
                 f"where max_model_len is {self._engine.max_model_len}; send them in pieces.",
                 param="tokens",
             )
-        tokenizer = processor.tokenizer
+        tokenizer = self._tokenizer.tokenizer
         decode = functools.partial(_decode, tokenizer, request.tokens)
         return DetokenizeResponse(await apart(decode, is_long=len(request.tokens) > INLINE_TOKENS))
 

@@ -5,75 +5,25 @@ common beginning in the prefix cache, so a step computes little more than one to
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from heapq import nlargest
 from operator import itemgetter
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from quire.core.config.resolved import ModelSpec
 from quire.core.errors import EngineError, ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
-from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
-from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.turns import in_turns
+from quire.frontend.text.tokenizer import Tokenizer
 
-MAX_BEAM_WIDTH = 256
 BEAMS_PER_TURN = 16
 """Of the event loop, which others use, too."""
-
-EarlyStopping = bool | Literal["never"]
-
-
-class BeamSearchParams(Struct, kw_only=True):
-    """Parameters of a beam search, with vLLM's names and defaults.
-
-    Raises:
-        ParameterError: a value is out of its range; `param` names the field.
-    """
-
-    beam_width: Annotated[int, Meta(description="Beams, and outputs.")]
-    max_tokens: Annotated[int, Meta(description="Most tokens of an output.")]
-    ignore_eos: Annotated[bool, Meta(description="Go on past the end-of-sequence token.")] = False
-    temperature: Annotated[float, Meta(description="Nothing is drawn, so only 0 and 1 are taken.")] = 0.0
-    length_penalty: Annotated[
-        float, Meta(description="A score is the sum of log-probabilities, over the length to this power.")
-    ] = 1.0
-    early_stopping: Annotated[
-        EarlyStopping,
-        Meta(
-            description="True ends as soon as beam_width outputs are complete; otherwise the search goes on until no "
-            "other can become better."
-        ),
-    ] = False
-    stop_token_ids: Annotated[list[int], Meta(description="Token ids that end an output.")] = []
-    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the token that ended an output.")] = False
-    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
-    shown_special_token_ids: Annotated[
-        list[int], Meta(description="Special tokens that stay in the text when the others are left out.")
-    ] = []
-
-    def __post_init__(self) -> None:
-        if type(self.beam_width) is not int or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
-            raise ParameterError(
-                f"beam_width (n) must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width}.", param="beam_width"
-            )
-        if type(self.max_tokens) is not int or self.max_tokens < 1:
-            raise ParameterError(f"max_tokens must be at least 1, got {self.max_tokens}.", param="max_tokens")
-        if self.temperature not in (0, 1):
-            raise ParameterError(
-                f"temperature must be 0 or 1 with beam search, which draws nothing; got {self.temperature}.",
-                param="temperature",
-            )
-        if not -100 <= self.length_penalty <= 100:
-            raise ParameterError(
-                f"length_penalty must be between -100 and 100, got {self.length_penalty}.", param="length_penalty"
-            )
-        if self.early_stopping not in (True, False, "never"):
-            raise ParameterError(
-                f"early_stopping must be true, false or never, got {self.early_stopping!r}.", param="early_stopping"
-            )
 
 
 class Beam(Struct, kw_only=True):
@@ -115,11 +65,36 @@ class BeamSearchOutput(Struct):
     sequences: list[BeamSearchSequence]
 
 
+OpenRequest = Callable[[Prompt, SamplingParams, str], Awaitable[RequestStream]]
+"""Hands the engine a request, by its id."""
+
+
+def check_beams(prompt: Prompt, params: BeamSearchParams, max_model_len: int) -> None:
+    """Refuses a prompt that cannot be searched from, or that leaves too little room for the outputs.
+
+    Raises:
+        ParameterError: the prompt is wrong, or too long for max_tokens.
+    """
+    if prompt.embeds is not None:
+        raise ParameterError(
+            "prompt_embeds do not go with beam search; leave use_beam_search out.", param="prompt_embeds"
+        )
+    num_tokens = len(prompt.token_ids)
+    if params.max_tokens > max_model_len - num_tokens:
+        raise ParameterError(
+            f"The prompt has {num_tokens} tokens and max_tokens asks for {params.max_tokens} more, which is over the "
+            f"limit of {max_model_len} (max_model_len).",
+            param="max_tokens",
+        )
+
+
 class BeamSearch:
     """The search for one prompt. Iterate for its one output; `close` ends it early.
 
     Args:
-        llm: runs the beams' requests.
+        open_request: runs the beams' requests.
+        tokenizer: None for outputs without text.
+        spec: of the model.
         prompt: read and checked.
         request_id: the beams' requests are called by it and a number.
         tells_logprobs: the output holds the log-probabilities that led to it.
@@ -127,71 +102,35 @@ class BeamSearch:
 
     def __init__(
         self,
-        llm: AsyncLLM,
+        open_request: OpenRequest,
+        tokenizer: Tokenizer | None,
+        spec: ModelSpec,
         prompt: Prompt,
         params: BeamSearchParams,
         request_id: str,
         *,
-        priority: int = 0,
-        cache_salt: str | None = None,
         tells_logprobs: bool = True,
     ) -> None:
-        self._llm = llm
+        self._open_request = open_request
+        self._tokenizer = tokenizer
         self._prompt = prompt
         self._params = params
         self._request_id = request_id
-        self._priority = priority
-        self._cache_salt = cache_salt
         self._tells_logprobs = tells_logprobs
-        self._eos_token_ids = frozenset(() if params.ignore_eos else llm.config.spec.eos_token_ids)
+        self._eos_token_ids = frozenset(() if params.ignore_eos else spec.eos_token_ids)
         self._end_ids = self._eos_token_ids.union(params.stop_token_ids)
         width = params.beam_width
-        num_likeliest = min(max(2 * width, width + len(self._end_ids)), llm.config.spec.vocab_size)
+        num_likeliest = min(max(2 * width, width + len(self._end_ids)), spec.vocab_size)
         self._sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
             logprobs=num_likeliest,  # enough that `width` are left when the others end the output
             ignore_eos=True,
-            detokenize=llm.tokenizer is not None,
+            detokenize=tokenizer is not None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self._task: asyncio.Task[RequestOutput] | None = None
         self._num_cached_tokens: int | None = None
-
-    @classmethod
-    async def open(
-        cls,
-        llm: AsyncLLM,
-        prompt: PromptLike,
-        params: BeamSearchParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        tells_logprobs: bool = True,
-        add_special_tokens: bool = True,
-    ) -> "BeamSearch":
-        """Reads the prompt and checks that the outputs will fit; nothing runs yet.
-
-        Raises:
-            ParameterError: the prompt is wrong, or too long for max_tokens.
-        """
-        await llm.start()
-        read = await llm.input_processor.read_prompt(prompt, add_special_tokens=add_special_tokens)
-        if read.embeds is not None:
-            raise ParameterError(
-                "prompt_embeds do not go with beam search; leave use_beam_search out.", param="prompt_embeds"
-            )
-        room = llm.max_model_len - len(read.token_ids)
-        if params.max_tokens > room:
-            raise ParameterError(
-                f"The prompt has {len(read.token_ids)} tokens and max_tokens asks for {params.max_tokens} more, which "
-                f"is over the limit of {llm.max_model_len} (max_model_len).",
-                param="max_tokens",
-            )
-        return cls(
-            llm, read, params, request_id, priority=priority, cache_salt=cache_salt, tells_logprobs=tells_logprobs
-        )
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         """The one output.
@@ -248,7 +187,7 @@ class BeamSearch:
         )
 
     def _text(self, token_ids: list[int]) -> str:
-        tokenizer = self._llm.tokenizer
+        tokenizer = self._tokenizer
         if tokenizer is None:
             return ""
         if self._params.skip_special_tokens:
@@ -290,14 +229,8 @@ class BeamSearch:
                 task.cancel()
 
     async def _likeliest(self, beam: Beam, name: str) -> dict[int, Logprob]:
-        stream = await self._llm.open(
-            {"prompt_token_ids": self._prompt.token_ids + beam.token_ids},
-            self._sampling,
-            f"{self._request_id}-{name}",
-            priority=self._priority,
-            cache_salt=self._cache_salt or self._prompt.cache_salt,
-            limit_logprobs=False,
-        )
+        prompt = self._prompt._replace(text=None, token_ids=self._prompt.token_ids + beam.token_ids)
+        stream = await self._open_request(prompt, self._sampling, f"{self._request_id}-{name}")
         try:
             async for output in stream:
                 if self._num_cached_tokens is None:

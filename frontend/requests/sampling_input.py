@@ -1,9 +1,11 @@
-"""What of sampling parameters depends on the model: ids within the vocabulary, words as token ids, limits."""
+"""What of sampling parameters depends on the model: defaults, limits, ids within the vocabulary, words as token ids."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
+from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.text.tokenizer import Tokenizer
 
 MAX_LISTED_IDS = 2**22
@@ -11,25 +13,35 @@ MAX_LISTED_IDS = 2**22
 
 
 class SamplingInput:
-    """Checks sampling parameters against one model, and completes them.
+    """Defaults and limits of sampling parameters for one model, and the form in which the engine gets them.
 
     Args:
+        model: default parameters and limits.
         tokenizer: None when the server runs on token ids alone.
         vocab_size: rows of the model's embedding.
-        max_logprobs: log-probabilities a token that may be asked for; -1 lifts the limit.
-        has_processors: somebody reads `extra_args`.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_logprobs: int, has_processors: bool = False
-    ) -> None:
+    def __init__(self, model: ServedModel, tokenizer: Tokenizer | None, *, vocab_size: int) -> None:
+        self._model = model
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._max_logprobs = max_logprobs
-        self._has_processors = has_processors
 
-    def complete(self, sampling: SamplingParams, *, limit_logprobs: bool = True) -> SamplingParams:
-        """`sampling` with words turned into token ids; itself when there is nothing to do.
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """SamplingParams keywords that a request which does not name them gets."""
+        return dict(self._model.default_sampling)
+
+    def default_params(self) -> SamplingParams:
+        """The parameters of a request that names none."""
+        return SamplingParams(**self._model.default_sampling)
+
+    def limit_output(self, max_tokens: int | None) -> int | None:
+        """`max_tokens` of a request to a server, or the most that the server's owner allows."""
+        limit = self._model.max_output_tokens
+        return max_tokens if limit is None else min(limit, limit if max_tokens is None else max_tokens)
+
+    def changes(self, sampling: SamplingParams, *, limit_logprobs: bool = True) -> dict[str, Any]:
+        """What the engine gets in another form, as SamplingParams keywords: words as token ids.
 
         Raises:
             ParameterError: what this model cannot do, by name.
@@ -44,24 +56,27 @@ class SamplingInput:
                 "This server runs with --skip-tokenizer-init, so it can give token ids only: set detokenize=False.",
                 param="detokenize",
             )
-        if sampling.extra_args and not self._has_processors:
+        if sampling.extra_args and not self._model.has_logits_processors:
             raise ParameterError(
                 "vllm_xargs (extra_args) are read by logits processors, and this server has none; "
                 "--logits-processors loads them.",
                 param="vllm_xargs",
             )
+        changes: dict[str, Any] = {}
         if sampling.thinking_token_budget == -1:
-            sampling = sampling.replace(thinking_token_budget=None)
-        if sampling.thinking_token_budget is not None:
+            changes["thinking_token_budget"] = None
+        elif sampling.thinking_token_budget is not None:
             self._check_thinking(sampling.thinking)
+        forbidden = sampling.bad_words_token_ids or []
         if sampling.bad_words:
-            sampling = sampling.replace(bad_words=None, bad_words_token_ids=self._tokenize_words(sampling.bad_words))
-        if sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words_token_ids:
-            self._check_lists(sampling)
-        return sampling
+            forbidden = self._tokenize_words(sampling.bad_words)
+            changes |= {"bad_words": None, "bad_words_token_ids": forbidden}
+        if sampling.logit_bias or sampling.allowed_token_ids or forbidden:
+            self._check_lists(sampling, forbidden)
+        return changes
 
     def _check_count(self, name: str, asked: int | None) -> None:
-        limit = self._max_logprobs
+        limit = self._model.max_logprobs
         if asked is not None and limit >= 0 and not 0 <= asked <= limit:
             wanted = "all" if asked < 0 else str(asked)
             raise ParameterError(
@@ -86,9 +101,8 @@ class SamplingInput:
         for mark in marks.begin + marks.end:
             self._check_ids("thinking", mark)
 
-    def _check_lists(self, sampling: SamplingParams) -> None:
+    def _check_lists(self, sampling: SamplingParams, sequences: list[list[int]]) -> None:
         bias, allowed = sampling.logit_bias or {}, sampling.allowed_token_ids or []
-        sequences = sampling.bad_words_token_ids or []
         num_listed = len(bias) + len(allowed) + sum(map(len, sequences))
         if num_listed * sampling.n > MAX_LISTED_IDS:
             raise ParameterError(

@@ -203,6 +203,20 @@ class Tokenizer:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
+def needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer, for what cannot be done without one.
+
+    Raises:
+        ParameterError: the server runs without one.
+    """
+    if tokenizer is None:
+        raise ParameterError(
+            "This server runs with --skip-tokenizer-init: send token ids instead of text, with detokenize=False.",
+            param="prompt",
+        )
+    return tokenizer
+
+
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():

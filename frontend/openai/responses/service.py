@@ -173,7 +173,7 @@ class Responses:
                     chat,
                     self._conversations,
                     max_model_len=self._engine.max_model_len,
-                    max_text_length=self._engine.input_processor.max_text_length,
+                    max_text_length=self._engine.async_tokenizer.max_text_length,
                 )
             turn = await self._conversations.open(
                 chat, response_id, prompt=prompt, max_calls=request.max_tool_calls, call_prefix=CALL_PREFIX
@@ -273,7 +273,7 @@ def _failure_code(error: Exception) -> str:
 
 def _new_response(request: ResponsesRequest, response_id: str, model: str, engine: AsyncLLM) -> Response:
     """What is known of the response before the model answers."""
-    defaults = engine.input_processor.default_sampling
+    defaults = engine.sampling_input.defaults
     return Response(
         id=response_id,
         created_at=int(time.time()),

@@ -291,7 +291,7 @@ class TestThinkingBudget:
         assert complete(llm, self.BUDGETED.replace(thinking=marks)).token_ids == plain
 
     def test_a_reasoning_parser_knows_the_marks(self, llm: LLM) -> None:
-        encode = llm._llm.input_processor.tokenizer.encode
+        encode = llm._llm.async_tokenizer.tokenizer.encode
         parsers = OutputParsers(reasoning_parser="qwen3")
         marks = parsers.thinking_marks("<|im_start|>assistant\n<think>\n", encode)
         assert marks == ThinkingMarks(begin=[encode("<think>")], end=[encode("</think>")], opened=True)

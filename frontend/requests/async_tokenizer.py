@@ -1,0 +1,117 @@
+"""Tokenizing beside the event loop: in a thread where a text is long, and not at all where it is far too long."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from quire.core.errors import ParameterError
+from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.text.tokenizer import Tokenizer, needed
+from quire.frontend.text.truncation import Side
+
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 4096
+"""Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
+
+LARGE_CHARACTERS = 2**18
+"""Longer texts are tokenized in another thread, so that shorter ones need not wait for them."""
+
+MAX_CHARACTERS_PER_TOKEN = 16
+LEAST_TEXT_LIMIT = 2**20
+"""A text that is longer than both this and the context at so many characters a token is refused. Prose, code and data
+have far fewer characters a token on average. A tokenizer cannot be interrupted, and takes up to two microseconds and
+400 bytes a character: those of a text that is all spaces, where each is a piece by itself."""
+
+
+class AsyncTokenizer:
+    """A tokenizer for an event loop.
+
+    Args:
+        tokenizer: None when the server runs on token ids alone.
+        limit: of the model's context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, limit: ContextLimit) -> None:
+        self._tokenizer = tokenizer
+        self._limit = limit
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._large_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize-large")
+
+    def close(self) -> None:
+        """Ends the threads."""
+        for thread in (self._thread, self._large_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer itself. Raises ParameterError when the server runs without one."""
+        return needed(self._tokenizer)
+
+    @property
+    def truncation_side(self) -> Side:
+        """The end of a prompt that is cut off when a request wants it shorter and does not say where."""
+        return "right" if self._tokenizer is None else self._tokenizer.truncation_side
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = True) -> list[int]:
+        """Token ids of a text, without stopping the event loop for a long one. A text that just does not fit into the
+        context is tokenized all the same.
+
+        Args:
+            must_fit: as for `check_length`.
+
+        Raises:
+            ParameterError: the text is far too long, or no valid Unicode.
+        """
+        if len(text) <= INLINE_CHARACTERS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        await self.check_length(text, must_fit=must_fit)
+        thread = self._thread if len(text) <= LARGE_CHARACTERS else self._large_thread
+        [token_ids] = await self._tokenize_in(thread, [text], add_special_tokens)
+        return token_ids
+
+    async def tokenize_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of many texts, on all cores."""
+        return await self._tokenize_in(self._thread, texts, add_special_tokens)
+
+    async def _tokenize_in(
+        self, thread: ThreadPoolExecutor, texts: list[str], add_special_tokens: bool
+    ) -> list[list[int]]:
+        encode = functools.partial(self.tokenizer.encode_batch, add_special_tokens=add_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(thread, encode, texts)
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """What `work` returns: other reading of a prompt that takes long, in the thread that tokenizes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    @property
+    def max_text_length(self) -> int:
+        """The most characters that are tokenized at once, and the most token ids that are made text of."""
+        return max(LEAST_TEXT_LIMIT, MAX_CHARACTERS_PER_TOKEN * self._limit.max_model_len)
+
+    async def check_length(self, text: str, param: str = "prompt", *, must_fit: bool = True) -> None:
+        """Refuses a text that is far too long, before anybody looks for its tokens.
+
+        Args:
+            must_fit: refuse what is longer than the context whatever its tokens are; not for a text that is to be cut.
+
+        Raises:
+            ParameterError: it is too long; `param` names the field.
+        """
+        num_characters, max_model_len = len(text), self._limit.max_model_len
+        if must_fit and num_characters >= max_model_len:
+            least = await asyncio.to_thread(self.tokenizer.least_tokens, text)
+            if least >= max_model_len:
+                raise ParameterError(
+                    f"{param} has {num_characters} characters, which are at least {least} tokens; prompt and output "
+                    f"together are limited to {max_model_len} (max_model_len); shorten it.",
+                    param=param,
+                )
+        if num_characters > self.max_text_length:
+            raise ParameterError(
+                f"{param} has {num_characters} characters; at most {self.max_text_length} are tokenized where "
+                f"max_model_len is {max_model_len}; shorten it.",
+                param=param,
+            )

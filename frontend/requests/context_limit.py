@@ -1,0 +1,44 @@
+"""The length of the model's context: how much room a prompt leaves for its output."""
+
+from quire.core.errors import ParameterError
+
+
+class ContextLimit:
+    """Tokens that prompt and output may have together.
+
+    Args:
+        max_model_len: as the options say; an engine that fits it to its memory tells the final number when it is ready.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+
+    def output_tokens(self, num_prompt_tokens: int, asked: int | None, *, fit_context: bool) -> int:
+        """How many tokens an output may have: as many as are asked for, or all that there is room for.
+
+        Args:
+            fit_context: lower a number that there is no room for, instead of refusing it.
+
+        Raises:
+            ParameterError: the prompt is too long, alone or with the output that is asked for.
+        """
+        room = self.max_model_len - num_prompt_tokens
+        if room < 1:
+            raise self.too_long(num_prompt_tokens)
+        if asked is None or (asked > room and fit_context):
+            return room
+        if asked > room:
+            raise ParameterError(
+                f"The prompt has {num_prompt_tokens} tokens and max_tokens asks for {asked} more, which is over the "
+                f"limit of {self.max_model_len} (max_model_len); shorten the prompt or lower max_tokens to {room}.",
+                param="max_tokens",
+            )
+        return asked
+
+    def too_long(self, num_prompt_tokens: int) -> ParameterError:
+        """What to raise about a prompt that leaves no room for a single token."""
+        return ParameterError(
+            f"The prompt has {num_prompt_tokens} tokens, but prompt and output together are limited to "
+            f"{self.max_model_len} (max_model_len); shorten the prompt to at most {self.max_model_len - 1} tokens.",
+            param="prompt",
+        )

@@ -1,0 +1,98 @@
+"""Prompts in all their forms, read into token ids and checked against one model."""
+
+import functools
+from typing import Any
+
+from quire.core.errors import ParameterError
+from quire.frontend.requests.async_tokenizer import AsyncTokenizer
+from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, split_prompt
+from quire.frontend.text.truncation import Truncation
+
+
+class PromptReader:
+    """Reads, checks and cuts prompts.
+
+    Args:
+        tokenizer: makes token ids of texts.
+        limit: of the model's context.
+        vocab_size: rows of the model's embedding; ids at and above it are refused.
+        read_embeds: reads prompts that are embeddings; None refuses them.
+    """
+
+    def __init__(
+        self, tokenizer: AsyncTokenizer, limit: ContextLimit, *, vocab_size: int, read_embeds: ReadEmbeds | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limit = limit
+        self._vocab_size = vocab_size
+        self._read_embeds = read_embeds
+
+    async def read(
+        self, prompt: PromptLike | Prompt, *, add_special_tokens: bool = True, must_fit: bool = True
+    ) -> Prompt:
+        """A prompt in any of its forms: text, token ids, a dictionary, or one whose text is tokenized already.
+
+        Args:
+            must_fit: refuse a prompt that is longer than the context; not one that is to be cut.
+
+        Raises:
+            ParameterError: it is none of these, is empty, is far too long, or holds ids outside the vocabulary.
+        """
+        if isinstance(prompt, Prompt):
+            return self._checked(prompt)
+        if must_fit and isinstance(prompt, list) and len(prompt) >= self._limit.max_model_len:
+            raise self._limit.too_long(len(prompt))
+        text, token_ids, cache_salt = split_prompt(prompt)
+        if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
+            return await self._embedded(prompt["prompt_embeds"], Prompt(text, [], cache_salt))
+        if token_ids is None:
+            assert text is not None
+            token_ids = await self._tokenizer.tokenize(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        return self._checked(Prompt(text, token_ids, cache_salt))
+
+    async def _embedded(self, value: Any, prompt: Prompt) -> Prompt:
+        if self._read_embeds is None:
+            raise ParameterError(
+                "prompt_embeds are not taken here: start the server with --enable-prompt-embeds (LLM with "
+                "enable_prompt_embeds=True), or send text or token ids.",
+                param="prompt_embeds",
+            )
+        read = functools.partial(self._read_embeds, value, self._limit.max_model_len)
+        embeds, num_tokens = await self._tokenizer.apart(read)
+        return prompt._replace(token_ids=[0] * num_tokens, embeds=embeds)
+
+    def _checked(self, prompt: Prompt) -> Prompt:
+        token_ids = prompt.token_ids
+        if not token_ids:
+            raise ParameterError("The prompt is empty; it needs at least one token.", param="prompt")
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._vocab_size:
+            wrong = low if low < 0 else high
+            raise ParameterError(
+                f"Token id {wrong} in the prompt is outside the model's vocabulary (0 to {self._vocab_size - 1}).",
+                param="prompt",
+            )
+        return prompt
+
+    def truncate(self, prompt: Prompt, truncation: Truncation, max_tokens: int | None) -> Prompt:
+        """The part of a prompt that `truncation` keeps; it has no text of its own when something was cut off.
+
+        Raises:
+            ParameterError: more is to be kept than there is room for.
+        """
+        if prompt.embeds is not None:
+            raise ParameterError(
+                "truncate_prompt_tokens cuts text and token ids; send as many rows of prompt_embeds as are wanted.",
+                param="truncate_prompt_tokens",
+            )
+        room = self._limit.max_model_len - (max_tokens or 1)
+        kept = truncation.apply(prompt.token_ids, room=room, tokenizer_side=self._tokenizer.truncation_side)
+        return prompt if kept is prompt.token_ids else prompt._replace(text=None, token_ids=kept)
+
+
+def embeds_reader(hidden_size: int) -> ReadEmbeds:
+    """What reads embeddings of so many numbers a token."""
+    from quire.frontend.requests.prompt_embeds import EmbedsReader  # NumPy, which other servers start without
+
+    return EmbedsReader(hidden_size).read

@@ -1,0 +1,147 @@
+"""Requests that the engine works on: opened with a prompt that has been read, known by their ids, ended early."""
+
+from collections.abc import Iterable
+
+from quire.core.engine.client import EngineClient
+from quire.core.errors import ParameterError
+from quire.core.logging import get_logger
+from quire.core.wire.protocol import EngineRequest
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.served_model import ServedModel
+from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.requests.completion import Completion
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.request_builder import RequestBuilder
+from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.turns import in_turns
+from quire.frontend.text.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
+
+
+class RunningRequests:
+    """Hands requests to the engine and keeps their streams until they end.
+
+    Args:
+        client: the engine.
+        builder: makes the engine's requests.
+        grammars: compiles what outputs must match.
+        model: how much of a stream makes an output, and whether requests are logged.
+        tokenizer: None for outputs without text.
+        takes_priority: the engine runs requests by priority.
+        metrics: counts requests; None counts nothing.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        builder: RequestBuilder,
+        grammars: GrammarCompiler,
+        model: ServedModel,
+        tokenizer: Tokenizer | None,
+        *,
+        takes_priority: bool,
+        metrics: EngineMetrics | None,
+    ) -> None:
+        self._client = client
+        self._builder = builder
+        self._grammars = grammars
+        self._model = model
+        self._tokenizer = tokenizer
+        self._takes_priority = takes_priority
+        self._metrics = metrics
+        self._streams: dict[str, RequestStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    async def open(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        fit_context: bool = False,
+        limit_logprobs: bool = True,
+    ) -> RequestStream:
+        """Hands a request to the engine, all its n sequences.
+
+        Args:
+            prompt: read and checked.
+            fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
+            limit_logprobs: refuse more logprobs than the server allows.
+
+        Raises:
+            ParameterError: a parameter is wrong, by name.
+            EngineError: the engine cannot take requests.
+        """
+        constraint = sampling.structured_outputs
+        grammar = await self._grammars.compile(constraint) if constraint is not None else None
+        if priority and not self._takes_priority:
+            raise ParameterError(
+                f"priority is {priority}, but requests here run first come, first served; "
+                "start the server with --scheduling-policy priority, or leave it out.",
+                param="priority",
+            )
+        requests = self._builder.build(
+            request_id,
+            prompt,
+            sampling,
+            priority=priority,
+            cache_salt=cache_salt,
+            fit_context=fit_context,
+            limit_logprobs=limit_logprobs,
+            grammar=grammar,
+        )
+        return await self._submit(request_id, prompt, sampling, requests)
+
+    async def _submit(
+        self, request_id: str, prompt: Prompt, sampling: SamplingParams, requests: Iterable[EngineRequest]
+    ) -> RequestStream:
+        """Hands the engine all sequences of a request. They may be thousands: others have their turns between."""
+        interval = max(self._model.stream_interval, sampling.stream_interval or 1)
+        completions = [
+            Completion(index, request, sampling, self._tokenizer, interval)
+            async for index, request in in_turns(enumerate(requests))
+        ]
+        stream = RequestStream(
+            request_id,
+            prompt,
+            sampling,
+            completions,
+            metrics=self._metrics,
+            abort=self._client.abort,
+            on_close=self._on_closed,
+        )
+        if request_id in self._streams:
+            raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
+        self._streams[request_id] = stream
+        try:
+            async for request, on_delta in in_turns(stream.requests):
+                if stream.finished:  # refused or aborted since
+                    break
+                self._client.submit(request, on_delta)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _on_closed(self, stream: RequestStream) -> None:
+        self._streams.pop(stream.request_id, None)
+        if self._model.log_requests:
+            logger.info("%s", stream.summary())
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests: their readers get a last output with finish_reason "abort". Unknown ids are ignored."""
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.abort()
+
+    def close(self) -> None:
+        """Aborts all requests, and compiles no more grammars."""
+        self.abort(list(self._streams))
+        self._grammars.close()

@@ -1,0 +1,73 @@
+"""Which of a checkpoint's chat templates writes the prompt of a conversation, and the prompt that it writes."""
+
+import functools
+from typing import Any, Literal
+
+from quire.core.errors import ParameterError
+from quire.frontend.text.chat_template import ChatTemplate, Message
+from quire.frontend.text.tokenizer import Tokenizer, needed
+
+
+class ChatTemplates:
+    """The templates of one model; each is compiled once.
+
+    Args:
+        tokenizer: has the checkpoint's templates and the special tokens that templates write; None when the server runs
+            on token ids alone.
+        model: its name, for errors.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, model: str) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+        self._compiled = functools.lru_cache(maxsize=16)(self._compile)
+
+    def render(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        content_format: Literal["auto", "string", "openai"] = "auto",
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt for a conversation; tokenize it with `add_special_tokens=False`, the template writes its own.
+
+        Args:
+            chat_template: Jinja text to use instead of the checkpoint's, or the name of one of its several.
+
+        Raises:
+            ParameterError: there is no template, or it refuses the messages.
+        """
+        if not messages:
+            raise ParameterError("messages must not be empty.", param="messages")
+        template = self._compiled(self._choose(chat_template, with_tools=bool(tools)))
+        return template.render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            content_format=content_format,
+            variables=chat_template_kwargs,
+        )
+
+    def _choose(self, chosen: str | None, *, with_tools: bool) -> str:
+        own = needed(self._tokenizer).chat_templates
+        if chosen is not None:
+            return own.get(chosen, chosen)
+        name = "tool_use" if with_tools and "tool_use" in own else "default"
+        if name not in own:
+            names = f" Its templates are called {', '.join(sorted(own))}." if own else ""
+            raise ParameterError(
+                f"The model {self._model!r} has no chat template: start the server with --chat-template FILE, "
+                f"or use the completions endpoint with a prompt of your own.{names}",
+                param="messages",
+            )
+        return own[name]
+
+    def _compile(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, needed(self._tokenizer).special_tokens)
