@@ -16,7 +16,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def configure(part: str) -> None:
-    """Sets up logging for this process. `part` names its role: serve, engine, worker-0.
+    """Sets up logging for this process. `part` names its role: serve, engine, worker-tp0.
 
     `QUIRE_LOGGING_LEVEL` sets the level, `QUIRE_LOGGING_PREFIX` goes before each line, and `QUIRE_CONFIGURE_LOGGING=0`
     leaves logging to the host program.

@@ -13,6 +13,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+from quire.core.wire.rank import Rank
 from quire.executor.memory import plan as memory
 from quire.executor.memory.first_touch import touch
 from quire.executor.memory.kv_layout import KVLayout
@@ -40,16 +41,17 @@ class Worker:
 
     Args:
         config: the same for all ranks.
-        group: this rank's place among them; already joined.
+        rank: which of them this is.
+        group: those with which it shares each layer's weights; already joined.
     """
 
-    def __init__(self, config: EngineConfig, rank: int, group: ParallelGroup) -> None:
+    def __init__(self, config: EngineConfig, rank: Rank, group: ParallelGroup) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
         self._config = config
         self._rank = rank
         self._group = group
-        self._device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
+        self._device = torch.device(f"cuda:{rank.tensor}" if config.device == "cuda" else "cpu")
         self._ops = ops.bind(config.device)
         self._spans: Spans = NO_SPANS
         if config.trace_folder is not None:
@@ -84,7 +86,7 @@ class Worker:
             dtype=self._cache_dtype,
             device=self._device,
         )
-        if self._rank == 0:
+        if self._rank.is_first:
             logger.info("KV cache: %s", self._kv_layout)
         workspace_bytes = memory.workspace_bytes(
             spec,
@@ -155,7 +157,7 @@ class Worker:
     def _build_model(self) -> Model:
         config, spec = self._config, self._config.spec
         dtype = getattr(torch, spec.dtype)
-        weights = open_weights(spec, config.load, dtype, seed=config.seed, show_progress=self._rank == 0)
+        weights = open_weights(spec, config.load, dtype, seed=config.seed, show_progress=self._rank.is_first)
         with contextlib.closing(weights), torch.inference_mode():
             context = ModelContext(
                 ops=self._ops,
@@ -164,6 +166,7 @@ class Worker:
                 device=self._device,
                 weights=weights,
                 scheme=choose_scheme(spec),
+                layers=range(spec.num_layers),
                 max_model_len=config.max_model_len,
             )
             return build_model(spec, context)

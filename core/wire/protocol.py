@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import SamplingParams
 
 # --------------------------------------------------------------------------------------------- frontend -> engine
@@ -294,7 +295,7 @@ WorkerInput = AllocateCache | StepPlan
 class WorkerReady(Struct, array_like=True, tag="ready"):
     """One rank has loaded its weights and planned its memory; sent again when the cache is allocated."""
 
-    rank: int
+    rank: Rank
     num_blocks: int
     max_model_len: int
     weights_bytes: int
@@ -306,7 +307,7 @@ class WorkerReady(Struct, array_like=True, tag="ready"):
 class WorkerFailed(Struct, array_like=True, tag="failed"):
     """One rank cannot start or go on; `fatal` as in `EngineFailed`."""
 
-    rank: int
+    rank: Rank
     message: str
     fatal: bool
 

@@ -36,9 +36,16 @@ class LayerKV(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer stands in its model. `is_last`: no layer after it attends to its outputs."""
+    """Where a layer stands.
+
+    Attributes:
+        index: among all layers of the model.
+        number: among the layers that this rank builds, and so among their caches.
+        is_last: no layer of the model attends to its outputs.
+    """
 
     index: int
+    number: int
     is_last: bool
 
     @property
@@ -100,7 +107,7 @@ class Attention:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden]: of the tokens that `outputs_of` says."""
-        pages, group = step.caches[self._place.index]
+        pages, group = step.caches[self._place.number]
         batch = step.attention[group]
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
         cos, sin = step.rotation(self._rotary)

@@ -14,7 +14,7 @@ from quire.ops.backend import Backend
 
 @dataclass(frozen=True)
 class ModelContext:
-    """A rank's kernels, group and weights. Layers read their shard of each weight when they are made.
+    """A rank's kernels, tensor-parallel group and weights. A layer reads its shard of a weight when it is made.
 
     Linear layers of the model's blocks read theirs through `scheme`.
     """
@@ -25,6 +25,7 @@ class ModelContext:
     device: torch.device
     weights: WeightReader
     scheme: LinearScheme
+    layers: range  # of the model, those that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
 
     def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:

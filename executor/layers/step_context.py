@@ -51,7 +51,7 @@ class StepContext:
 
     Attributes:
         positions: [num_tokens] int64; each token's place in its sequence.
-        caches: by layer of the model.
+        caches: by layer that the rank builds.
         attention: by KV group, where each token reads and writes.
         given: rows that stand in the place of embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.

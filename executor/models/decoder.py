@@ -96,7 +96,7 @@ class PreNormDecoder(Decoder):
                 RMSNorm(context, f"{place.name}.post_attention_layernorm", size, style),
                 GatedMLP(context, f"{place.name}.mlp", size, intermediate_size, activation, bias=mlp_bias),
             )
-            for place in layer_places(spec)
+            for place in layer_places(spec, context)
         ]
         embed, head = vocabulary_ends(spec, context, is_tied=spec.hf_config.get("tie_word_embeddings", False))
         super().__init__(embed, layers, RMSNorm(context, "model.norm", size, style), head)
@@ -113,9 +113,11 @@ def vocabulary_ends(
     return embed, LanguageModelHead(context, weight)
 
 
-def layer_places(spec: ModelSpec) -> list[LayerPlace]:
-    """The places of all layers, in order."""
-    return [LayerPlace(index, is_last=index == spec.num_layers - 1) for index in range(spec.num_layers)]
+def layer_places(spec: ModelSpec, context: ModelContext) -> list[LayerPlace]:
+    """The places of the layers that this rank builds, in order."""
+    return [
+        LayerPlace(index, number, is_last=index == spec.num_layers - 1) for number, index in enumerate(context.layers)
+    ]
 
 
 def attention_shape(spec: ModelSpec) -> AttentionShape:

@@ -83,7 +83,7 @@ class Gemma3ForCausalLM(Decoder):
         factor = torch.tensor(spec.hidden_size**0.5, dtype=context.dtype).item()
         is_tied = config.get("tie_word_embeddings", True)
         embed, head = vocabulary_ends(spec, context, is_tied=is_tied, scale=factor)
-        layers = [layer(place) for place in layer_places(spec)]
+        layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, RMSNorm(context, "model.norm", spec.hidden_size, norm), head)
 
 

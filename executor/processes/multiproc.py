@@ -31,6 +31,7 @@ from quire.core.wire.protocol import (
     WorkerReady,
     encoder,
 )
+from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.pending import PendingSteps
 from quire.executor.processes.ring import RingReader, RingWriter
@@ -47,7 +48,7 @@ HUNG_SECONDS = 10.0  # a step older than this at `close` has its workers' stacks
 class _Link:
     """The executor's end of one worker: process, pidfd, result ring and what it last said it can hold."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], results: RingHandle) -> None:
+    def __init__(self, rank: Rank, process: subprocess.Popen[bytes], results: RingHandle) -> None:
         self.rank = rank
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
@@ -155,10 +156,12 @@ class MultiProcExecutor:
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
         environment = dict(os.environ)
         share_out_cores(environment, size)
-        for rank in range(size):
-            self._links.append(self._spawn(rank, self._plans_handle, self._rendezvous_fd, environment))
+        for reader, rank in enumerate(Rank(tensor=place) for place in range(size)):
+            self._links.append(self._spawn(rank, reader, self._plans_handle, self._rendezvous_fd, environment))
 
-    def _spawn(self, rank: int, plans: RingHandle, rendezvous_fd: int, environment: dict[str, str]) -> _Link:
+    def _spawn(
+        self, rank: Rank, reader: int, plans: RingHandle, rendezvous_fd: int, environment: dict[str, str]
+    ) -> _Link:
         results = create_ring(1)
         assignment = WorkerAssignment(
             config=self._config,
@@ -167,6 +170,7 @@ class MultiProcExecutor:
             factory=self._factory,
             init_method=f"file:///proc/self/fd/{rendezvous_fd}",
             plans=plans,
+            reader=reader,
             results=results,
         )
         # A memfd and not a pipe: writing it never waits for the child. A command and not a fork or multiprocessing:
@@ -286,16 +290,21 @@ class MultiProcExecutor:
 
 
 def _agreed_groups(loaded: list[WorkerReady]) -> list[KVGroupSpec]:
-    """The KV groups that all ranks declare, with the page bytes of the first: block tables are the same for all.
+    """The KV groups that all workers declare, with the page bytes of the first: block tables are the same for all.
 
     Raises:
         ModelLoadError: layers, kinds or windows differ.
     """
-    first, *others = ([replace(group, page_bytes=0) for group in ready.kv_groups] for ready in loaded)
-    for rank, groups in enumerate(others, 1):
-        if groups != first:
+    first, *others = loaded
+    expected = _without_bytes(first)
+    for ready in others:
+        if (groups := _without_bytes(ready)) != expected:
             raise ModelLoadError(
-                f"Worker {rank} declares other KV groups than worker 0: {groups} and not {first}. All workers must "
-                "load the same checkpoint with the same version of Quire."
+                f"Worker {ready.rank} declares other KV groups than worker {first.rank}: {groups} and not {expected}. "
+                "All workers must load the same checkpoint with the same version of Quire."
             )
-    return loaded[0].kv_groups
+    return first.kv_groups
+
+
+def _without_bytes(ready: WorkerReady) -> list[KVGroupSpec]:
+    return [replace(group, page_bytes=0) for group in ready.kv_groups]

@@ -3,12 +3,13 @@
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+from quire.core.wire.rank import Rank
 
 
 class NullWorker:
     """Has the interface of `quire.executor.worker.Worker`; imports no torch and holds no memory."""
 
-    def __init__(self, config: EngineConfig, rank: int, init_method: str) -> None:
+    def __init__(self, config: EngineConfig, rank: Rank, init_method: str) -> None:
         self._config = config
         self._rank = rank
 

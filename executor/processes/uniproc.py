@@ -16,6 +16,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, EngineError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady, StepPlan, StepResult, WorkerReady
+from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.pending import PendingSteps
 
@@ -96,7 +97,7 @@ class UniProcExecutor:
         try:
             share_out_cores(os.environ, 1)
             # Resolved here and not at the top of the file: importing torch takes seconds that the loop can use.
-            worker = pkgutil.resolve_name(self._factory)(self._config, 0, "")
+            worker = pkgutil.resolve_name(self._factory)(self._config, Rank(), "")
             ready = worker.load()
             worker.allocate(ready.num_blocks, ready.max_model_len)
         except ConfigError as error:

@@ -19,6 +19,7 @@ from quire.core import logging
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.wire.protocol import AllocateCache, StepPlan, WorkerFailed, WorkerInput, WorkerReady, encoder
+from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import usable_cores
 from quire.executor.processes.ring import RingClosed, RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle
@@ -31,14 +32,15 @@ _SPIN_SECONDS = 50e-6
 
 
 class WorkerAssignment(Struct, frozen=True, array_like=True):
-    """Everything one worker process is told at its birth. `plans` is read with the rank as reader index."""
+    """Everything one worker process is told at its birth. `plans` is read as reader number `reader`."""
 
     config: EngineConfig
-    rank: int
+    rank: Rank
     parent_pid: int
     factory: str  # qualified name, called with (config, rank, init_method)
     init_method: str  # where the ranks meet; see `ParallelGroup.create`
     plans: RingHandle
+    reader: int
     results: RingHandle
 
     @property
@@ -58,7 +60,7 @@ class WorkerProcess:
         self._assignment = assignment
         spare_cores = usable_cores() - assignment.config.tensor_parallel_size
         spin_seconds = _SPIN_SECONDS if spare_cores > 1 else 0.0
-        self._plans = RingReader(assignment.plans, assignment.rank, spin_seconds=spin_seconds)
+        self._plans = RingReader(assignment.plans, assignment.reader, spin_seconds=spin_seconds)
         self._results = RingWriter(assignment.results, name=f"rank {assignment.rank} result")
         self._decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
         self._encoder = encoder()
@@ -92,7 +94,7 @@ class WorkerProcess:
             plan = self._receive()
             assert isinstance(plan, StepPlan), plan
             result = worker.execute(plan)
-            if told.rank == 0:  # all ranks have the same result
+            if told.rank.is_first:  # all ranks have the same result
                 self._send(result)
 
     def _receive(self) -> WorkerInput:
@@ -107,11 +109,11 @@ class WorkerProcess:
             raise ParentGone
 
 
-def _follow_parent(parent_pid: int, rank: int) -> None:
+def _follow_parent(parent_pid: int, rank: Rank) -> None:
     """Has the kernel kill this process when the parent's thread that started it ends, even by SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_NAME, f"quire-worker-{rank}".encode())
+    libc.prctl(_PR_SET_NAME, f"quire-{rank}".encode())
     if os.getppid() != parent_pid:  # it died before the kernel was told
         sys.exit(0)
 

@@ -46,9 +46,9 @@ class UnequalWorker(NullWorker):
     """Rank r holds less than rank r - 1, except for the length, where it holds more."""
 
     def load(self) -> WorkerReady:
-        groups = [KVGroupSpec("full", [0], page_bytes=10 + self._rank)]
-        num_blocks = 100 - 20 * self._rank
-        return WorkerReady(self._rank, num_blocks, 32 + self._rank, 10, 10 * num_blocks, "null", groups)
+        groups = [KVGroupSpec("full", [0], page_bytes=10 + self._rank.tensor)]
+        num_blocks = 100 - 20 * self._rank.tensor
+        return WorkerReady(self._rank, num_blocks, 32 + self._rank.tensor, 10, 10 * num_blocks, "null", groups)
 
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         self._agreed = [num_blocks, max_model_len]
@@ -61,7 +61,7 @@ class OtherWindowWorker(NullWorker):
     """The window of rank r's layer is 4 + r tokens."""
 
     def load(self) -> WorkerReady:
-        groups = [KVGroupSpec("window", [0], page_bytes=10, window=4 + self._rank)]
+        groups = [KVGroupSpec("window", [0], page_bytes=10, window=4 + self._rank.tensor)]
         return WorkerReady(self._rank, 100, 32, 10, 1000, "null", groups)
 
 
@@ -89,7 +89,7 @@ class RaisingWorker(NullWorker):
     """The last rank raises in step 3."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        if plan.step_id == 3 and self._rank == self._config.tensor_parallel_size - 1:
+        if plan.step_id == 3 and self._rank.tensor == self._config.tensor_parallel_size - 1:
             raise ValueError("three is too much")
         return super().execute(plan)
 

@@ -42,9 +42,14 @@ def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> M
 
 
 def load_model(
-    spec: ModelSpec, *, device: str = "cpu", group: ParallelGroup | None = None, load: LoadConfig | None = None
+    spec: ModelSpec,
+    *,
+    device: str = "cpu",
+    group: ParallelGroup | None = None,
+    load: LoadConfig | None = None,
+    layers: range | None = None,
 ) -> Model:
-    """The model of `spec` on one rank."""
+    """The model of `spec` on one rank, which builds all layers or those that are named."""
     dtype = getattr(torch, spec.dtype)
     weights = open_weights(spec, load or LoadConfig(), dtype)
     context = ModelContext(
@@ -54,6 +59,7 @@ def load_model(
         device=torch.device(device),
         weights=weights,
         scheme=choose_scheme(spec),
+        layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
     )
     with torch.inference_mode():

@@ -212,3 +212,16 @@ def test_a_config_that_does_not_fit_is_refused(
 def test_layer_types_that_are_not_known_are_refused(checkpoint: Checkpoints) -> None:
     with pytest.raises(ModelLoadError, match=r"layer_types.*chunked_attention"):
         load_model(read_spec(checkpoint("qwen3"), layer_types=["chunked_attention", "full_attention"]))
+
+
+def test_a_rank_builds_its_range_of_layers_only(checkpoint: Checkpoints) -> None:
+    """The first layer alone is the model that has no other; the second finds its cache, which is the rank's first."""
+    folder = checkpoint("qwen3", sliding_window=20, layer_types=["sliding_attention", "full_attention"])
+    token_ids = prompts(1, 100)[0]
+    first = PagedDriver(load_model(read_spec(folder), layers=range(1)), 1, 80)
+    shallow = PagedDriver(load_model(read_spec(folder, num_hidden_layers=1)), 1, 80)
+    logits = shallow.step({0: token_ids})[0]
+    assert torch.equal(first.step({0: token_ids})[0], logits)
+    second = load_model(read_spec(folder), layers=range(1, 2))
+    assert [layer.window for layer in second.kv_layers] == [None]
+    assert not torch.equal(PagedDriver(second, 1, 80).step({0: token_ids})[0], logits)

@@ -90,7 +90,7 @@ def test_all_ranks_allocate_what_the_smallest_can_hold() -> None:
 
 def test_ranks_whose_layers_keep_different_things_do_not_start() -> None:
     async def test() -> None:
-        with pytest.raises(ModelLoadError, match=r"Worker 1 declares other KV groups.*window=5.*window=4.*checkpoint"):
+        with pytest.raises(ModelLoadError, match=r"Worker tp1 declares other.*window=5.*window=4.*checkpoint"):
             async with running(2, double("OtherWindowWorker")):
                 pass
 
@@ -108,7 +108,7 @@ def test_killed_worker_fails_every_step_with_its_name(rank: int) -> None:
             started = time.monotonic()
             os.kill(pids[rank], signal.SIGKILL)
             for future in [*futures, executor.submit(make_plan(9))]:
-                with pytest.raises(EngineError, match=rf"Worker {rank} \(pid {pids[rank]}\) was killed by SIGKILL"):
+                with pytest.raises(EngineError, match=rf"Worker tp{rank} \(pid {pids[rank]}\) was killed by SIGKILL"):
                     await future
             assert time.monotonic() - started < 1
             with pytest.raises(EngineError):  # a step that comes later fails like them
@@ -125,7 +125,7 @@ def test_failing_step_of_any_rank_fails_all_and_says_why() -> None:
             # Rank 0 still answers step 3: which of the two the executor hears first does not matter for step 4.
             executor.submit(make_plan(3))
             await asyncio.sleep(0.2)
-            with pytest.raises(EngineError, match="Worker 1 failed: ValueError: three is too much"):
+            with pytest.raises(EngineError, match="Worker tp1 failed: ValueError: three is too much"):
                 await executor.submit(make_plan(4))
 
     run(test())
@@ -142,7 +142,7 @@ def test_unreadable_checkpoint_is_a_load_error() -> None:
 
 def test_worker_that_ends_while_loading_is_an_engine_error() -> None:
     async def test() -> None:
-        with pytest.raises(EngineError, match=r"Worker \d \(pid \d+\) ended with exit code 7"):
+        with pytest.raises(EngineError, match=r"Worker tp\d \(pid \d+\) ended with exit code 7"):
             async with running(2, double("ExitingWorker")):
                 pass
 

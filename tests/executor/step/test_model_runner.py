@@ -21,6 +21,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, StepPlan
+from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
@@ -49,7 +50,7 @@ def engine_config(folder: Path, **changes: Any) -> EngineConfig:
 
 
 def start_worker(config: EngineConfig) -> Worker:
-    worker = Worker(config, 0, ParallelGroup())
+    worker = Worker(config, Rank(), ParallelGroup())
     ready = worker.load()
     worker.allocate(ready.num_blocks, ready.max_model_len)
     return worker
@@ -247,7 +248,7 @@ def test_a_released_request_costs_later_steps_nothing(folder: Path, tmp_path: Pa
 
 def test_memory_is_planned_from_the_checkpoint(folder: Path) -> None:
     config = engine_config(folder, cache=CacheConfig(kv_cache_memory_bytes=10_000_000))
-    ready = Worker(config, 0, ParallelGroup()).load()
+    ready = Worker(config, Rank(), ParallelGroup()).load()
     page_bytes = 2 * 2 * 16 * 2 * 16 * 4  # layers, keys and values, tokens, heads, head size, float32
     assert ready.num_blocks == 10_000_000 // page_bytes
     assert ready.kv_cache_bytes == ready.num_blocks * page_bytes
@@ -255,10 +256,10 @@ def test_memory_is_planned_from_the_checkpoint(folder: Path) -> None:
     assert ready.weights_bytes == pytest.approx((folder / "model.safetensors").stat().st_size, rel=0.05)
     with pytest.raises(ModelLoadError, match=r"--max-model-len 112 "):
         Worker(
-            engine_config(folder, cache=CacheConfig(kv_cache_memory_bytes=7 * page_bytes)), 0, ParallelGroup()
+            engine_config(folder, cache=CacheConfig(kv_cache_memory_bytes=7 * page_bytes)), Rank(), ParallelGroup()
         ).load()
     auto = engine_config(folder, cache=CacheConfig(kv_cache_memory_bytes=7 * page_bytes), fit_max_model_len=True)
-    assert Worker(auto, 0, ParallelGroup()).load().max_model_len == 112
+    assert Worker(auto, Rank(), ParallelGroup()).load().max_model_len == 112
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -278,4 +279,4 @@ def test_cuda_without_a_device_is_refused(folder: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a device")
     with pytest.raises(ModelLoadError, match="--device cpu"):
-        Worker(engine_config(folder, device="cuda"), 0, ParallelGroup())
+        Worker(engine_config(folder, device="cuda"), Rank(), ParallelGroup())

@@ -1,0 +1,20 @@
+"""Ranks as they appear in logs, and which of them speaks."""
+
+import pytest
+
+from quire.core.wire.rank import Rank
+
+
+@pytest.mark.parametrize(
+    ("rank", "text", "is_first"),
+    [
+        (Rank(), "tp0", True),
+        (Rank(tensor=1), "tp1", False),
+        (Rank(data=2), "dp2-tp0", True),
+        (Rank(pipeline=1), "pp1-tp0", False),
+        (Rank(data=1, pipeline=2, tensor=3, expert=4), "dp1-pp2-tp3-ep4", False),
+    ],
+    ids=str,
+)
+def test_a_rank_is_named_by_its_coordinates(rank: Rank, text: str, is_first: bool) -> None:
+    assert (str(rank), rank.is_first) == (text, is_first)
