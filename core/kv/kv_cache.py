@@ -119,7 +119,7 @@ class KVCacheManager:
         may still read what is given back, the plan in the making must not: call it before the request's row is planned.
         """
         self.cache_full_blocks(request)  # first, so that what is given back can be found
-        position = request.num_planned_tokens  # nothing before it is computed again
+        position = request.num_computed_tokens  # nothing before it is computed again
         for table in request.block_tables:
             first = table.group.first_needed_block(position)
             if first > table.first:
@@ -130,7 +130,10 @@ class KVCacheManager:
         return self._extend_tables(request, num_missing)
 
     def cache_full_blocks(self, request: Request) -> None:
-        """Announces the full blocks of `request` that are planned to be computed and whose token ids are known."""
+        """Announces the full blocks of `request` that are planned to be computed and whose token ids are known.
+
+        A draft is not known before it is accepted, so none is ever announced.
+        """
         if not self._caching:
             return
         start = request.num_cached_blocks
@@ -177,11 +180,11 @@ class KVCacheManager:
             [page for request in held for table in request.block_tables for page in table.pages]
         )
         for request in held:
-            name, num_computed = request.request_id, request.num_planned_tokens
+            name, num_computed = request.request_id, request.num_computed_tokens
             for group, table in zip(self._groups, request.block_tables, strict=bool(request.block_tables)):
                 assert table.group is group, f"{name} has the block table of another KV group"
                 assert len(set(table.pages)) == len(table.pages), f"{name} holds a page twice"
-                assert num_computed <= table.end * self._block_size, f"{name} outran its pages"
+                assert request.num_planned_tokens <= table.end * self._block_size, f"{name} outran its pages"
                 assert table.first <= group.first_needed_block(num_computed), f"{name} gave back a page that it needs"
                 settled_until = group.settled_until(table.first, table.end)
                 assert request.pages_settled_until <= settled_until, f"{name} would overlook that its pages must change"

@@ -19,9 +19,15 @@ class Request:
     """Engine-side state of one sequence.
 
     A step gives a request some of the difference between `num_tokens` and `num_planned_tokens`. Both run ahead of
-    what is known: `num_planned_tokens` counts what has been planned (workers execute plans in order, so it is done by
-    the time that anything later depends on it), `num_tokens` counts known tokens and those being sampled in steps in
-    flight (placeholders: the workers feed those tokens to themselves).
+    what is known.
+
+    - `num_planned_tokens` counts the tokens that plans have been made for. Workers execute plans in order, so these are
+      computed by the time that anything later depends on them.
+    - `num_tokens` counts the known tokens, those that steps in flight are sampling (placeholders: the workers feed
+      those to themselves), and `num_drafts` drafts that the workers hold for the positions after these.
+
+    A row with drafts decides how far its request has come. While it is in flight, all tokens of the request are
+    planned, so nothing more is. Its result puts both counts back to the accepted tokens.
     """
 
     __slots__ = (
@@ -32,6 +38,7 @@ class Request:
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
+        "num_drafts",
         "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -75,6 +82,7 @@ class Request:
         self.num_prompt_tokens = len(wire.prompt_token_ids)
         self.num_tokens = len(self.token_ids)
         self.num_planned_tokens = 0
+        self.num_drafts = 0  # of `num_tokens`
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
 
@@ -97,14 +105,52 @@ class Request:
         return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
 
     @property
-    def repeats_itself(self) -> bool:
-        """Whether the output ends in a repetition that the request watches for."""
-        detection = self.sampling.repetition_detection
-        if detection is None or self.num_output_tokens < self.sampling.min_tokens:
-            return False
-        return detection.found_at_end(self.token_ids, self.num_prompt_tokens)
+    def watches_repetition(self) -> bool:
+        """Whether the output ends where it repeats itself."""
+        return self.sampling.repetition_detection is not None
 
     @property
     def num_placeholders(self) -> int:
-        """Tokens being sampled by steps in flight."""
+        """Tokens that are counted but not known: those being sampled by steps in flight, and drafts."""
         return self.num_tokens - len(self.token_ids)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Planned tokens that no outcome takes back: drafts in flight are not among them.
+
+        No plan will compute any position before this one again while the request runs.
+        """
+        return min(self.num_planned_tokens, self.num_tokens - self.num_drafts)
+
+    def expect_drafts(self, num_drafts: int) -> None:
+        """The workers now hold `num_drafts` drafts for this request, and none of those that they held before.
+
+        Fewer are counted where the length limit comes first. The last token is sampled, never computed.
+        """
+        num_tokens = self.num_tokens - self.num_drafts
+        self.num_drafts = max(0, min(num_drafts, self.max_num_tokens - 1 - num_tokens))
+        self.num_tokens = num_tokens + self.num_drafts
+
+    def take_drafts(self, budget: int) -> int:
+        """How many tokens to compute of a request with drafts when a step has `budget` tokens left: the newest known
+        one and its drafts. Drafts that do not fit are forgotten.
+
+        0 while a step in flight is still to tell what the newest token is.
+        """
+        if self.num_planned_tokens >= len(self.token_ids):
+            return 0
+        num_new = min(1 + self.num_drafts, budget)
+        self.expect_drafts(num_new - 1)
+        return num_new
+
+    def settle_drafts(self) -> None:
+        """The tokens of a row with drafts are known: what was planned past them will have to be computed again."""
+        self.num_tokens = len(self.token_ids)
+        self.num_drafts = 0
+        self.num_planned_tokens = min(self.num_planned_tokens, self.num_tokens - 1)
+
+    def forget_drafts(self) -> None:
+        """The request leaves its slot, and the workers forget its drafts. Those in flight count until they are settled:
+        their row's tokens are still wanted."""
+        if self.num_planned_tokens < self.num_tokens:
+            self.expect_drafts(0)

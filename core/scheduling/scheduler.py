@@ -6,7 +6,12 @@ later. Owns time and memory; never sees text or tensors.
 
 Plans are made ahead, and everything here rests on workers executing plans strictly in order:
 
-- What has been planned counts as computed, and a row that samples adds a placeholder to its request's `num_tokens`.
+- What has been planned is taken for computed, and a row that samples adds a placeholder to its request's `num_tokens`.
+- Only a row with drafts is not: how many of its tokens are accepted decides which position its request computes next.
+  So that request is not planned again before the outcome is known, and everybody else is. What was planned for rejected
+  drafts goes back then, and a later plan overwrites what they left in the pages. A request that the workers begin to
+  propose drafts for is not planned ahead either until the steps in flight have told its newest token: the drafts come
+  after that.
 - Pages of a preempted, finished or aborted request are free at once, though steps in flight may still use them:
   whoever gets them next writes to them in a later plan, thus after the last old reader and writer.
 - A slot goes back to the stack at once too. It can only be handed out by a plan, and that plan carries the release.
@@ -17,11 +22,13 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.errors import EngineError
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.admission import Admission
+from quire.core.scheduling.ends import Ends
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Request, RequestStatus
 from quire.core.scheduling.throughput import Throughput
@@ -39,6 +46,15 @@ from quire.core.wire.protocol import (
 )
 
 _priority_key = attrgetter("priority_key")
+
+
+class StepInFlight(NamedTuple):
+    """A plan whose result is not back."""
+
+    plan: StepPlan
+    requests: list[Request]  # of the rows that want tokens, in row order
+    scored: dict[int, Request]  # by slot, those that want their prompt's log-probabilities
+    planned_at: float  # seconds of the scheduler's clock
 
 
 class Scheduler:
@@ -64,7 +80,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
-        self._eos_token_ids = frozenset(eos_token_ids)
+        self._ends = Ends(eos_token_ids)
         self._clock = clock
         self._priority_key_of = POLICIES[limits.policy]
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
@@ -81,10 +97,12 @@ class Scheduler:
         self._short_of_pages = False  # at the last plan, someone waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the next plan tells the workers to clear
-        self._watched: dict[str, Request] = {}  # by id, those whose output may end by repeating itself
         self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
-        # With the requests of sampled rows, in row order, and those of `_scored`.
-        self._in_flight: deque[tuple[StepPlan, list[Request], dict[int, Request]]] = deque()
+        self._num_watching = 0  # unfinished requests that may end by repeating themselves
+        self._in_flight: deque[StepInFlight] = deque()
+        self._drafting = False  # whether the workers have ever proposed drafts
+        # Of one row, whose tokens are a chunk like any other.
+        self._max_num_drafts = limits.largest_chunk - 1
         self._num_arrivals = 0
         self._num_steps = 0
         self._stats = SchedulerStats()
@@ -112,21 +130,16 @@ class Scheduler:
         )
         if failure is not None:
             return failure
-        sampling = wire.sampling
-        stop_ids = frozenset() if sampling.ignore_eos else self._eos_token_ids
-        if sampling.stop_token_ids:
-            stop_ids = stop_ids.union(sampling.stop_token_ids)
         request = Request(
             wire,
             priority_key=self._priority_key_of(wire, self._num_arrivals),
             max_num_tokens=self._admission.max_num_tokens(wire),
-            stop_ids=stop_ids,
+            stop_ids=self._ends.stop_ids(wire.sampling),
             queued_at=now,
         )
         self._num_arrivals += 1
-        if sampling.repetition_detection is not None:
-            self._watched[wire.request_id] = request
         self._requests[wire.request_id] = request
+        self._num_watching += request.watches_repetition
         self._waiting.push(request)
         return None
 
@@ -156,7 +169,7 @@ class Scheduler:
             return None
         plan.released, self._released = self._released, []
         self._num_steps += 1
-        self._in_flight.append((plan, sampling, dict(self._scored)))
+        self._in_flight.append(StepInFlight(plan, sampling, dict(self._scored), self._clock()))
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
@@ -166,13 +179,13 @@ class Scheduler:
         """
         slots, num_computed = plan.slots.append, plan.num_computed.append
         num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
-        take, sample = self._prefill.take, sampling.append
+        take, sample, drafting = self._prefill.take, sampling.append, self._drafting
         for request in self._running:  # preemption shortens it at its end, behind or at the request in hand
             start = request.num_planned_tokens
             end = request.num_tokens
             num_new = end - start
             if num_new != 1:
-                num_new = take(num_new, budget)
+                num_new = request.take_drafts(budget) if request.num_drafts else take(num_new, budget)
                 if not num_new:
                     continue
                 end = start + num_new
@@ -185,8 +198,11 @@ class Scheduler:
             num_scheduled(num_new)
             request.num_planned_tokens = end
             if end == request.num_tokens:
-                request.num_tokens = end + 1
-                num_wanted(1)
+                if drafting and request.num_drafts:
+                    num_wanted(num_new)
+                else:
+                    request.num_tokens = end + 1
+                    num_wanted(1)
                 sample(request)
             else:
                 num_wanted(0)
@@ -279,6 +295,7 @@ class Scheduler:
         while (added := self._kv.grow(request, num_tokens)) is None:
             victim = self._running.pop()
             self._leave_slot(victim)
+            victim.forget_drafts()
             self._kv.free(victim)
             victim.status = RequestStatus.WAITING
             victim.num_preemptions += 1
@@ -294,7 +311,8 @@ class Scheduler:
 
     def update(self, result: StepResult) -> list[RequestDelta]:
         """Takes in the tokens of the oldest plan in flight; one delta for each of its requests that is still wanted."""
-        plan, requests, scored = self._in_flight.popleft()
+        step = self._in_flight.popleft()
+        plan, requests, scored, _ = step
         if plan.step_id != result.step_id or len(requests) != len(result.token_ids):
             raise EngineError(
                 f"The workers answered step {result.step_id} with {len(result.token_ids)} rows; "
@@ -314,27 +332,33 @@ class Scheduler:
             for slot, part in result.prompt_logprobs
             if scored[slot].status is not RequestStatus.FINISHED
         ]
+        self._drafting = self._drafting or bool(result.num_drafts)
         deltas = self._append_tokens(requests, result)
-        if self._watched:
-            self._end_repetitions(deltas)
-        self._throughput.record(self._clock(), len(deltas), num_before - len(self._requests))
+        num_tokens = len(deltas)
+        if self._drafting:
+            num_tokens = sum(len(delta.token_ids) for delta in deltas)
+            self._settle_drafts(step, result.num_drafts)
+        self._throughput.record(self._clock(), num_tokens, num_before - len(self._requests))
         self._drop_finished()
         return scores + deltas + failed
 
     def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
         """The other loop that runs once per running request and step."""
+        # Without them, each row brings one token, and only a stop token or the length can end a request.
+        closely = self._drafting or self._num_watching
         deltas: list[RequestDelta] = []
         logprobs = dict(result.logprobs)
         finished = RequestStatus.FINISHED
         for index, (request, tokens) in enumerate(zip(requests, result.token_ids, strict=True)):
             if request.status is finished:
                 continue  # aborted, failed, or stopped by an earlier token: this one overran
-            (token,) = tokens  # no row wants more as long as nobody drafts
-            request.token_ids.append(token)
+            known = request.token_ids
+            known.extend(tokens)
             reason = stop_token_id = None
-            if token in request.stop_ids or len(request.token_ids) == request.max_num_tokens:
-                reason, stop_token_id = self._finish_reason(request, token)
-                if reason is not None:
+            if closely or tokens[0] in request.stop_ids or len(known) == request.max_num_tokens:
+                end = self._ends.first(request, tokens)
+                if end is not None:
+                    reason, stop_token_id = end
                     self._end(request)
             deltas.append(
                 RequestDelta(
@@ -342,7 +366,7 @@ class Scheduler:
                     tokens,
                     reason,
                     stop_token_id,
-                    logprobs.get(index),
+                    logprobs[index][: len(tokens)] if logprobs and index in logprobs else None,
                     None,
                     request.num_cached_tokens,
                     request.queued_at,
@@ -352,21 +376,15 @@ class Scheduler:
             )
         return deltas
 
-    def _end_repetitions(self, deltas: list[RequestDelta]) -> None:
-        for delta in deltas:
-            request = self._watched.get(delta.request_id)
-            if request is not None and request.repeats_itself:
-                delta.finish_reason = FinishReason.REPETITION
-                self._end(request)
-
-    def _finish_reason(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
-        """Why `request` ends with its newest token, and the stop_token_ids entry that did it."""
-        if token in request.stop_ids and request.num_output_tokens >= request.sampling.min_tokens:
-            is_eos = token in self._eos_token_ids and not request.sampling.ignore_eos
-            return FinishReason.STOP, None if is_eos else token
-        if len(request.token_ids) == request.max_num_tokens:
-            return FinishReason.LENGTH, None
-        return None, None
+    def _settle_drafts(self, step: StepInFlight, num_drafts: list[int]) -> None:
+        """Takes back what was planned for rejected drafts, and notes the drafts that the workers have now."""
+        num_wanted = filter(None, step.plan.num_wanted)
+        now_held = num_drafts or [0] * len(step.requests)
+        for request, wanted, held in zip(step.requests, num_wanted, now_held, strict=True):
+            if wanted > 1:
+                request.settle_drafts()
+            if request.status is RequestStatus.RUNNING:
+                request.expect_drafts(min(held, self._max_num_drafts))
 
     def _fail(self, request: Request, message: str, kind: str) -> RequestDelta:
         self._end(request)
@@ -378,7 +396,7 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         """Frees everything. `_running` keeps the request until `_drop_finished`, which does all of a step at once."""
         del self._requests[request.request_id]
-        self._watched.pop(request.request_id, None)
+        self._num_watching -= request.watches_repetition
         if request.status is RequestStatus.WAITING:
             self._waiting.forget(request)
         else:
@@ -420,11 +438,24 @@ class Scheduler:
         assert keys == sorted(keys), "priority order broken"
         assert len(running) + len(self._waiting) == len(self._requests), "a request neither runs nor waits"
         for request in self._requests.values():
-            in_flight = sum(request is other for _, sampling, _ in self._in_flight for other in sampling)
-            assert in_flight == request.num_placeholders, f"{request.request_id} miscounts its tokens in flight"
+            self._check_in_flight(request)
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
             if request.status is RequestStatus.WAITING:
                 assert not request.block_tables, f"{request.request_id} waits but holds pages"
+
+    def _check_in_flight(self, request: Request) -> None:
+        wanted = [
+            num_wanted
+            for step in self._in_flight
+            for other, num_wanted in zip(step.requests, filter(None, step.plan.num_wanted), strict=True)
+            if other is request
+        ]
+        if max(wanted, default=0) > 1:
+            assert wanted == [1 + request.num_drafts], f"{request.request_id} was planned beside a row with drafts"
+            assert request.num_placeholders == request.num_drafts, f"{request.request_id} miscounts its drafts"
+        else:
+            num_in_flight = request.num_placeholders - request.num_drafts
+            assert len(wanted) == num_in_flight, f"{request.request_id} miscounts its tokens in flight"
 
 
 def _score_delta(request: Request, part: PromptLogprobs) -> RequestDelta:

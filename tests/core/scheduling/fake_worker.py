@@ -5,7 +5,8 @@ there: that is what keys and values depend on. Reading a page that holds anythin
 look like: a page given back too early, a wrong hit in the prefix cache, a hole in a block table.
 """
 
-from collections import deque
+import random
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,34 +45,76 @@ def is_nan(seed: int, identity: int) -> bool:
     return seed % 10 == 7 and hash((seed, identity, 2)) % 8 == 0
 
 
+class FakeDrafter:
+    """Proposes tokens at random, right ones and wrong ones, or none."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def propose(self, seed: int, identity: int) -> list[int]:
+        """Drafts for the tokens that follow a sequence."""
+        drafts = []
+        for _ in range(self._rng.choice([0, 0, 1, 2, 3, 7])):
+            right = sample(seed, identity)
+            drafts.append(right if self._rng.random() < 0.7 else self._rng.randrange(VOCAB_SIZE))
+            identity = extend(identity, drafts[-1])
+        return drafts
+
+
 @dataclass
 class Row:
-    """One slot of the table."""
+    """One slot of the table. Drafts follow the known tokens until the next sample is taken."""
 
     seed: int
+    max_num_computed: int  # the last token that the request may have is sampled, and never computed
     token_ids: list[int]
     block_ids: list[list[int]]  # per KV group
     num_computed: int = -1  # unknown until its first row
-    identities: list[int] = field(default_factory=list)  # per token
-
-    def append(self, token: int) -> None:
-        self.token_ids.append(token)
-        self.identify()
+    drafts: list[int] = field(default_factory=list)
+    identities: list[int] = field(default_factory=list)  # per token, drafts included
 
     def identify(self) -> None:
-        for token in self.token_ids[len(self.identities) :]:
+        """Call after changes of the tokens; identities of those that are there already stay."""
+        for token in (self.token_ids + self.drafts)[len(self.identities) :]:
             self.identities.append(extend(self.identities[-1] if self.identities else 1, token))
+
+    def sample(self, num_drafts: int) -> list[int]:
+        """The tokens at the last known position and at those of the first `num_drafts` drafts, up to the first that
+        differs from the draft after it, or that cannot be chosen. They take the drafts' place."""
+        last = len(self.token_ids) - 1
+        tokens: list[int] = []
+        for draft, identity in zip([*self.drafts[:num_drafts], None], self.identities[last:], strict=False):
+            if tokens and is_nan(self.seed, identity):
+                break
+            tokens.append(sample(self.seed, identity))
+            if tokens[-1] != draft:
+                break
+        del self.identities[last + 1 :]
+        self.token_ids += tokens
+        self.drafts = []
+        self.identify()
+        return tokens
 
 
 class FakeWorker:
-    def __init__(self, limits: SchedulerLimits, num_blocks: int, kv_groups: Sequence[KVGroupSpec] = (FULL,)) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        num_blocks: int,
+        max_model_len: int,
+        kv_groups: Sequence[KVGroupSpec],
+        drafter: FakeDrafter | None,
+    ) -> None:
         self.limits = limits
+        self.max_model_len = max_model_len
         self.kv_groups = kv_groups
+        self.drafter = drafter
         self.block_size = limits.block_size
         self.pages = [[FREE] * limits.block_size for _ in range(num_blocks)]
         self.table: dict[int, Row] = {}
         self.num_steps = 0
         self.num_computed_tokens = 0
+        self.num_tokens_of_rows: Counter[tuple[int, int]] = Counter()  # rows by (drafts, tokens that they brought)
 
     def execute(self, plan: StepPlan) -> StepResult:
         assert plan.step_id == self.num_steps, "plans must come in order"
@@ -87,8 +130,10 @@ class FakeWorker:
         for new in plan.admitted:
             assert new.slot not in self.table, "slot handed out before it was released"
             assert 0 <= new.slot < self.limits.max_num_seqs
-            row = Row(new.sampling.seed or 0, list(new.token_ids), [list(table) for table in new.block_ids])
-            assert len(row.block_ids) == len(self.kv_groups)
+            max_num_tokens = min(self.max_model_len, new.num_prompt_tokens + (new.sampling.max_tokens or 10**9))
+            tables = [list(table) for table in new.block_ids]
+            assert len(tables) == len(self.kv_groups)
+            row = Row(new.sampling.seed or 0, max_num_tokens - 1, list(new.token_ids), tables)
             row.identify()
             self.table[new.slot] = row
         for slot, groups in plan.appended_blocks:
@@ -105,7 +150,8 @@ class FakeWorker:
             row = self.table[slot]
             assert count > 0
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
-            assert start + count <= len(row.token_ids), "a token was computed before it was known"
+            assert start + count <= len(row.identities), "a token was computed before it was known or drafted"
+            assert start + count <= row.max_num_computed, "computed past the length limit"
             for group, table in enumerate(row.block_ids):
                 for position in range(start, start + count):
                     place = table[position // size], position % size
@@ -130,15 +176,25 @@ class FakeWorker:
     def sample(self, plan: StepPlan) -> StepResult:
         token_ids: list[list[int]] = []
         failures = []
-        for slot, num_wanted in zip(plan.slots, plan.num_wanted, strict=True):
+        num_drafts = []
+        for slot, num_scheduled, num_wanted in zip(plan.slots, plan.num_scheduled, plan.num_wanted, strict=True):
             row = self.table[slot]
-            assert num_wanted == (row.num_computed == len(row.token_ids)), "a token is wanted at the last position only"
-            if num_wanted:
-                if is_nan(row.seed, row.identities[-1]):
-                    failures.append((len(token_ids), NAN_MESSAGE))
-                row.append(sample(row.seed, row.identities[-1]))
-                token_ids.append([row.token_ids[-1]])
-        return StepResult(plan.step_id, token_ids, [], failures)
+            num_missing = len(row.token_ids) - row.num_computed
+            assert num_wanted == max(0, 1 - num_missing), "tokens are wanted at the last known position and at drafts"
+            assert num_wanted <= num_scheduled
+            if not num_wanted:
+                continue
+            if is_nan(row.seed, row.identities[len(row.token_ids) - 1]):
+                failures.append((len(token_ids), NAN_MESSAGE))
+            tokens = row.sample(num_wanted - 1)
+            row.num_computed = len(row.token_ids) - 1
+            self.num_tokens_of_rows[num_wanted - 1, len(tokens)] += 1
+            if self.drafter is not None:
+                row.drafts = self.drafter.propose(row.seed, row.identities[-1])
+                row.identify()
+            token_ids.append(tokens)
+            num_drafts.append(len(row.drafts))
+        return StepResult(plan.step_id, token_ids, [], failures, num_drafts=num_drafts if any(num_drafts) else [])
 
 
 def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -204,6 +260,7 @@ class Harness:
         check: bool = True,
         kv_groups: Sequence[KVGroupSpec] = (FULL,),
         eos_token_ids: tuple[int, ...] = (EOS,),
+        drafter: FakeDrafter | None = None,
         **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
@@ -218,7 +275,7 @@ class Harness:
             kv_groups=kv_groups,
             clock=self.clock,
         )
-        self.worker = FakeWorker(self.limits, num_blocks, kv_groups)
+        self.worker = FakeWorker(self.limits, num_blocks, max_model_len, kv_groups, drafter)
         self.depth = depth
         self.check = check
         self.plans: list[StepPlan] = []

@@ -5,10 +5,20 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from quire.core.wire.protocol import EngineRequest, FinishReason
 from quire.core.wire.repetition import RepetitionDetection
-from tests.core.scheduling.fake_worker import FULL, VOCAB_SIZE, Harness, expect_outputs, make_request, window
+from tests.core.scheduling.fake_worker import (
+    FULL,
+    VOCAB_SIZE,
+    FakeDrafter,
+    Harness,
+    alone,
+    expect_outputs,
+    make_request,
+    window,
+)
 
 MAX_MODEL_LEN = 48
 TWICE = RepetitionDetection(max_pattern_size=1, min_count=2)
@@ -102,21 +112,24 @@ GROUP_CASES = [
 ]
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(("depth", "drafting"), [(1, False), (3, False), (2, True)])
 @pytest.mark.parametrize("case", GROUP_CASES, ids=str)
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
-def test_every_kv_group_reads_what_it_needs_and_one_request_always_fits(groups: str, case: dict, depth: int) -> None:
+def test_every_kv_group_reads_what_it_needs_and_one_request_always_fits(
+    groups: str, case: dict, depth: int, drafting: bool
+) -> None:
     rng = random.Random(f"{groups} {case} {depth}")
     limits = {name: value for name, value in case.items() if name != "share"}
     block_size, chunk = limits.setdefault("block_size", 4), limits["max_num_batched_tokens"]
     chunk = limits.get("long_prefill_token_threshold", chunk)
     sizes = {"block_size": block_size, "largest_chunk": chunk}
-    alone = sum(group.max_pages(MAX_MODEL_LEN - 1, **sizes) for group in GROUPS[groups])
+    num_alone = sum(group.max_pages(MAX_MODEL_LEN - 1, **sizes) for group in GROUPS[groups])
     harness = Harness(
         max_model_len=MAX_MODEL_LEN,
-        num_blocks=int(alone * case["share"]),
+        num_blocks=int(num_alone * case["share"]),
         depth=depth,
         kv_groups=GROUPS[groups],
+        drafter=FakeDrafter(depth) if drafting else None,
         **limits,
     )
     requests = random_requests(rng, 120)
@@ -124,11 +137,49 @@ def test_every_kv_group_reads_what_it_needs_and_one_request_always_fits(groups: 
     expect_outputs(harness, requests)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_outputs_do_not_depend_on_drafts(case: dict, depth: int) -> None:
+    rng = random.Random(f"{case} {depth}")
+    harness = Harness(max_model_len=MAX_MODEL_LEN, depth=depth, drafter=FakeDrafter(depth), **case)
+    requests = random_requests(rng, 150, special=True)
+    drive(harness, requests, rng, abort_rate=0.05)
+    expect_outputs(harness, requests)
+    if case is CASES[0]:  # where nothing is short, drafts of all lengths should be accepted to all extents
+        rows = harness.worker.num_tokens_of_rows
+        assert min(rows[drafts, tokens] for drafts in (1, 2, 3) for tokens in range(1, 2 + drafts)) > 0
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_a_crash_at_any_step_changes_no_output(drafting: bool) -> None:
+    """A new engine is given what was delivered, again and again, until every request has ended."""
+    rng = random.Random(5)
+    requests = random_requests(rng, 40)
+    delivered = {request.request_id: list(request.output_token_ids) for request in requests}
+    pending, num_lives = requests, 0
+    while pending:
+        num_lives += 1
+        drafter = FakeDrafter(num_lives) if drafting else None
+        harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=24, depth=2, drafter=drafter)
+        for request in pending:
+            assert harness.offer(replace(request, output_token_ids=delivered[request.request_id])) is None
+        for _ in range(rng.randrange(12)):
+            harness.step()
+        for request in pending:
+            delivered[request.request_id] += harness.streams[request.request_id].token_ids
+        pending = [request for request in pending if harness.streams[request.request_id].finish_reason is None]
+    assert num_lives > 10
+    for request in requests:
+        assert delivered[request.request_id] == request.output_token_ids + alone(request, MAX_MODEL_LEN)[0]
+
+
+@pytest.mark.parametrize("drafting", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_blocks", [14, 48])
-def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int) -> None:
+def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int, drafting: bool) -> None:
     rng = random.Random(f"{num_blocks} {depth}")
-    harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth)
+    drafter = FakeDrafter(depth) if drafting else None
+    harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth, drafter=drafter)
     requests = random_requests(rng, 500, special=True)
     drive(harness, requests, rng, abort_rate=0.2)
     expect_outputs(harness, requests)
@@ -146,12 +197,16 @@ def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int) -> None:
     threshold=st.sampled_from([0, 1, 7]),
     policy=st.sampled_from(["fcfs", "priority"]),
     caching=st.booleans(),
+    drafting=st.booleans(),
 )
-def test_any_limits_keep_the_invariants(seed, depth, num_blocks, max_num_seqs, budget, threshold, policy, caching):
+def test_any_limits_keep_the_invariants(
+    seed, depth, num_blocks, max_num_seqs, budget, threshold, policy, caching, drafting
+):
     rng = random.Random(seed)
     harness = Harness(
         max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth, max_num_seqs=max_num_seqs, policy=policy,
         max_num_batched_tokens=budget, long_prefill_token_threshold=threshold, enable_prefix_caching=caching,
+        drafter=FakeDrafter(seed) if drafting else None,
     )  # fmt: skip
     requests = random_requests(rng, 25)
     drive(harness, requests, rng, abort_rate=0.1)
