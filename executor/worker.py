@@ -15,6 +15,7 @@ from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
 from quire.core.wire.rank import Rank
 from quire.executor.memory import plan as memory
+from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.memory.first_touch import touch
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.models.base import Model, ModelContext
@@ -70,14 +71,13 @@ class Worker:
         """
         config, spec = self._config, self._config.spec
         free = memory.device_memory(self._device, self._group.size)
-        weights_bytes = memory.weights_bytes(spec, self._group.size, device=config.device)
-        memory.check_weights(weights_bytes, free, spec.name)
         started = time.monotonic()
         context = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
         self._processors = load_processors(config.logits_processors, context)
-        self._model = self._build_model()
+        self._model, weights_bytes = self._build_model(free)
         ops.settle(config.device)
-        logger.info("weights of %s loaded in %.1f s", spec.name, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(weights_bytes), seconds)
         limits = config.limits
         self._kv_layout = KVLayout(
             self._model.kv_layers,
@@ -88,12 +88,7 @@ class Worker:
         )
         if self._rank.is_first:
             logger.info("KV cache: %s", self._kv_layout)
-        workspace_bytes = memory.workspace_bytes(
-            spec,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=config.max_model_len,
-        )
+        workspace_bytes = memory.workspace_bytes(spec, self._model, limits, config.max_model_len)
         plan = memory.plan_cache(
             config.cache,
             memory.MemoryNeeds(weights_bytes, workspace_bytes, self._kv_layout.page_bytes),
@@ -154,7 +149,8 @@ class Worker:
         result.spans = self._spans.take()
         return result
 
-    def _build_model(self) -> Model:
+    def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int]:
+        """The model, and the bytes of its weights. They are counted before any is read."""
         config, spec = self._config, self._config.spec
         dtype = getattr(torch, spec.dtype)
         weights = open_weights(spec, config.load, dtype, seed=config.seed, show_progress=self._rank.is_first)
@@ -169,7 +165,9 @@ class Worker:
                 layers=range(spec.num_layers),
                 max_model_len=config.max_model_len,
             )
-            return build_model(spec, context)
+            weights_bytes = held_bytes(dry_build(spec, context))
+            memory.check_weights(weights_bytes, free, spec.name)
+            return build_model(spec, context), weights_bytes
 
     @property
     def _cache_dtype(self) -> torch.dtype:

@@ -86,7 +86,10 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
 
     @abstractmethod
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """`weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original."""
+        """`weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original.
+
+        Tensors of torch's meta device are packed into such tensors, as large as those of real weights would be.
+        """
 
     @abstractmethod
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:

@@ -24,7 +24,7 @@ from transformers import (
 
 Family = Literal["gemma3", "llama", "mistral", "qwen2", "qwen3"]
 
-_CONFIGS: dict[str, tuple[type[PretrainedConfig], str]] = {
+FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
     "llama": (LlamaConfig, "LlamaForCausalLM"),
     "mistral": (MistralConfig, "MistralForCausalLM"),
@@ -78,7 +78,7 @@ def make_checkpoint(
     `sliding_window` is applied as the family says: by every Mistral layer; by Qwen layers from `max_window_layers` on
     (0 unless given); by five of six Gemma layers.
     """
-    kind, architecture = _CONFIGS[family]
+    kind, architecture = FAMILIES[family]
     if sliding_window is not None and family in ("qwen2", "qwen3"):
         config = {"use_sliding_window": True, "max_window_layers": 0, **config}
     if family == "mistral" or sliding_window is not None:

@@ -59,6 +59,10 @@ class Attention:
 
     Every rank has an equal part of the query heads and the KV heads they read; when there are more ranks than KV
     heads, neighbouring ranks hold the same one.
+
+    Attributes:
+        kv: what the layer keeps of a sequence.
+        activation_size: numbers that the layer makes of each token: the projections, rotated queries, their outputs.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Attention:
         self._num_heads = context.share(shape.num_heads, "attention heads")
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
         self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, window)
+        self.activation_size = (3 * self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
         parts = [

@@ -10,7 +10,11 @@ from quire.ops.backend import Activation
 
 
 class GatedMLP:
-    """`down(activation(gate(x)) * up(x))`, gate and up in one product."""
+    """`down(activation(gate(x)) * up(x))`, gate and up in one product.
+
+    Attributes:
+        activation_size: numbers that the layer makes of each token: gate, up, and what becomes of them.
+    """
 
     def __init__(
         self,
@@ -23,6 +27,7 @@ class GatedMLP:
         bias: bool = False,
     ) -> None:
         shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
+        self.activation_size = 3 * (shard.stop - shard.start)
         gate, up = (Part(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj"))
         self._gate_up = GatedLinear(context, gate, up, hidden_size, activation, bias=bias)
         self._down = RowLinear(

@@ -13,9 +13,10 @@ import torch
 
 from quire.core import envs
 from quire.core.config.cache import CacheConfig
-from quire.core.config.resolved import ModelSpec
+from quire.core.config.resolved import ModelSpec, SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.executor.models.base import Model
 
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 4 * GIB
@@ -126,36 +127,24 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
     missing = weights_bytes - memory.free_bytes
     if missing > 0:
         raise ModelLoadError(
-            f"The weights of {name} need about {_size(weights_bytes)} per worker and {_size(memory.free_bytes)} are "
+            f"The weights of {name} need {describe(weights_bytes)} per worker and {describe(memory.free_bytes)} are "
             f"free: {missing} bytes are missing. Free memory, raise --tensor-parallel-size on more devices, choose a "
             f"16-bit --dtype if it is float32, or serve a smaller model."
         )
 
 
-def weights_bytes(spec: ModelSpec, num_ranks: int, *, device: str) -> int:
-    """Bytes of one rank's weights, from the shapes of a Llama-like decoder; exact but for norms, biases and padding."""
-    config = spec.hf_config
-    intermediate = int(config.get("intermediate_size", 4 * spec.hidden_size))
-    attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_attention_heads + spec.num_kv_heads)
-    layers = spec.num_layers * (attention + 3 * spec.hidden_size * intermediate)
-    # A CPU packs the output matrix for its kernels, so tied embeddings are there twice.
-    shared = bool(config.get("tie_word_embeddings", False)) and device != "cpu"
-    embeddings = spec.vocab_size * spec.hidden_size * (1 if shared else 2)
-    return (layers + embeddings) * dtype_bytes(spec.dtype) // num_ranks
+def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, max_model_len: int) -> int:
+    """Bytes of activations in the largest step of one rank's `model`.
 
-
-def workspace_bytes(spec: ModelSpec, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> int:
-    """Bytes of activations in the largest step.
-
-    A layer's intermediates; the keys and values of one full-length request, gathered from their pages; and logits in
-    float32 four times over: themselves, raw log-probabilities, probabilities, and one temporary of the sampler.
+    A layer's intermediates beside the residual stream; the keys and values of one full-length request, gathered from
+    their pages; and logits in float32 four times over: themselves, raw log-probabilities, probabilities, and one
+    temporary of the sampler.
     """
-    intermediate = int(spec.hf_config.get("intermediate_size", 4 * spec.hidden_size))
-    heads = spec.head_dim * (2 * spec.num_attention_heads + 2 * spec.num_kv_heads)
-    per_token = (4 * spec.hidden_size + 3 * intermediate + heads) * dtype_bytes(spec.dtype)
-    rows = min(max_num_seqs, max_num_batched_tokens)
-    gathered = 2 * max_model_len * spec.num_kv_heads * spec.head_dim * dtype_bytes(spec.dtype)
-    return max_num_batched_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
+    per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
+    rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    kv_size = max(2 * layer.num_kv_heads * layer.head_dim for layer in model.kv_layers)
+    gathered = max_model_len * kv_size * dtype_bytes(spec.dtype)
+    return limits.max_num_batched_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -210,9 +199,9 @@ def _usable(cache: CacheConfig, memory: DeviceMemory) -> int:
 
 def _too_much_asked(asked: int, most: int, needs: MemoryNeeds, memory: DeviceMemory) -> str:
     return (
-        f"A KV cache of {_size(asked)} was asked for, but {_size(memory.free_bytes)} are free and weights "
-        f"({_size(needs.weights_bytes)}) and workspace ({_size(needs.workspace_bytes)}) come first: {asked - most} "
-        f"bytes are missing. Use --kv-cache-memory-bytes {max(needs.page_bytes, most)} or less."
+        f"A KV cache of {describe(asked)} was asked for, but {describe(memory.free_bytes)} are free and weights "
+        f"({describe(needs.weights_bytes)}) and workspace ({describe(needs.workspace_bytes)}) come first: "
+        f"{asked - most} bytes are missing. Use --kv-cache-memory-bytes {max(needs.page_bytes, most)} or less."
     )
 
 
@@ -240,13 +229,13 @@ def _too_little(
     if not remedies:
         remedies = ["a smaller model, a smaller --max-num-batched-tokens, or --tensor-parallel-size on more devices"]
     return (
-        f"One request of {max_model_len} tokens needs {_size(wanted)} of KV cache and {_size(max(0, budget))} are left "
-        f"after weights ({_size(needs.weights_bytes)}) and workspace ({_size(needs.workspace_bytes)}) on a device with "
-        f"{_size(memory.free_bytes)} free: {wanted - max(0, budget)} bytes are missing. "
+        f"One request of {max_model_len} tokens needs {describe(wanted)} of KV cache and {describe(max(0, budget))} "
+        f"are left after weights ({describe(needs.weights_bytes)}) and workspace ({describe(needs.workspace_bytes)}) "
+        f"on a device with {describe(memory.free_bytes)} free: {wanted - max(0, budget)} bytes are missing. "
         f"Any of these makes it fit: {', '.join(remedies)}."
     )
 
 
-def _size(num_bytes: int) -> str:
-    """Bytes for a person."""
+def describe(num_bytes: int) -> str:
+    """Bytes for a person, such as `1.50 GiB`."""
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.1f} MiB"

@@ -18,6 +18,9 @@ class Model(Protocol):
     kv_layers: Sequence[LayerKV]
     """What each layer keeps of a sequence."""
 
+    activation_size: int
+    """Numbers that a layer makes of each token before it is done, at most; the residual stream is not counted."""
+
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted.
 

@@ -24,6 +24,7 @@ class DecoderLayer(Protocol):
     """One layer of a `Decoder`."""
 
     attention: Attention
+    mlp: GatedMLP
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
         """Takes and returns (what the last block added, sum of all before it): the next norm adds the two.
@@ -45,6 +46,7 @@ class Decoder:
         self._norm = norm
         self._head = head
         self.kv_layers = [layer.attention.kv for layer in layers]
+        self.activation_size = max(layer.attention.activation_size + layer.mlp.activation_size for layer in layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""

@@ -44,10 +44,6 @@ class WeightReader(Protocol):
         """
         ...
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint holds `name`."""
-        ...
-
     def close(self) -> None:
         """Unmaps the files and ends the progress bar."""
         ...
@@ -89,9 +85,6 @@ class SafetensorsWeights:
         except BaseException:
             self._exit.close()
             raise
-
-    def has(self, name: str) -> bool:
-        return name in self._files
 
     def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
         if name not in self._files:
@@ -140,9 +133,6 @@ class DummyWeights:
         self._dtype = dtype
         self._block = torch.randn(self._PERIOD, generator=torch.Generator().manual_seed(seed))
 
-    def has(self, name: str) -> bool:
-        return True
-
     def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
         if len(shape) == 1:
             full = torch.full(shape, 1.0 if name.endswith("norm.weight") else 0.0, dtype=self._dtype)
@@ -167,6 +157,11 @@ class DummyWeights:
             out[done : done + len(part)] = part
             done, start = done + len(part), 0
         return out
+
+
+def shard_shape(shape: tuple[int, ...], shard: Shard | None) -> tuple[int, ...]:
+    """The shape of a shard of a tensor."""
+    return tuple(len(_range(shard, dim, shape)) for dim in range(len(shape)))
 
 
 def checkpoint_files(folder: Path) -> dict[Path, list[str] | None]:

@@ -31,7 +31,7 @@ class OneDnnLinear:
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> OneDnnWeight:
         if _has_kernel(weight.dtype):
-            return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(weight), bias, is_blocked=True)
+            return OneDnnWeight(_blocked(weight), bias, is_blocked=True)
         self._fallbacks.say(_NO_KERNEL % str(weight.dtype).removeprefix("torch."))
         return OneDnnWeight(weight, bias, is_blocked=False)
 
@@ -39,6 +39,12 @@ class OneDnnLinear:
         if packed.is_blocked:
             return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
         return F.linear(x, packed.weight, packed.bias)
+
+
+def _blocked(weight: Tensor) -> Tensor:
+    if weight.is_meta:
+        return weight.new_empty(weight.shape)
+    return torch.ops.mkldnn._reorder_linear_weight(weight)
 
 
 def _has_kernel(dtype: torch.dtype) -> bool:

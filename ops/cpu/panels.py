@@ -63,11 +63,12 @@ class PanelLinear:
             self._fallbacks.say(_OTHER_BIAS % str(bias.dtype).removeprefix("torch."))
             return None
         weight = weight.contiguous()
-        panels = torch.empty(size, dtype=torch.bfloat16)
-        self._pack(
-            weight.data_ptr(), panels.data_ptr(), out_features, in_features, in_features, is_gated,
-            torch.get_num_threads(),
-        )  # fmt: skip
+        panels = weight.new_empty(size)
+        if not weight.is_meta:
+            self._pack(
+                weight.data_ptr(), panels.data_ptr(), out_features, in_features, in_features, is_gated,
+                torch.get_num_threads(),
+            )  # fmt: skip
         return PanelWeight(panels, None if bias is None else bias.contiguous(), out_features, in_features, is_gated)
 
     def multiply(self, x: Tensor, packed: PanelWeight, num_threads: int, activation: Activation = "silu") -> Tensor:

@@ -1,8 +1,10 @@
 """Runs a model over a paged cache without a scheduler: what a worker does, in a few lines that a test can steer."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,31 +43,33 @@ def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> M
     )
 
 
-def load_model(
+def model_context(
     spec: ModelSpec,
     *,
     device: str = "cpu",
     group: ParallelGroup | None = None,
     load: LoadConfig | None = None,
     layers: range | None = None,
-) -> Model:
-    """The model of `spec` on one rank, which builds all layers or those that are named."""
+) -> ModelContext:
+    """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
     dtype = getattr(torch, spec.dtype)
-    weights = open_weights(spec, load or LoadConfig(), dtype)
-    context = ModelContext(
+    return ModelContext(
         ops=ops.bind(device),
         group=group or ParallelGroup(),
         dtype=dtype,
         device=torch.device(device),
-        weights=weights,
+        weights=open_weights(spec, load or LoadConfig(), dtype),
         scheme=choose_scheme(spec),
         layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
     )
-    with torch.inference_mode():
-        model = build_model(spec, context)
-    weights.close()
-    return model
+
+
+def load_model(spec: ModelSpec, **options: Any) -> Model:
+    """The model of `spec`; `options` as for `model_context`."""
+    context = model_context(spec, **options)
+    with contextlib.closing(context.weights), torch.inference_mode():
+        return build_model(spec, context)
 
 
 class PagedDriver:

@@ -1,0 +1,98 @@
+"""A model without memory: what it will take, before any of it is loaded.
+
+The model is built as ever, by the same code and for the same rank, but on torch's meta device, where a tensor is a
+shape and a dtype. So a dry build knows whatever a build knows: the family, the shard, the scheme of the weights, and
+how the backend packs them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.context import ModelContext
+from quire.executor.models.base import Model
+from quire.executor.models.registry import build_model
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.readers import Shard, shard_shape
+from quire.ops.backend import Backend
+
+META = torch.device("meta")
+
+
+def dry_build(spec: ModelSpec, context: ModelContext) -> Model:
+    """The model that `context` would build, with tensors that have no memory. It cannot run.
+
+    Raises:
+        ModelLoadError: as `build_model`, but for what only the tensors themselves can tell.
+    """
+    with _LightMeta():
+        return build_model(spec, replace(context, device=META, weights=_Shapes(context.dtype)))
+
+
+def held_bytes(thing: object) -> int:
+    """Bytes of the tensors that `thing` is made of, at any depth; memory that tensors share counts once.
+
+    A backend and a group of ranks are collaborators of a model, not parts of it: theirs do not count.
+    """
+    sizes = dict(_memory(tensor) for tensor in _tensors(thing, set()))
+    return sum(sizes.values())
+
+
+class _Shapes:
+    """See `WeightReader`: any tensor, as a shape."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
+        return torch.empty(shard_shape(shape, shard), dtype=self._dtype, device=META)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class _LightMeta(TorchFunctionMode):
+    """Joins tensors of the meta device by their shapes alone: torch's own way imports its compiler, which takes
+    seconds and a hundred megabytes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.cat and args[0][0].is_meta:
+            return _join(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _join(tensors: list[Tensor], dim: int = 0) -> Tensor:
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return tensors[0].new_empty(shape)
+
+
+def _tensors(thing: object, seen: set[int]) -> Iterator[Tensor]:
+    if id(thing) in seen or isinstance(thing, (Backend, ParallelGroup, ModuleType, type)):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        yield thing
+        return
+    if isinstance(thing, Mapping):
+        parts = list(thing.values())
+    elif isinstance(thing, (list, tuple)):
+        parts = list(thing)
+    else:
+        parts = list(getattr(thing, "__dict__", {}).values())
+    for part in parts:
+        yield from _tensors(part, seen)
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """(what identifies the memory behind a tensor, its bytes)."""
+    if tensor.layout == torch.strided:
+        storage = tensor.untyped_storage()
+        return storage._cdata, storage.nbytes()
+    return id(tensor), tensor.numel() * tensor.element_size()  # oneDNN's own layout tells no more

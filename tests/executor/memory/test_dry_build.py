@@ -1,0 +1,113 @@
+"""What a model takes, counted before it is loaded: against models that are loaded."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from msgspec.structs import asdict
+
+from quire.core.config.load import LoadConfig
+from quire.core.config.resolved import ModelSpec, SchedulerLimits
+from quire.executor.memory.dry_build import dry_build, held_bytes
+from quire.executor.memory.plan import workspace_bytes
+from quire.executor.models.base import Model
+from quire.executor.models.registry import ARCHITECTURES
+from quire.executor.parallel.groups import ParallelGroup
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
+from tests.checkpoints import FAMILIES, Family
+from tests.executor.paged_driver import Checkpoints, load_model, model_context, read_spec
+
+DUMMY = LoadConfig(load_format="dummy")
+
+
+def dry_model(spec: ModelSpec, group: ParallelGroup | None = None, *, is_plain: bool = False) -> Model:
+    """`is_plain`: for the backend that packs nothing."""
+    context = model_context(spec, group=group, load=DUMMY)
+    if is_plain:
+        context = replace(context, ops=EagerBackend(PlainLinear()))
+    with contextlib.closing(context.weights), torch.inference_mode():
+        return dry_build(spec, context)
+
+
+def test_every_architecture_is_tried_here() -> None:
+    assert {architecture for _, architecture in FAMILIES.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_are_those_of_the_loaded_model(
+    family: Family, tie: bool, num_ranks: int, dtype: str, checkpoint: Checkpoints
+) -> None:
+    spec = read_spec(checkpoint(family, tie=tie, vocab_size=301, num_hidden_layers=6), dtype=dtype)
+    for rank in range(num_ranks):
+        group = ParallelGroup(rank, num_ranks)
+        counted = held_bytes(dry_model(spec, group))
+        assert counted == pytest.approx(held_bytes(load_model(spec, group=group, load=DUMMY)), rel=0.02)
+
+
+def test_bytes_are_those_of_the_files(checkpoint: Checkpoints) -> None:
+    folder = checkpoint("llama", dtype="bfloat16")
+    spec = read_spec(folder, dtype="bfloat16")
+    size = (folder / "model.safetensors").stat().st_size
+    assert held_bytes(dry_model(spec, is_plain=True)) == pytest.approx(size, rel=0.02)
+
+
+def test_tied_embeddings_count_twice_where_the_head_is_packed(checkpoint: Checkpoints) -> None:
+    spec = read_spec(checkpoint("llama", tie=True))
+    embedding = spec.vocab_size * spec.hidden_size * 4
+    assert held_bytes(dry_model(spec)) - held_bytes(dry_model(spec, is_plain=True)) == embedding
+
+
+def test_a_dry_build_takes_neither_memory_nor_the_compiler() -> None:
+    """141 GB of weights; torch's compiler, which some operations on the meta device import, would take seconds."""
+    script = f"""
+import json, resource, sys, torch
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.context import ModelContext
+from quire.executor.memory.dry_build import dry_build, held_bytes
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.quantisation.unquantised import Unquantised
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
+before = set(sys.modules)
+spec = ModelSpec(**{asdict(llama(80, 8192, 28672, 64, 8))})
+context = ModelContext(
+    ops=EagerBackend(PlainLinear()), group=ParallelGroup(), dtype=torch.bfloat16, device=torch.device("cpu"),
+    weights=None, scheme=Unquantised(), layers=range(80), max_model_len=8192,
+)
+counted = held_bytes(dry_build(spec, context))
+print(json.dumps([counted, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+assert "torch._dynamo.convert_frame" not in set(sys.modules) - before
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counted, peak_kilobytes = json.loads(done.stdout)
+    assert counted == pytest.approx(141e9, rel=0.01)
+    assert peak_kilobytes < 2_000_000
+
+
+def llama(num_layers: int, hidden_size: int, intermediate_size: int, num_heads: int, num_kv_heads: int) -> ModelSpec:
+    """A model without a checkpoint, in bfloat16."""
+    return ModelSpec(
+        path="", name="shape", architecture="LlamaForCausalLM", dtype="bfloat16", vocab_size=128_256,
+        num_layers=num_layers, num_attention_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_dim=hidden_size // num_heads, hidden_size=hidden_size, max_position_embeddings=8192, eos_token_ids=[],
+        hf_config={"intermediate_size": intermediate_size, "max_position_embeddings": 8192},
+    )  # fmt: skip
+
+
+def test_workspace_is_what_a_layer_makes_of_the_largest_step() -> None:
+    spec, limits = llama(3, 128, 512, 8, 2), SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=100)
+    per_token = 2 * (4 * 128 + 3 * 512 + 16 * (3 * 8 + 2 * 2))
+    rest = 2 * 64 * 2 * 16 * 2 + 4 * 8 * 128_256 * 4
+    assert workspace_bytes(spec, dry_model(spec), limits, 64) == 100 * per_token + rest
+    of_a_rank = 2 * (4 * 128 + 3 * 256 + 16 * (3 * 4 + 2 * 1))
+    rest = 2 * 64 * 1 * 16 * 2 + 4 * 8 * 128_256 * 4
+    assert workspace_bytes(spec, dry_model(spec, ParallelGroup(1, 2)), limits, 64) == 100 * of_a_rank + rest
