@@ -2,7 +2,7 @@
 
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,13 @@ def generate(
     *,
     depth: int = 2,
     num_blocks: int = NUM_BLOCKS,
+    kv_groups: Sequence[KVGroupSpec] = (KVGroupSpec("full", [0, 1], page_bytes=0),),
     **limits: Any,
 ) -> dict[str, list[RequestDelta]]:
     """Runs requests to their ends with `depth` plans made ahead; deltas by request id."""
     scheduler = Scheduler(
         msgspec.structs.replace(LIMITS, **limits),
-        kv_groups=[KVGroupSpec("full", [0, 1], page_bytes=0)],
+        kv_groups=kv_groups,
         num_blocks=num_blocks,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=[2],
