@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.core.wire.protocol import EngineRequest, RequestDelta
+from quire.core.wire.rank import Rank
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from tests.executor.step.test_model_runner import (
@@ -44,7 +45,9 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=MODELS)
 def served(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Served:
     folder = checkpoint(request.param, **MODELS[request.param])
-    worker = Worker(engine_config(folder, limits=msgspec.structs.replace(LIMITS, block_size=4)), 0, ParallelGroup())
+    worker = Worker(
+        engine_config(folder, limits=msgspec.structs.replace(LIMITS, block_size=4)), Rank(), ParallelGroup()
+    )
     ready = worker.load()
     worker.allocate(ready.num_blocks, ready.max_model_len)
     pages = sum(group.max_pages(128, block_size=4, largest_chunk=CHUNK) for group in ready.kv_groups)
