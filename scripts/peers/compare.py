@@ -25,7 +25,12 @@ def main() -> int:
     work = Path(args.work or tempfile.mkdtemp(prefix="compare-peers-"))
     work.mkdir(parents=True, exist_ok=True)
     vllm = Vllm(args.vllm.absolute(), work, args.limit)
-    engines: list[Engine] = [Quire(work, args.limit), vllm]
+    engines: list[Engine] = [Quire(work, args.limit)]
+    if args.before:
+        python = args.before.absolute() / "bin" / "python"
+        engines.append(Quire(work, args.limit, name="Quire before", python=python))
+    if not args.without_vllm:
+        engines.append(vllm)
     if args.llama_cpp:
         engines.append(LlamaCpp(args.llama_cpp.absolute(), args.peers_scripts.absolute(), work, args.limit))
     bench = Bench(args.models.absolute(), vllm, args.smoke)
@@ -42,6 +47,8 @@ def _parse() -> argparse.Namespace:
     names = [row.name for row in ROWS]
     parser = argparse.ArgumentParser(prog="compare_peers", description=__doc__)
     parser.add_argument("--vllm", type=Path, required=True, help="Virtual environment of vLLM.")
+    parser.add_argument("--without-vllm", action="store_true", help="Use vLLM's client alone, and measure no vLLM.")
+    parser.add_argument("--before", type=Path, help="Virtual environment of another Quire, to be measured as a peer.")
     parser.add_argument("--llama-cpp", type=Path, help="Virtual environment of llama-cpp-python; offline rows only.")
     parser.add_argument("--peers-scripts", type=Path, help="Folder of to_gguf.py and llama_batched.py.")
     parser.add_argument("--models", type=Path, required=True, help="Folder of the benchmark checkpoints.")

@@ -43,13 +43,21 @@ class ServingEngine(Engine, Protocol):
 
 
 class Quire:
-    name = "Quire"
+    """This tree's Quire, or another one.
+
+    Args:
+        python: of the virtual environment that holds it.
+    """
+
     serves = True
 
-    def __init__(self, work: Path, limit_seconds: float) -> None:
+    def __init__(
+        self, work: Path, limit_seconds: float, *, name: str = "Quire", python: Path = Path(sys.executable)
+    ) -> None:
+        self.name = name
         self._work = work
         self._limit_seconds = limit_seconds
-        self._quire = [sys.executable, "-m", "quire"]
+        self._quire = [str(python), "-m", "quire"]
 
     def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
         out = self._work / "quire.json"

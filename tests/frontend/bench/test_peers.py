@@ -62,6 +62,24 @@ def test_engines_take_turns_and_medians_are_compared(tmp_path: Path) -> None:
     assert list(results.rows["s"]["runs"]) == ["Quire", "vLLM"]
 
 
+def test_another_quire_is_a_peer(tmp_path: Path) -> None:
+    import compare
+    from engines import Quire
+    from report import markdown
+    from results import Results
+    from rows import Bench, Row, offline
+
+    turns: list[str] = []
+    before = Quire(tmp_path, 5, name="Quire before", python=Path(sys.executable))
+    row = Row("r", "offline", offline(4, 8, 2), {}, served=False)
+    results = Results(tmp_path / "results.json", smoke=True, resume=False)
+    engines = [Counter("Quire", 5, turns), Counter(before.name, 2, turns)]
+    compare.measure(row, engines, Bench(Path("models"), None, smoke=True), 1, results)
+    titles, _, figures = markdown([row], results.rows).splitlines()
+    assert titles == "| workload | figure | Quire | Quire before | Quire / Quire before | runs |"
+    assert figures == "| offline | output tok/s | 6.00 | 3.00 | 2.00 × | 1, 1 |"
+
+
 def test_a_comparison_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
     import compare
     from results import Results, ResultsError
