@@ -1,4 +1,4 @@
-"""Kernels behind plain operations. `quire.ops.backend` says which; this module chooses who computes them."""
+"""Kernels behind plain operations: `quire.ops.backend` declares the operations; `bind` chooses their backend."""
 
 from typing import Literal
 
@@ -6,8 +6,12 @@ from quire.ops.backend import Backend
 
 
 def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
-    """The backend for a device type; readies this process for it."""
-    # Imported on demand, so that a CPU process never loads what only an accelerator needs.
+    """Returns the backend for a device type, and prepares this process for it.
+
+    Raises:
+        ValueError: there is no backend for `device`.
+    """
+    # Backends are imported on demand, so that a CPU process loads no code for accelerators.
     if device == "cpu":
         from quire.ops import cpu
 
@@ -21,7 +25,7 @@ def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
 
 
 def settle(device: str) -> None:
-    """Call when a model is built: what the building needed for a while, this process no longer holds."""
+    """Gives memory that only building a model needed back to the system. To be called when the model is built."""
     if device == "cpu":
         from quire.ops.cpu.memory import return_freed_memory
 

@@ -1,8 +1,8 @@
-"""The operations of a step, and what a backend is: an object that computes them on one kind of device.
+"""The operations of a step, as the interface of a backend: an object that computes them on one kind of device.
 
-A backend is bound once, where a model is built, and handed to the layers; nothing else asks which device it runs on.
-Tensors belong to the backend's device; `num_tokens` counts all new tokens of a step, of all its requests, one after the
-other.
+A backend is bound once, when a model is built, and handed to the layers. No other code asks which device it runs on.
+Tensors are on the backend's device. `num_tokens` is the number of new tokens in a step; the tokens of its requests
+follow one another.
 """
 
 from abc import ABC, abstractmethod
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 Activation = Literal["silu", "gelu_tanh"]
-"""What a gated layer does with its gates (arXiv:1702.03118, 1606.08415 with the tanh approximation)."""
+"""The activation function of a gated layer (arXiv:1702.03118, 1606.08415 with the tanh approximation)."""
 
 
 class AttentionBatch(Protocol):
-    """Where each token of one step reads and writes the KV cache; built once a step and shared by all layers."""
+    """The places in the KV cache that one step reads and writes; built once a step and shared by all layers."""
 
     slot_mapping: Tensor
-    """[num_tokens] int64: the cache slot (page * block_size + offset) that each new token's key and value go to."""
+    """[num_tokens] int64: the cache slot (page * block_size + offset) for each new token's key and value."""
 
 
 class Recording(Protocol):
@@ -32,19 +32,19 @@ class Recording(Protocol):
         ...
 
     def run_timed(self) -> list[float]:
-        """Like `run`; the CLOCK_MONOTONIC seconds at which each operation was done."""
+        """Like `run`; returns the CLOCK_MONOTONIC time in seconds at which each operation was done."""
         ...
 
 
 Batch = TypeVar("Batch", bound=AttentionBatch)
-"""A backend's own `AttentionBatch`: made by its `attention_batch` for its `attention`."""
+"""A backend's own `AttentionBatch`: its `attention_batch` makes it, its `attention` takes it."""
 
 PackedLinear = TypeVar("PackedLinear")
-"""A weight as the backend likes it best: made by `pack_linear` for `linear`, or by `pack_gated_linear` for its like."""
+"""A weight in the backend's layout: from `pack_linear` for `linear`, or from `pack_gated_linear` for `gated_linear`."""
 
 
 class Backend(ABC, Generic[Batch, PackedLinear]):
-    """The operations, the same for every device. Whoever adds one writes it here, and once in each backend."""
+    """The operations, the same for every device. A new operation is declared here and implemented in each backend."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -78,7 +78,7 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
 
     @abstractmethod
     def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
-        """[num_tokens, 2 * size] → [num_tokens, size]: first half, activated, times the second (arXiv:2002.05202)."""
+        """[num_tokens, 2 * size] → [num_tokens, size]: the activated first half times the second (arXiv:2002.05202)."""
 
     @abstractmethod
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
@@ -97,21 +97,22 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
 
     @abstractmethod
     def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """`weight` [gate | up, in] as `pack_linear` does, for `gated_linear` alone."""
+        """Like `pack_linear`, for a `weight` [gate | up, in]; only `gated_linear` takes the result."""
 
     @abstractmethod
     def gated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation = "silu") -> Tensor:
-        """`activate_and_mul` of the linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
+        """`activate_and_mul` of a linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
 
     @abstractmethod
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's KV cache; the backend alone knows what its dimensions mean."""
+        """Shape of one layer's KV cache; only the backend knows what its dimensions mean."""
 
     @abstractmethod
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim] in the slots of `slot_mapping` [num_tokens] int64.
 
-        Values are made finite: a page may later belong to another request, whose masked positions must not turn NaN.
+        Infinities and NaN are replaced by finite values: the page may later belong to another request, and a masked
+        position that holds a NaN would make that request's attention NaN.
         """
 
     @abstractmethod
@@ -125,7 +126,7 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         *,
         norm: tuple[Tensor, float] | None = None,
     ) -> Tensor:
-        """What stands between a layer's projection and its attention: `rms_norm`, `rotary` and `write_kv` in one.
+        """`rms_norm`, `rotary` and `write_kv` in one: the operations between a layer's projection and its attention.
 
         `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
         are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. Keys and
@@ -142,7 +143,7 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         *,
         block_size: int,
     ) -> Batch:
-        """Prepares one step. Row r is one request; its tokens follow those of row r - 1.
+        """Prepares the attention of one step. Row r is one request; its tokens follow those of row r - 1.
 
         `query_lens` [num_rows] int64, on the host: new tokens of each row, at least 1.
         `seq_lens` [num_rows] int64, on the host: tokens known after this step, the new ones included.
@@ -154,7 +155,9 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
     def attention(
         self, q: Tensor, kv_cache: Tensor, batch: Batch, *, scale: float, window: int | None = None
     ) -> Tensor:
-        """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages, new tokens included; like `q`.
+        """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages; the result has `q`'s shape.
+
+        The keys and values of the step's new tokens must have been written.
 
         Query head h reads KV head h // (num_heads / num_kv_heads). With `window`, a token sees itself and the
         `window - 1` tokens before it.
@@ -162,33 +165,34 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
 
     @abstractmethod
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
-        """Sets logits to -inf, in place, where the token's bit is not set.
+        """Sets the logits of tokens whose bit is not set to -inf, in place.
 
-        `logits` is [num_rows, vocab_size] of any float type; `rows` [n] int64, on the host, says which of them, each
-        once. `bitmask` [n, ceil(vocab_size / 32)] int32, on the host: bit i % 32 of word i // 32 is token i.
+        `logits` is [num_rows, vocab_size] of any float type. `rows` [n] int64, on the host, are the distinct rows to
+        mask. `bitmask` [n, ceil(vocab_size / 32)] int32, on the host: bit i % 32 of word i // 32 is token i.
         """
 
     @abstractmethod
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token of each row of `logits` [num_rows, vocab_size].
 
-        Returns ids [num_rows] int64, and [num_rows] bool: false where the row holds a NaN or its greatest is infinite.
+        Returns ids [num_rows] int64, and [num_rows] bool: false if the row has a NaN or its greatest logit is infinite.
         """
 
     @abstractmethod
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """A token for each row of `logits` [num_rows, vocab_size], by inverting the cumulative softmax.
+        """Draws a token for each row of `logits` [num_rows, vocab_size] by inverting the cumulative softmax.
 
         Row r is inverted at element r of `quire.ops.random.uniforms(starts, positions)`; `starts` [num_rows] uint64 and
-        `positions` [num_rows] int64 are on the host. A token whose logit is -inf is never drawn. Returns as
-        `likeliest`; false where the logits are no distribution (NaN, infinite).
+        `positions` [num_rows] int64 are on the host. A token whose logit is -inf is never drawn. Returns ids and bools
+        like `likeliest`; false if the logits are no distribution (NaN, infinite).
         """
 
     @abstractmethod
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """What `run` returns, and a recording that computes it again from what its inputs' memory holds by then.
+        """Calls `run`, and returns its result and a recording of its operations.
 
-        A recording has no memory of its own for what it computes: the result is valid until the next `record` of this
-        backend, or the next run of a recording. None where the backend cannot record, or `run` did anything beside
-        operations of this backend and views of tensors.
+        The recording computes the result again, from the values that the inputs' memory then holds. All recordings
+        share memory: a result is valid until this backend's next `record`, or until any recording runs. Instead of a
+        recording, None is returned if the backend cannot record, or if `run` did anything but operations of this
+        backend and views of tensors.
         """

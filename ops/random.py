@@ -1,27 +1,27 @@
 """Random numbers as a function of (seed, position).
 
-Nothing hides in a generator's state: a token depends on its request alone, not on the batch that it was sampled in,
-and a request that was preempted or moved to another engine repeats itself exactly. Kernels that draw have the same
-formula (`cpu/kernels/sampling.cpp`).
+There is no generator and no state. So a token depends on its request alone, not on the batch that it was sampled in,
+and a request that was preempted or moved to another engine repeats itself exactly. The C++ kernel has the same formula
+(`cpu/kernels/sampling.cpp`).
 """
 
 import numpy as np
 
 # SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014): element `position` of
-# the sequence mix(start + position * gamma). The start is the mixed seed, by another mixer than the output's, so that
-# neighbouring seeds lie far apart. _OUTPUT are the paper's constants, _SEED those of MurmurHash3's finalizer.
+# the sequence mix(start + position * gamma). The start is a hash of the seed, so that neighbouring seeds lie far apart.
+# Seeds and outputs have different mixers: _OUTPUT are the paper's constants, _SEED those of MurmurHash3's finalizer.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _OUTPUT = (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
 _SEED = (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
 
 
 def start_of(seeds: np.ndarray) -> np.ndarray:
-    """What `uniforms` takes of each seed: [n] uint64 to [n] uint64."""
+    """The start of each seed's sequence, for `uniforms`: [n] uint64 → [n] uint64."""
     return _mix(seeds + _GAMMA, _SEED)
 
 
 def uniforms(starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, position): [n] uint64 and [n] int64 to [n] float64, of 53 random bits."""
+    """A number in [0, 1) for each (start, position): [n] uint64 and [n] int64 → [n] float64 with 53 random bits."""
     bits = _mix(starts + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA, _OUTPUT)
     return (bits >> np.uint64(11)) * 2.0**-53
 

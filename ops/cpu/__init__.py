@@ -1,4 +1,4 @@
-"""The CPU backend: C++ kernels that are built on the machine, and oneDNN for linear layers that they do not cover."""
+"""The CPU backend: C++ kernels, compiled on the machine, and oneDNN for the linear layers that they do not cover."""
 
 from quire.ops.backend import Backend
 from quire.ops.cpu.compiler import load_kernels
@@ -9,7 +9,7 @@ from quire.ops.eager.backend import EagerBackend
 
 
 def bind() -> Backend:
-    """The C++ kernels; plain torch if they cannot be built. Readies this process for either."""
+    """Returns the backend of the C++ kernels, or plain torch if they cannot be built, and prepares this process."""
     keep_freed_memory()
     kernels, plain = load_kernels(), EagerBackend(OneDnnLinear())
     return plain if kernels is None else NativeBackend(kernels, plain)

@@ -1,8 +1,8 @@
 """The program that compiles and links the kernels; `builds.py` starts it.
 
-It is a process of its own, so that a slow build outlives the worker that asked for it. Run by its path, it loads the
-standard library alone, and never torch. It leaves either the library or a text that says why there is none, whole from
-its first moment. A build that something from outside ended leaves neither, and is tried again.
+The program is a process of its own, so that a slow build outlives the worker that asked for it. It is run by its path
+and imports only the standard library, never torch. It leaves either the library or a refusal, a file that says why
+there is no library; both appear complete (by rename). A build that a signal ended leaves neither, and is tried again.
 """
 
 import json
@@ -19,34 +19,34 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """What to build. Paths are strings, because it travels as JSON."""
+    """One build. Paths are strings, because a job is passed as JSON."""
 
     command: list[str]
     """The compiler and its flags."""
     sources: str
     """Folder of the .cpp files."""
     scratch: str
-    """Folder for what is made on the way; this program makes it and removes it."""
+    """Folder for object files; this program makes it and removes it."""
     library: str
     refusal: str
-    """File for the reason, in its first line, and the compiler's whole output, if there will be no library."""
+    """File for the refusal: the reason in its first line, then the compiler's whole output."""
     max_seconds: float
-    """A build that takes longer is given up, and counts as refused."""
+    """A build that takes longer is ended, and counts as refused."""
 
 
 class Refused(Exception):
-    """The compiler does not take these sources; the first line of the text is the reason."""
+    """The compiler refuses these sources; the first line of the text is the reason."""
 
 
 class Interrupted(Exception):
-    """Something from outside ended the compiler: nothing is known about the sources."""
+    """A signal ended the compiler, so nothing is known about the sources."""
 
 
 def main() -> None:
-    """Builds the job that the first argument holds as JSON. The last line of stderr says what went wrong, if it did."""
+    """Builds the job in the first argument (JSON). If that fails, the last line of stderr is the reason."""
     job = Job(**json.loads(sys.argv[1]))
     scratch = Path(job.scratch)
-    shutil.rmtree(scratch, ignore_errors=True)  # of a build of the same that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a build of this job that was killed
     scratch.mkdir()
     try:
         os.replace(_build(job, scratch), job.library)
@@ -59,7 +59,7 @@ def main() -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if Path(job.refusal).exists():
-        # Children of a compiler that was given up may be at work still. This ends them, and this process with them.
+        # Children of a compiler that ran out of time may still run. This ends them, and this process with them.
         os.killpg(0, signal.SIGKILL)
 
 
@@ -85,7 +85,7 @@ def _run(command: list[str], folder: Path, deadline: float, max_seconds: float) 
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, "LC_ALL": "C"},  # messages in the language that is searched for "error"
+            env={**os.environ, "LC_ALL": "C"},  # English messages, which are searched for "error:" below
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,11 +1,11 @@
-"""Builds of the kernels in the user's cache folder: each is made once, by one process, whoever asks for it.
+"""Builds of the kernels in the user's cache folder: one process makes each build, once; the others wait for it.
 
-A build has a key: a hash of all that its result depends on. By that key the folder holds
+A build's key is a hash of everything that its result depends on. The folder holds these files for a key:
 
     kernels-KEY.so       the library,
-    kernels-KEY.failed   or why there is none, so that it is not tried again,
-    kernels-KEY.lock     held by whoever is building, and let go by the system when that process ends, however it ends,
-    kernels-KEY.build    the files of a build; one whose lock is free was left behind by a process that was killed.
+    kernels-KEY.failed   the refusal, if the compiler refused: the build is not tried again,
+    kernels-KEY.lock     a lock that the builder holds; the system releases it when the builder ends, however it ends,
+    kernels-KEY.build    the builder's working files; if the lock is free, a killed builder left them behind.
 """
 
 import fcntl
@@ -36,14 +36,14 @@ _BACKGROUND_NICENESS = 10
 
 
 class BuildError(Exception):
-    """There is no library; the text says why, and what to do, in one line."""
+    """There is no library; the text is one line that says why, and what to do."""
 
 
 class KernelBuild:
-    """One library: these sources, by this compiler, with these flags, for this processor."""
+    """One library: its sources, compiler, flags and processor."""
 
     def __init__(self, folder: Path, sources: Path, command: list[str], compiler: str) -> None:
-        """`folder` is the cache; `command` the compiler and its flags; `compiler` says which one it is, and of when."""
+        """`folder` is the cache, `command` the compiler and its flags, `compiler` the compiler's name and version."""
         self._folder = folder
         self._sources = sources
         self._command = command
@@ -56,11 +56,11 @@ class KernelBuild:
     def library(self, max_wait_s: float = MAX_WAIT_SECONDS, max_build_s: float = MAX_BUILD_SECONDS) -> Path:
         """Path of the library, which is built if this folder has none yet.
 
-        A build that takes longer than `max_wait_s` goes on by itself, for up to `max_build_s` in all, with less right
-        to the processor; a later call finds what it made.
+        A build that takes longer than `max_wait_s` goes on in the background, at a lower priority, for up to
+        `max_build_s` in all; a later call finds its library.
 
         Raises:
-            BuildError: the compiler refuses the sources, now or the last time; or the build is not done yet.
+            BuildError: the compiler refuses the sources, or has refused them before; or the build is not done yet.
             OSError: the folder cannot be written.
         """
         if self._library.exists():
@@ -76,7 +76,7 @@ class KernelBuild:
                         "will find what it builds."
                     )
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
-            # The process that held the lock may have built the same.
+            # The process that held the lock may have made this build.
             if not self._library.exists() and not self._refusal.exists():
                 self._build(lock, deadline, max_wait_s, max_build_s)
         self._check_refusal()
@@ -104,7 +104,7 @@ class KernelBuild:
             raise BuildError(f"the build was interrupted: {reason}; the next start will try again.")
 
     def _start(self, lock: IO[str], max_build_s: float) -> subprocess.Popen[str]:
-        """The builder, which has the lock as long as it lives."""
+        """Starts the builder. It inherits the lock, and holds it until it ends."""
         job = builder.Job(
             command=self._command, sources=str(self._sources), scratch=str(self._scratch), library=str(self._library),
             refusal=str(self._refusal), max_seconds=max_build_s,
@@ -116,7 +116,7 @@ class KernelBuild:
             stderr=subprocess.PIPE,
             text=True,
             pass_fds=(lock.fileno(),),
-            start_new_session=True,  # neither Ctrl-C nor the end of the worker is for the builder
+            start_new_session=True,  # so that neither Ctrl-C nor the end of the worker ends the builder
         )
 
     def _await_late(self, process: subprocess.Popen[str], started: float) -> None:
@@ -136,7 +136,7 @@ class KernelBuild:
         )
 
     def _remove_remains(self) -> None:
-        """Removes the files of builds that were killed."""
+        """Removes the working files of builders that were killed."""
         for scratch in self._folder.glob("kernels-*.build"):
             with _lock_if_free(scratch.with_suffix(".lock")) as is_free:
                 if is_free:
@@ -165,10 +165,10 @@ def _lock_if_free(path: Path) -> Iterator[bool]:
 
 
 def _instruction_sets() -> str:
-    """The processor's own list; its name where the system has no such list."""
+    """The processor's instruction sets from /proc/cpuinfo; its name if the system has no such list."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
     listed = next((line for line in lines if line.lower().startswith(("flags", "features"))), None)
-    return listed or platform.processor()  # which starts a process to find out
+    return listed or platform.processor()  # last, because `platform.processor` starts a process

@@ -1,6 +1,7 @@
-"""What a call of each C++ kernel says: the structs of `kernels/kernels.h`, whose comments tell the shapes.
+"""The arguments of each C++ kernel: the structs of `kernels/kernels.h`, whose comments give the shapes.
 
-A call is packed into bytes, and the kernel gets their address: ctypes converts one argument faster than twelve.
+The arguments are packed into bytes, and the kernel gets their address, because ctypes converts one argument faster than
+twelve.
 """
 
 import struct
@@ -19,7 +20,7 @@ ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel's name and the fields of its struct, in order, each eight bytes; 0 is a null pointer."""
+    """A kernel's name, and the fields of its struct in order. Each field is eight bytes; a pointer of 0 is null."""
 
     kernel: str
     pointers: str

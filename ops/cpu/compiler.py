@@ -1,11 +1,11 @@
-"""How this machine gets the C++ kernels: which compiler builds them, with which flags, into which folder.
+"""Chooses the compiler, the flags and the cache folder of the C++ kernels, and loads them.
 
-The sources include no torch header, so a build takes seconds (seven on two cores) and outlives a torch update. It
-happens when a worker first binds the CPU backend on a machine: at start-up, before the weights are read, so that all of
-a process's tokens come from the same kernels. Without a working compiler the torch operations serve.
+The sources include no torch header, so a build takes seconds (seven on two cores) and outlives a torch update. The
+build happens when a worker first binds the CPU backend on a machine: at start-up, before the weights are read. So all
+of a process's tokens come from the same kernels. Without a working compiler, the backend is plain torch.
 
-`CXX` names the compiler (default c++, then g++, then clang++). `QUIRE_CACHE_ROOT` moves the cache from
-`$XDG_CACHE_HOME/quire` or `~/.cache/quire`. `QUIRE_DISABLED_KERNELS=cpu_native` leaves the kernels out.
+`CXX` names the compiler (default c++, then g++, then clang++). `QUIRE_CACHE_ROOT` replaces the cache's default root,
+`$XDG_CACHE_HOME/quire` or `~/.cache/quire`. `QUIRE_DISABLED_KERNELS=cpu_native` disables the kernels.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _VERSION_TIMEOUT_S = 30
 
 @functools.cache
 def load_kernels() -> ctypes.CDLL | None:
-    """The kernels' library, built if this machine has none yet; None if they are disabled or cannot be had."""
+    """The kernels' library, built if this machine has none yet; None if it is disabled or cannot be built or loaded."""
     disabled = os.environ.get("QUIRE_DISABLED_KERNELS", os.environ.get("VLLM_DISABLED_KERNELS", ""))
     if "cpu_native" in disabled.split(","):
         return None
@@ -39,24 +39,24 @@ def load_kernels() -> ctypes.CDLL | None:
     except BuildError as error:
         reason = str(error)
     except OSError as error:
-        remedy = "QUIRE_CACHE_ROOT names another folder, which must allow writing, and running what is in it."
+        remedy = "Set QUIRE_CACHE_ROOT to another folder, in which files may be written and executed."
         reason = f"{error}. {remedy}"
     logger.warning("CPU kernels are not available, so plain torch is used, which is slower: %s", reason)
     return None
 
 
 def kernel_build(sources: Path, target: tuple[str, ...] = THIS_PROCESSOR) -> KernelBuild:
-    """The build of `sources` by this machine's compiler; `target` are the flags that say for which processors.
+    """The build of `sources` by this machine's compiler; `target` are the flags that choose the processor.
 
     Raises:
-        BuildError: there is no compiler that answers.
+        BuildError: there is no compiler, or it does not run.
     """
     compiler = find_compiler()
     return KernelBuild(cache_folder(), sources, [*compiler, *_FLAGS, *target], _version(compiler))
 
 
 def cache_folder() -> Path:
-    """Where built kernels are kept."""
+    """The folder of built kernels."""
     root = os.environ.get("QUIRE_CACHE_ROOT", os.environ.get("VLLM_CACHE_ROOT"))
     if root:
         return Path(root).expanduser() / "cpu_kernels"
@@ -64,7 +64,11 @@ def cache_folder() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """Its whole path, and its arguments if CXX has some."""
+    """The compiler's absolute path, and its arguments if CXX has some.
+
+    Raises:
+        BuildError: there is no compiler.
+    """
     asked = shlex.split(os.environ.get("CXX", ""))
     for name, *arguments in [asked] if asked else [["c++"], ["g++"], ["clang++"]]:
         path = shutil.which(name)
@@ -78,7 +82,7 @@ def find_compiler() -> list[str]:
 
 
 def _version(compiler: list[str]) -> str:
-    """What the compiler calls itself, so that another one under the same path counts as another."""
+    """The compiler's name and version, so that an updated compiler at the same path makes another build."""
     command = [*compiler, "--version"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S).stdout

@@ -1,4 +1,4 @@
-"""What the log says about work that goes where it takes longer: each reason once, at its first case."""
+"""Warnings about work that has no kernel and runs on a slower path: one for each reason, at its first case."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -13,13 +13,13 @@ _Result = TypeVar("_Result")
 
 
 class Fallbacks:
-    """Remembers what has been said."""
+    """Logs each reason once."""
 
     def __init__(self) -> None:
         self._said: set[Hashable] = set()
 
     def say(self, reason: str) -> None:
-        """Warns of `reason`, unless it has been said."""
+        """Logs `reason` as a warning, unless it has been logged."""
         if reason not in self._said:
             self._said.add(reason)
             logger.warning(reason)
@@ -30,8 +30,8 @@ class Fallbacks:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """Runs an operation of plain torch in a kernel's place; warns of the first with tensors of these dtypes."""
-        result = operation(*args, **kwargs)  # first: what torch refuses as well is its caller's mistake
+        """Runs an operation of plain torch instead of a kernel; warns once for each combination of dtypes."""
+        result = operation(*args, **kwargs)  # before the warning: if torch raises too, the caller's arguments are wrong
         tensors = [value for value in args if isinstance(value, Tensor)]
         key = (operation.__name__, *(tensor.dtype for tensor in tensors))
         if key not in self._said:

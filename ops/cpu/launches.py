@@ -1,7 +1,7 @@
-"""Calls of the C++ kernels, and recordings of them: a step of a model as a list that one call runs again.
+"""Calls of the C++ kernels, and recordings: the kernels of a step as a list that one call runs again.
 
-It is to a CPU what a CUDA graph is to an accelerator. Between two kernels Python takes as long as a small kernel does,
-and has to get back the interpreter's lock, which the engine's loop may be holding.
+A recording is to a CPU what a CUDA graph is to an accelerator. Without it, Python takes as long between two kernels as
+a small kernel does, and must get back the interpreter's lock, which the engine's event loop may hold.
 """
 
 import ctypes
@@ -29,20 +29,20 @@ _VIEWS = frozenset(
     {"__getitem__", "contiguous", "expand", "flatten", "narrow", "reshape", "squeeze", "transpose", "unflatten"}
     | {"unsqueeze", "view"}
 )
-"""Some of them copy when they must; see `_Watch`."""
+"""Calls that return a view. Some copy if they must; `_Watch` then counts them as strangers."""
 
 
 class _Launch(ctypes.Structure):
-    """`Launch` in launches.cpp. It keeps the bytes of its call alive."""
+    """`Launch` in launches.cpp. Keeps the bytes of its call alive."""
 
     _fields_ = (("kernel", ctypes.c_void_p), ("call", ctypes.c_char_p))
 
 
 class Recording:
-    """Kernels to be launched again, in order, on the memory that they were recorded with."""
+    """Kernels to be launched again, in order, with the memory that they were recorded with."""
 
     def __init__(self, kernels: ctypes.CDLL, launches: list[_Launch], kept: list[Any]) -> None:
-        """`kept` lives as long as the recording."""
+        """`kept` are objects whose memory the kernels read; they live as long as the recording."""
         self._run = kernels["quire_run"]
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
         self._run.restype = ctypes.c_long
@@ -51,11 +51,15 @@ class Recording:
         self._count = len(launches)
 
     def run(self) -> None:
-        """Launches all of them. Raises RuntimeError if one fails."""
+        """Launches all kernels.
+
+        Raises:
+            RuntimeError: a kernel failed.
+        """
         self._check(self._run(self._launches, self._count, None))
 
     def run_timed(self) -> list[float]:
-        """Like `run`; the CLOCK_MONOTONIC seconds at which each launch was done."""
+        """Like `run`; returns the CLOCK_MONOTONIC time in seconds at which each launch was done."""
         ends = (ctypes.c_double * self._count)()
         self._check(self._run(self._launches, self._count, ends))
         return list(ends)
@@ -66,9 +70,9 @@ class Recording:
 
 
 class Launcher:
-    """Binds kernels to their names, hands out memory for what they compute, and records both.
+    """Binds kernels to their names, hands out memory for their outputs, and records both.
 
-    Outputs of a recording lie in memory that all recordings share: they are valid until the next one is made or run.
+    All recordings share the memory of their outputs: an output is valid until the next recording is made or run.
     """
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
@@ -79,7 +83,7 @@ class Launcher:
         self._kept: list[Any] = []
 
     def bind(self, call: Call) -> Callable[..., int]:
-        """The kernel of this call, to be called with all its fields, in order; what it returns is 0 if it ran."""
+        """A function that calls the kernel with all fields of `call`, in order; it returns 0 if the kernel ran."""
         kernel, pack = self._kernels[call.kernel], call.layout.pack
         kernel.argtypes = [ctypes.c_char_p]
         address = ctypes.cast(kernel, ctypes.c_void_p).value
@@ -94,18 +98,19 @@ class Launcher:
         return launch
 
     def keep(self, memory: Any) -> None:
-        """Has the recording that is being made, if any, hold what a kernel reads besides tensors."""
+        """Keeps `memory`, which a kernel reads and which is no tensor, as long as the recording in progress, if any."""
         if self._launches is not None:
             self._kept.append(memory)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Memory for an output, uninitialised."""
+        """An uninitialised tensor for an output."""
         return torch.empty(shape, dtype=dtype) if self._launches is None else self._memory.empty(shape, dtype)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
-        """What `run` returns, and its launches; None if anything but launches and views of tensors was part of it.
+        """Calls `run`, and returns its result and a recording of its launches.
 
-        The log says what that was.
+        None instead of a recording if `run` did anything but launches and views of tensors; the log names those
+        operations.
         """
         self._launches, self._kept = [], []
         try:
@@ -113,7 +118,7 @@ class Launcher:
                 result = run()
             if watch.strangers:
                 names = ", ".join(sorted(set(watch.strangers)))
-                logger.info("steps run without a recording, for they have operations of torch's own in them: %s", names)
+                logger.info("steps run without a recording, because they use torch's own operations: %s", names)
                 return result, None
             return result, Recording(self._kernels, self._launches, self._kept) if self._launches else None
         finally:
@@ -122,7 +127,7 @@ class Launcher:
 
 
 class _SharedMemory:
-    """Blocks of memory that go round: one whose tensors are all gone is handed out again."""
+    """Blocks of memory for outputs. A block is handed out again when no tensor uses it any more."""
 
     def __init__(self) -> None:
         self._blocks: list[np.ndarray] = []
@@ -132,13 +137,13 @@ class _SharedMemory:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
         block = self._take(max(num_bytes, _CACHE_LINE))
-        # A new array for each tensor: a tensor made from it, and every view of that, keeps the array alive.
+        # Each tensor has an array of its own, which the tensor and all its views keep alive.
         array = block[:num_bytes]
         weakref.finalize(array, self._give_back, block, self._round)
         return torch.from_numpy(array).view(dtype).view(shape)
 
     def reuse(self) -> None:
-        """Forgets who holds what: from now on every block is free."""
+        """Makes every block free, whether or not tensors still use it."""
         self._free = list(self._blocks)
         self._round += 1
 
@@ -160,9 +165,9 @@ class _SharedMemory:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes every call of torch's own that does more than ask for a tensor's form, or look at it in another one.
+    """Notes the names of torch functions that do more than read a tensor's shape or return a view.
 
-    By function, not by operation (`TorchDispatchMode`): that would import the compiler, a second and 100 MB.
+    Functions are watched, not operations: `TorchDispatchMode` would import torch's compiler, a second and 100 MB.
     """
 
     def __init__(self) -> None:

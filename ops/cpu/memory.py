@@ -1,4 +1,4 @@
-"""The C allocator's manners."""
+"""Settings of the C allocator."""
 
 import ctypes
 import platform
@@ -11,8 +11,8 @@ _M_MMAP_THRESHOLD = -3
 def keep_freed_memory() -> None:
     """Tells glibc to keep freed blocks of up to 64 MiB for the next allocation.
 
-    By default it hands most activations back to the kernel when they are freed, and each one is paid for again in page
-    faults: a float32 copy of [512, 1024] then takes ten times as long. Other C libraries are left as they are.
+    By default glibc returns most activations to the operating system when they are freed, and the next allocation costs
+    page faults again: a float32 copy of [512, 1024] then takes ten times as long. Other C libraries are left alone.
     """
     libc = _glibc()
     if libc is not None:
@@ -21,7 +21,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Gives back to the system, now, what `keep_freed_memory` has kept so far."""
+    """Returns the freed memory that glibc has kept so far to the operating system."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -1,6 +1,7 @@
-"""The CPU backend with the C++ kernels of `kernels/`: tensors in, pointers out.
+"""The CPU backend with the C++ kernels of `kernels/`: checks tensors, and passes their pointers to the kernels.
 
-What the kernels do not cover (another dtype, a layout that is not dense) goes to `EagerBackend`; the log says so once.
+A call that the kernels do not cover (another dtype, a layout that is not dense) goes to `EagerBackend`, and the log
+says so once.
 """
 
 import ctypes
@@ -25,14 +26,14 @@ _MAX_GROUP = 64
 """Most query heads that share a KV head."""
 
 _WORTH_OPENMP_SECONDS = 150e-6
-"""What oneDNN does in less on one thread stays on one: OpenMP's others have gone to sleep since the last operation, and
-waking them and waiting for them costs up to 50 µs, more where another process uses their core."""
+"""A layer that oneDNN computes in less on one thread stays on one thread. OpenMP's other threads sleep since the last
+operation; waking them and waiting for them costs up to 50 µs, and more if another process uses their core."""
 _WORTH_TEAM_SECONDS = 10e-6
-"""The same for our own kernels, whose threads are not waited for (threads.h)."""
+"""The same for our own kernels, which do not wait for threads that come late (threads.h)."""
 
 
 class NativePlan(AttentionPlan):
-    """One step's rows as the kernel reads them; the groups of plain torch are made only where it is needed."""
+    """One step's rows as the kernel reads them; the groups are made only if plain torch computes the attention."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
     """See `Backend`."""
 
     def __init__(self, kernels: ctypes.CDLL, eager: EagerBackend[OneDnnWeight]) -> None:
-        """`kernels` comes from `quire.ops.cpu.compiler`; `eager` takes what they do not cover."""
+        """`kernels` comes from `quire.ops.cpu.compiler`; `eager` takes the calls that the kernels do not cover."""
         self._eager = eager
         self._fallbacks = fallbacks = Fallbacks()
         self._launcher = launcher = Launcher(kernels)
@@ -237,7 +238,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         num_rows, size = logits.shape
         dense = rows.flags.c_contiguous and bitmask.flags.c_contiguous and bitmask.shape == (len(rows), -(-size // 32))
-        # Pointers by way of tensors: `ndarray.ctypes` is Python, and takes five times as long.
+        # Pointers come from tensors, because `ndarray.ctypes` is Python code and takes five times as long.
         if dense and _is_rows(logits) and not self._apply_bitmask(
             logits.data_ptr(), torch.from_numpy(rows).data_ptr(), torch.from_numpy(bitmask).data_ptr(), len(rows),
             num_rows, size, logits.stride(0), _dtype(logits), torch.get_num_threads(),
@@ -271,17 +272,17 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
 
 
 def _linear_seconds(num_tokens: int, weight: Tensor) -> float:
-    """About what a linear layer takes on one thread of a current server: at 400 GFLOP/s, and at 20 GB/s from memory."""
+    """Estimated time of a linear layer on one thread of a current server: 400 GFLOP/s, and 20 GB/s from memory."""
     return max(2 * num_tokens * weight.numel() / 400e9, weight.numel() * weight.element_size() / 20e9)
 
 
 def _team_size(x: Tensor, packed: PanelWeight) -> int:
-    """Threads that multiply `x` by a weight of our own kernels."""
+    """Number of threads on which our own kernel multiplies `x` by `packed`."""
     return 1 if _linear_seconds(len(x), packed.weight) <= _WORTH_TEAM_SECONDS else torch.get_num_threads()
 
 
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
-    """Room for ids and whether they are usable."""
+    """Uninitialised outputs: ids, and whether each is usable."""
     return torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
 
 
@@ -302,5 +303,5 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
 
 
 def _is_cache(kv_cache: Tensor) -> bool:
-    """Whether it is laid out densely, as `kv_cache_shape` says."""
+    """Whether the kernels cover the cache: it is dense, and its dtype has kernels."""
     return kv_cache.dtype in DTYPES and kv_cache.is_contiguous()

@@ -1,4 +1,4 @@
-"""Linear layers on oneDNN, where `panels.py` has none. A weight is put into its layout once, not at every call."""
+"""Linear layers on oneDNN, for weights that `panels.py` does not pack. A weight is put into oneDNN's layout once."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from quire.ops.cpu.fallbacks import Fallbacks
 
 _NO_KERNEL = (
     "oneDNN has no kernel for linear layers in %s on this processor, so they run in plain torch, which is far slower "
-    "where there are many tokens. --dtype float32 avoids it, if the weights fit into memory."
+    "with many tokens. --dtype float32 avoids this, if the weights fit into memory."
 )
 
 
 @dataclass(frozen=True)
 class OneDnnWeight:
-    """A weight in oneDNN's layout, or as it came where oneDNN has no kernel for its dtype on this CPU."""
+    """A weight in oneDNN's layout, or unchanged if oneDNN has no kernel for its dtype on this CPU."""
 
     weight: Tensor
     bias: Tensor | None

@@ -1,4 +1,4 @@
-"""Linear layers in bfloat16 with the kernel of `kernels/linear.cpp`, for processors that it is made for."""
+"""Linear layers in bfloat16 with the kernel of `kernels/linear.cpp`, on processors with AVX512-BF16 or AMX."""
 
 import ctypes
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _OTHER_BIAS = "A linear layer in bfloat16 is left to oneDNN, because its bias is
 
 @dataclass(frozen=True)
 class PanelWeight:
-    """A weight [out, in] in panels of 32 outputs, and its bias [out]; if it is gated, of 16 gates and 16 others."""
+    """A weight [out, in] in panels of 32 outputs, or of 16 gates and their 16 ups if it is gated; its bias [out]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -35,10 +35,10 @@ class PanelWeight:
 
 
 class PanelLinear:
-    """Packs weights and multiplies by them; a row's result is the same to the bit in any batch."""
+    """Packs weights and multiplies by them; a row's result has the same bits in any batch."""
 
     def __init__(self, kernels: ctypes.CDLL, launcher: Launcher, fallbacks: Fallbacks) -> None:
-        """`kernels` comes from `quire.ops.cpu.compiler`, `launcher` is theirs."""
+        """`kernels` comes from `quire.ops.cpu.compiler`; `launcher` launches them."""
         self._fallbacks = fallbacks
         self._size = kernels["quire_panels_size"]
         self._size.argtypes = [ctypes.c_long] * 3
@@ -48,9 +48,9 @@ class PanelLinear:
         self._empty = launcher.empty
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PanelWeight | None:
-        """`weight` [out, in] in panels; None if the kernel does not cover this dtype or this processor.
+        """`weight` [out, in] in panels; None if the kernel does not cover its dtype or this processor.
 
-        The log says why, once, where `weight` is bfloat16: other types are left to oneDNN by design.
+        If `weight` is bfloat16, the log says why, once. Other dtypes are left to oneDNN by design.
         """
         if weight.dtype != torch.bfloat16:
             return None
@@ -72,7 +72,7 @@ class PanelLinear:
         return PanelWeight(panels, None if bias is None else bias.contiguous(), out_features, in_features, is_gated)
 
     def multiply(self, x: Tensor, packed: PanelWeight, num_threads: int, activation: Activation = "silu") -> Tensor:
-        """`x @ weight.T + bias` for `x` [num_tokens, in]; if the weight is gated, `activate_and_mul` of that.
+        """`x @ weight.T + bias` for `x` [num_tokens, in]; if the weight is gated, `activate_and_mul` of the product.
 
         Raises:
             ValueError: `x` has another dtype or shape.

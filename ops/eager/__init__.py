@@ -1,1 +1,1 @@
-"""The operations in plain torch, right on every device; other backends take from here what they do not make faster."""
+"""The operations in plain torch: they run on every device, and other backends fall back on them."""

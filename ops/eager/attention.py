@@ -1,6 +1,6 @@
-"""Attention over pages in plain torch: gather a group's pages, then two batched products.
+"""Attention over pages in plain torch: gather a group's pages, then two batched matrix products.
 
-A layer's cache is [num_blocks, 2, num_kv_heads, block_size, head_dim]: all that is known of a page's tokens lies in one
+A layer's cache is [num_blocks, 2, num_kv_heads, block_size, head_dim]: a page's keys and values are one contiguous
 piece. Pages are gathered with the heads first, so that [num_kv_heads * rows, keys, head_dim] is a batch of plain
 matrices. On CPUs without matrix units that is several times faster than torch's fused attention, at all lengths.
 """
@@ -12,16 +12,16 @@ from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group
 
 LARGEST = 1e18
-"""Stands for infinity in the cache: still finite in float32 after a product with a query."""
+"""The cache holds this instead of infinity: its product with a query is still finite in float32."""
 
 
 def largest_stored(cache_dtype: torch.dtype) -> float:
-    """What a cache of this dtype holds in the place of infinity."""
+    """The number that a cache of this dtype holds instead of infinity."""
     return min(LARGEST, torch.finfo(cache_dtype).max)
 
 
 def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, scale: float, window: int | None) -> Tensor:
-    """See `Backend.attention`: group by group."""
+    """See `Backend.attention`. Computes the step's groups one after another."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()
     groups = batch.groups(window, q.shape[1], page_bytes)
@@ -59,17 +59,17 @@ def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:
     _, _, num_kv_heads, _, head_dim = kv_cache.shape
     heads = torch.arange(which * num_kv_heads, (which + 1) * num_kv_heads, device=kv_cache.device)
     index = heads.unsqueeze(1) + group.pages * (2 * num_kv_heads)
-    # One selection along the first dimension: along a later one, torch copies element by element.
+    # Selected along the first dimension, because along a later one torch copies element by element.
     gathered = kv_cache.flatten(0, 2).index_select(0, index.view(-1))
     return gathered.view(num_kv_heads * group.num_rows, group.key_len, head_dim)
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, scale: float) -> Tensor:
-    """Attention of `q` [num_kv_heads, R, heads a KV head, queries, head_dim], which begin at the group's `begin`."""
+    """Attention of `q` [num_kv_heads, R, heads a KV head, queries, head_dim]: the group's queries from `begin` on."""
     shape = q.shape
     scores = torch.bmm(q.reshape(len(k), -1, shape[-1]), k.transpose(1, 2))
     if q.dtype == torch.float16:
-        scores.clamp_(-65504, 65504)  # a hidden key of another request may overflow, and inf - inf is no number
+        scores.clamp_(-65504, 65504)  # the score of a masked key may overflow, and inf - inf is NaN
     scores = scores.view(*shape[:-1], -1)
     bias = group.bias(begin, begin + shape[3])
     scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)

@@ -1,9 +1,9 @@
-"""How one step's rows are grouped for attention: made once a step, with NumPy, and used by every layer.
+"""Groups one step's rows for attention, once a step, with NumPy; every layer uses the groups.
 
 A layer must not loop over requests, so rows of similar size are padded to one shape and computed together. Prompts are
-first cut into pieces of at most `MAX_QUERY_LEN` tokens, which skips most of the upper triangle. A group gathers the
-pages of all its rows into one workspace of at most `WORKSPACE_BYTES` for keys and as much for values, and has at most
-`MAX_SCORES` scores; a single larger row is a group of its own.
+first cut into pieces of at most `MAX_QUERY_LEN` tokens, which skips most of the masked upper triangle. A group gathers
+the pages of all its rows into one workspace of at most `WORKSPACE_BYTES` for keys and as much for values, and has at
+most `MAX_SCORES` scores. A single row that exceeds these limits is a group of its own.
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 MAX_QUERY_LEN = 128
-"""Tokens of one row that are computed against one gathering of its pages."""
+"""Most tokens of one row that share one gathering of its pages."""
 
 WORKSPACE_BYTES = 4 << 20
-"""Most gathered keys of a group; near the size of a core's cache, large enough to amortise a kernel's start."""
+"""Most bytes of a group's gathered keys: near the size of a core's cache, and enough to amortise a kernel's start."""
 
 MAX_SCORES = 4 << 20
 """Most attention scores (heads * queries * keys) that exist at once, in float32."""
 
 MAX_KEPT_BIAS = 1 << 20
-"""Elements up to which a group's bias is kept for the next layer; a larger one is made again."""
+"""Most elements of a bias that a group keeps for the next layer; a larger bias is computed in each layer."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Columns over pieces: runs of new tokens of one row."""
+    """A table of pieces: runs of new tokens of one row. Each field is a column, [num_pieces]."""
 
     row: np.ndarray
     first_token: np.ndarray  # flat index of the first query
@@ -41,15 +41,15 @@ class Pieces:
 
 @dataclass
 class Group:
-    """Rows computed together: R rows of up to Q queries over L keys, which are whole pages."""
+    """Pieces computed together: R rows of up to Q queries over L keys; L is a multiple of the page size."""
 
     num_rows: int
     query_len: int
     key_len: int
     pages: Tensor  # [R * pages a row] int64
     tokens: slice | Tensor  # the queries' flat indices, R * Q of them; short rows repeat their last query
-    valid: Tensor | None  # indices into R * Q of the queries that are no padding; None: all
-    targets: Tensor | None  # flat indices that `valid` results go to; None: `tokens`
+    valid: Tensor | None  # indices into R * Q of the queries that are not padding; None: all
+    targets: Tensor | None  # flat indices for the results of `valid`; None: `tokens`
     query_positions: Tensor  # [R, Q] int64
     key_positions: Tensor  # [R, L] int64
     window: int | None
@@ -57,9 +57,9 @@ class Group:
     _bias: Tensor | None = field(default=None, repr=False)
 
     def bias(self, begin: int, end: int) -> Tensor | None:
-        """[R, 1, end - begin, L] float32 for queries `begin:end`: 0 for keys that they see, -inf for others.
+        """[R, 1, end - begin, L] float32 for queries `begin:end`: 0 for keys that a query sees, -inf for the others.
 
-        None if they see all.
+        None if every query sees every key.
         """
         if self.sees_all:
             return None
@@ -78,9 +78,9 @@ class Group:
 
 
 class AttentionPlan:
-    """One step's rows, and the groups made from them for each window that a layer asks for.
+    """One step's rows, and their groups for each window that a layer has.
 
-    Grouping waits for the first layer, which knows the cache's shape.
+    Groups are made when the first layer asks, because the cache's shape is known there.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class AttentionPlan:
         self._groups: dict[tuple[int | None, int, int], list[Group]] = {}
 
     def groups(self, window: int | None, num_heads: int, page_bytes: int) -> list[Group]:
-        """Groups that together hold each query once; `page_bytes` is the size of one page's keys."""
+        """Groups that together contain each query once; `page_bytes` is the size of one page's keys."""
         key = (window, num_heads, page_bytes)
         if key not in self._groups:
             self._groups[key] = [self._group(part, window) for part in self._split(*key)]
         return self._groups[key]
 
     def _split(self, window: int | None, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
-        """Pieces of similar size, within the limits on workspace and scores."""
+        """Sets of pieces of similar size, each within the limits on workspace and scores."""
         pieces = self._pieces
         num_pages = -(-pieces.end // self._block_size) - self._first_page(pieces, window)
         order = np.lexsort((num_pages, pieces.query_len))[::-1]
@@ -123,7 +123,7 @@ class AttentionPlan:
                 & (num_pages[candidates] * 4 + 16 >= pages * 3)
             )
             count = len(candidates) if similar.all() else int(similar.argmin())
-            # In order of their tokens: a whole step of decodes then needs no reordering.
+            # Sorted by their tokens, so that a step of decodes needs no reordering.
             yield pieces.take(np.sort(order[begin : begin + count]))
             begin += count
 
@@ -137,12 +137,12 @@ class AttentionPlan:
         first_page = self._first_page(pieces, window)
         last_page = (pieces.end - 1) // self._block_size
         num_pages = int((last_page - first_page).max()) + 1
-        # Past a row's last page its last page is repeated, whose positions there no query reaches.
+        # Shorter rows repeat their last page. No query sees the repetitions: their positions are past every query's.
         page_index = np.minimum(first_page[:, None] + np.arange(num_pages), last_page[:, None])
         pages = self._block_tables[pieces.row[:, None], page_index]
 
         key_start = first_page * self._block_size
-        # Whole pages: a batched product of half-precision matrices is many times slower on a slice of them.
+        # Not cut within a page: a batched product of half-precision matrices is many times slower on a slice.
         key_len = num_pages * self._block_size
         query_len = int(pieces.query_len.max())
         offsets = np.arange(query_len)

@@ -1,4 +1,4 @@
-"""The operations in plain torch: right on every device, and what every other backend is tested against."""
+"""The operations in plain torch: they run on every device, and other backends are tested against them."""
 
 from collections.abc import Callable
 from typing import Generic
@@ -23,8 +23,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
         self._linear_layers = linear_layers
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # The mean is float32. vector_norm is one pass over x, and the rest
-        # works on one number a row.
+        # The mean is float32. vector_norm is one pass over x; the operations after it work on one number a row.
         full = x.float()
         norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
         inverse = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
@@ -123,7 +122,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
         logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        token_ids = logits.argmax(-1)  # a NaN counts as the greatest, so it shows in the value
+        token_ids = logits.argmax(-1)  # argmax finds a NaN before any number, so isfinite sees it
         return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
 
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -131,4 +130,4 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
         return invert_softmax(logits, uniform)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, None]:
-        return run(), None  # there is no list of launches to keep in plain torch
+        return run(), None  # plain torch has no list of launches to record

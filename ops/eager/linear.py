@@ -1,4 +1,4 @@
-"""How plain torch keeps and applies the weights of linear layers; `EagerBackend` takes one of these."""
+"""Layouts for the weights of linear layers in torch; `EagerBackend` is constructed with one of them."""
 
 from typing import Protocol
 
@@ -9,19 +9,19 @@ from quire.ops.backend import PackedLinear
 
 
 class LinearLayers(Protocol[PackedLinear]):
-    """A layout of weights, and the product with it."""
+    """A layout of weights, and the product with weights in it."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """`weight` [out, in] (and `bias` [out]) in this layout."""
         ...
 
     def multiply(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """`x @ weight.T + bias`; a row's result does not depend on how many rows there are."""
+        """`x @ weight.T + bias`; a row's result does not depend on the number of rows."""
         ...
 
 
 class PlainLinear:
-    """See `LinearLayers`: weight and bias as they are."""
+    """See `LinearLayers`: keeps weight and bias unchanged."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return weight, bias

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 _CHUNK = 512
-"""Tokens per chunk of the two-level draw: running sums over chunks, then within one, instead of over the vocabulary."""
+"""Tokens per chunk. Running sums over the chunks, then within one chunk, replace one over the whole vocabulary."""
 
 
 def invert_softmax(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,9 +26,9 @@ def invert_softmax(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the running sum of a row first exceeds `target`, and the sum before that place.
+    """The index at which the running sum of a row first exceeds `target`, and the sum before that index.
 
-    Rounding may put the target at or past the end: the last place that has weight is taken then.
+    Rounding may put the target at or past the total: then the last index with a weight is taken.
     """
     running = weights.cumsum(-1)
     first_above = torch.searchsorted(running, target.unsqueeze(1), right=True)

@@ -97,7 +97,7 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path / "file"))
-    assert "QUIRE_CACHE_ROOT names another folder" in warning_of(caplog)
+    assert "Set QUIRE_CACHE_ROOT to another folder" in warning_of(caplog)
 
 
 def test_kernels_may_be_disabled(

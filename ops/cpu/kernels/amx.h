@@ -1,4 +1,4 @@
-// The processor's tile registers, where it has them: eight of 16 rows of 64 bytes.
+// The tile registers of a processor with AMX: eight tiles of 16 rows of 64 bytes.
 #pragma once
 
 #include "vector.h"
@@ -13,7 +13,7 @@
 
 namespace quire {
 
-// Linux gives a process these registers only if it asks for them, and its later threads with it.
+// Linux lets a process, and the threads that it starts later, use these registers only if the process asks for them.
 inline bool may_use_tiles() {
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // of arch_prctl
     static const bool is_allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
@@ -24,7 +24,7 @@ struct TileShape {
     long rows = 16, bytes = 64;
 };
 
-// One thread's registers. They are given back at the end: a thread that has them takes longer to switch to.
+// One thread's tile registers. They are released at the end, because a context switch takes longer with them.
 class TileRegisters {
 public:
     TileRegisters() = default;
@@ -34,7 +34,7 @@ public:
         if (shapes) _tile_release();
     }
 
-    // `number`, not 0, stands for these shapes: nothing is done if they are those of the last call.
+    // Sets the shapes of all tiles, unless `number` is the number of the last call. `number`, not 0, identifies shapes.
     template <class Shape> void shape(long number, Shape shape_of) {
         if (number == shapes) return;
         shapes = number;

@@ -1,20 +1,22 @@
-// Causal attention over pages, in place: nothing is gathered. See `quire.ops.backend` for the meaning.
+// Causal attention that reads pages in place, without gathering them. `quire.ops.backend` defines the operation.
 //
 // The work is cut into items: (request, up to MAX_ROWS / G consecutive queries, a few KV heads, all or some keys), where
 // G query heads share a KV head. A query of one head is a "row". One thread takes an item and walks over its keys in
-// tiles of KEYS, with the softmax kept up to date along the way (arXiv:2112.05682, 2205.14135). For each tile, head by
-// head, the keys and values are packed once for all rows of the item:
+// tiles of KEYS with an online softmax (arXiv:2112.05682, 2205.14135). For each tile, head by head, the keys and values
+// are packed once for all rows of the item:
 //
 //     keys   [units of head_dim][KEYS]          transposed, so that a vector holds one dimension of many keys
 //     values [units of KEYS][head_dim]
 //
-// and then scores = queries * keys and out += weights * values are the same small matrix product. Few rows take them from
-// where they lie, with the same sums: the keys of all heads, page by page, then the values, so that a decode step reads
-// long runs of memory. A unit is what one multiply-add instruction consumes per lane: a float, or a pair of
-// bfloat16 where the machine multiplies those (summed in float32), with vectors (tiles.h) or with tiles (tiles_amx.h).
+// After packing, scores = queries * keys and out += weights * values are the same small matrix product. An item with
+// few rows reads keys and values in place instead, with the same sums: the keys of all heads, page by page, then the
+// values. So a decode step reads long runs of memory. A unit is what one multiply-add instruction takes per lane: a
+// float, or a pair of bfloat16 if the processor multiplies pairs (summed in float32), with vectors (tiles.h) or tiles
+// (tiles_amx.h).
 //
-// Tiles begin at multiples of KEYS, softmaxes begin anew at those of SPLIT, and a row's arithmetic does not see its
-// neighbours: a query's result depends neither on the batch, nor on threads, nor on how a prompt was cut.
+// Tiles begin at multiples of KEYS, softmaxes start again at multiples of SPLIT, and each row is computed on its own.
+// So a query's result depends neither on the batch, nor on the number of threads, nor on how a prompt was cut into
+// chunks.
 
 #include "kernels.h"
 #include "pages.h"
@@ -34,7 +36,7 @@
 namespace quire {
 namespace {
 
-constexpr double WORTH_THREADS = 1e5;  // pairs of query and key times heads and dimensions that one thread does alone
+constexpr double WORTH_THREADS = 1e5;  // queries * keys * heads * dimensions below which one thread works alone
 
 template <class Query> void pack_query(const Query* q, long head_dim, float* packed) {
     for (long d = 0; d < head_dim; d += LANES) store(packed + d, load(q + d, head_dim - d));
@@ -42,17 +44,17 @@ template <class Query> void pack_query(const Query* q, long head_dim, float* pac
 
 void pack_query(const BFloat16* q, long head_dim, Pair* packed) { std::memcpy(packed, q, head_dim * sizeof(BFloat16)); }
 
-// One of `count` columns.
+// Packs a query as one of `count` columns.
 void pack_query_column(const BFloat16* q, long head_dim, Pair* packed, long count) {
     for (long d = 0; d < head_dim; d += 2, packed += count) *packed = read<Pair>(q + d);
 }
 
-// One thread's memory for an item, laid out once for the largest that a call can need.
+// One thread's memory for an item, laid out once for the largest item of a call.
 template <class Unit> struct Workspace {
     long query_stride, out_stride;
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
     Unit *queries, *keys, *values, *weights;  // [rows][query_stride], packed, packed, [rows][KEYS in units]
-    float *scores, *keep;                     // [rows][KEYS], [rows]: factor for what was summed up before
+    float *scores, *keep;                     // [rows][KEYS], [rows]: factor for the sums so far
     float *out, *most;                        // of this split: [rows][out_stride], [rows]: greatest score so far
     Floats* total;                            // [rows]: sums of weights, by lane
     float *split, *sums;                      // [sums_size], [rows][sums_size]: of the splits before
@@ -132,7 +134,7 @@ template <class Unit, class Cache> struct Attention {
 
     Rows<Cache> values(const Tile& tile, long kv_head) const { return keys(tile, call.num_kv_heads + kv_head); }
 
-    // body(null pointer of the type of queries and outputs).
+    // Calls body with a null pointer of the type of queries and outputs.
     template <class Body> void with_query_type(Body body) const {
         if constexpr (ELEMENTS<Unit> == 1) with_type(call.q_dtype, body);
         else body(static_cast<BFloat16*>(nullptr));
@@ -178,7 +180,7 @@ template <class Unit, class Cache> struct Attention {
         }
     }
 
-    // One tile, for one head.
+    // Adds one tile for one head.
     __attribute__((noinline)) void add_packed(long head, long start, const Operands<Cache>& tile) {
         pack_keys(tile, work.keys);
         pack_values(tile, work.values, work.out_stride);
@@ -186,8 +188,8 @@ template <class Unit, class Cache> struct Attention {
             const long num = std::min<long>(ROWS_AT_ONCE<Unit>, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
-            if (last_position < start) continue;  // all of the tile lies in its future
-            if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // or past
+            if (last_position < start) continue;  // the whole tile is masked: it is after the queries
+            if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // before the window
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
                      (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(tile.count, LANES),
                      nullptr);
@@ -198,7 +200,7 @@ template <class Unit, class Cache> struct Attention {
         }
     }
 
-    // One tile, for all heads, in the order in which it lies in memory.
+    // Adds one tile for all heads, in memory order.
     __attribute__((noinline)) void add_in_place(const Tile& tile) {
         with_rows<ROWS_IN_PLACE<Unit>>(rows, [&](auto constant) {
             constexpr int ROWS = constant();
@@ -220,9 +222,9 @@ template <class Unit, class Cache> struct Attention {
         });
     }
 
-    // Scores of `num` rows, from `row` of a head on, in a tile of `count` keys → weights, and what to keep of the sums
-    // before. The rows are `index` among all, and `place` among those whose scores are kept. Not inlined: GCC would then
-    // no longer inline what this calls, which costs small prompts a tenth.
+    // Turns the scores of `num` rows of a head, from `row` on, in a tile of `count` keys into weights, and sets the
+    // rows' `keep`. `index` is the first row's index among all rows, `place` its index among the rows in `work.scores`.
+    // Not inlined, because GCC would then no longer inline `soften`, which makes small prompts a tenth slower.
     __attribute__((noinline)) void weigh(long row, long num, long start, long count, long index, long place) {
         const long width = round_up(count, KEYS_AT_ONCE<Unit>);
         const float scale = (float)(call.scale * M_LOG2E);
@@ -240,7 +242,7 @@ template <class Unit, class Cache> struct Attention {
         }
     }
 
-    // From `sums`, or, where there was but one split, from that.
+    // Writes the outputs from `sums`, or from the only split if `sums` is null.
     void finish(const float* sums) {
         with_query_type([&](auto* type) { finish(sums, type); });
     }
@@ -268,7 +270,8 @@ template <class Unit, class Cache> void run(const AttentionCall& call) {
     double pairs = 0;
     for (const Item& item : items) pairs += (double)item.num_queries * item.num_heads * item.end_key;
     const bool is_small = pairs * call.head_dim < WORTH_THREADS;
-    // A thread says early what it takes next, so that this can be fetched; the last items go to whoever is done first.
+    // A thread takes its next item early, so that the item can be prefetched. The last items are taken late, each by
+    // the first thread that is done.
     const long contested = count - 2 * call.num_threads;
     const long rows = std::max<long>(items.empty() ? 0 : MAX_ROWS, call.group);
     std::vector<Shared> shared = shared_of(call, items);
@@ -293,7 +296,7 @@ template <class Unit, class Cache> void run(const AttentionCall& call) {
 }  // namespace
 }  // namespace quire
 
-// Returns 0, or 1 if this machine's build has no code for the dtypes: `out` is untouched then.
+// Returns 0, or 1 if this machine's build has no code for the dtypes; `out` is then unchanged.
 extern "C" int quire_attention(const quire::AttentionCall* call) {
     using namespace quire;
 #if defined(QUIRE_HAS_AMX)

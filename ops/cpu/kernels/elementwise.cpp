@@ -1,7 +1,8 @@
-// Norms, rotation, activation and the cache's writes in one pass over memory each: loaded once, computed in float32,
-// rounded where torch's formula in `quire.ops.eager` rounds, stored once. See `quire.ops.backend` for their meaning.
+// Norms, rotation, activation and writes to the KV cache, each in one pass over memory: numbers are loaded once,
+// computed in float32, rounded where the torch formula in `quire.ops.eager` rounds, and stored once.
+// `quire.ops.backend` defines the operations.
 //
-// Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
+// Every function returns 0, or 1 if this machine's build has no code for the dtype; nothing is then written.
 
 #include "kernels.h"
 #include "threads.h"
@@ -14,16 +15,16 @@
 namespace quire {
 namespace {
 
-constexpr long WORTH_A_THREAD = 1 << 14;  // elements below which calling other threads costs more than they save
+constexpr long WORTH_A_THREAD = 1 << 14;  // elements below which waking other threads costs more than they save
 
-constexpr long SINES = 64;  // elements that take as long as a sine and a cosine
+constexpr long SINES = 64;  // a sine and a cosine take as long as this many elements
 
-// body(i) for i in [0, count), on all threads if there are `elements` enough.
+// Calls body(i) for i in [0, count), on all threads if `elements` are worth it.
 template <class Body> void parallel(long count, long elements, long num_threads, Body body) {
     for_each(count, elements > WORTH_A_THREAD ? num_threads : 1, body);
 }
 
-// x * inverse in the weight's type, times the weight.
+// out = x * inverse, rounded to the weight's type, times the weight.
 template <class T, class Weight> void scale(const T* x, float inverse, const Weight* weight, T* out, long size) {
     for (long i = 0; i < size; i += LANES) {
         Floats scaled = rounded<Weight>(load(x + i, size - i) * inverse);
@@ -31,7 +32,7 @@ template <class T, class Weight> void scale(const T* x, float inverse, const Wei
     }
 }
 
-// The weight is of T, or of float if `is_float`, from its element `first` on.
+// The weight's elements are T, or float if `is_float`; its element `first` belongs to x[0].
 template <class T>
 void normalise(const T* x, const void* weight, bool is_float, long first, T* out, long size, float eps) {
     Floats squares{};
@@ -44,7 +45,7 @@ void normalise(const T* x, const void* weight, bool is_float, long first, T* out
     else scale(x, inverse, (const T*)weight + first, out, size);
 }
 
-// cos and sin hold each angle twice, sin's first half negated: out = x * cos + (halves of x exchanged) * sin.
+// out = x * cos + (x with its halves exchanged) * sin. cos and sin hold each angle twice; sin's first half is negated.
 template <class T> void rotate(const T* x, const T* cos, const T* sin, T* out, long head_dim, long rotary_dim) {
     const long half = rotary_dim / 2;
     for (long i = 0; i < half; i += LANES) {
@@ -58,7 +59,7 @@ template <class T> void rotate(const T* x, const T* cos, const T* sin, T* out, l
     std::memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(T));
 }
 
-// NaN becomes 0, what is beyond `largest` becomes it.
+// Stores x with NaN replaced by 0, and clamped to [-largest, largest].
 template <class T, class Cache> void store_finite(const T* x, Cache* to, long size, float largest) {
     for (long i = 0; i < size; i += LANES) {
         Floats value = load(x + i, size - i);
@@ -74,7 +75,7 @@ template <class T, class Cache> void store_finite(const T* x, Cache* to, long si
 
 using namespace quire;
 
-// Rows of x at index, times `scale`, → out. 1 if there is no such row.
+// out = rows of x at index, times `scale`. Returns 1 if an index is out of range.
 extern "C" int quire_take_rows(const TakeRowsCall* call) {
     const long row_bytes = call->row_bytes;
     for (long i = 0; i < call->count; i++) {
@@ -91,7 +92,7 @@ extern "C" int quire_take_rows(const TakeRowsCall* call) {
     });
 }
 
-// positions, frequencies → cos and sin, as `rotate` reads them.
+// positions, frequencies → cos and sin in the layout that `rotate` reads.
 extern "C" int quire_rotation(const RotationCall* call) {
     return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
@@ -177,7 +178,7 @@ extern "C" int quire_activate_and_mul(const ActivateAndMulCall* call) {
     });
 }
 
-// k and v → cache at slots[token], finite.
+// Stores k and v, made finite, in the cache at slots[token].
 extern "C" int quire_write_cache(const WriteCacheCall* call) {
     int failed = 0;
     int unknown = with_type(call->dtype, [&](auto* type) {
@@ -202,8 +203,8 @@ extern "C" int quire_write_cache(const WriteCacheCall* call) {
     return unknown | failed;
 }
 
-// Queries and keys normalised, if there is a weight, and rotated; queries → out, keys and values → cache as in
-// quire_write_cache.
+// Normalises queries and keys, if there is a weight, and rotates them. Writes queries to out, and keys and values to
+// the cache as quire_write_cache does.
 extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
     constexpr long MAX_HEAD_DIM = 1024;
     const long head_dim = call->head_dim;

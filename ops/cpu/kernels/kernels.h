@@ -1,8 +1,8 @@
-// The kernels that Python calls, and what each call says. What the kernels do stands where they are defined.
+// The kernels that Python calls, and their arguments. The .cpp files that define the kernels say what they compute.
 //
-// A call has the fields of the same name in `quire.ops.cpu.calls`, in the same order, eight bytes each: pointers, then
-// whole numbers, then others. Strides count elements; the last dimension of every tensor is dense. A dtype is one of
-// `Dtype`, an activation one of `Activation` (vector.h). A kernel returns 0 if it ran.
+// `quire.ops.cpu.calls` has the same fields in the same order, eight bytes each: pointers, then integers, then floats.
+// Strides count elements; the last dimension of every tensor is dense. A dtype is one of `Dtype`, an activation one of
+// `Activation` (vector.h). A kernel returns 0 if it ran.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct LinearCall {
 };
 
 struct PackPanelsCall {
-    const BFloat16* weight;  // [out_features, in_features], rows `stride` apart, [gates | others] if gated
+    const BFloat16* weight;  // [out_features, in_features], rows `stride` apart, [gates | ups] if gated
     uint32_t* panels;        // 64-byte aligned
     int64_t out_features, in_features, stride, is_gated, num_threads;
 };
@@ -41,7 +41,7 @@ struct TakeRowsCall {
     const int64_t* index;  // [count]
     void* out;             // [count, row_bytes], dense
     int64_t rows, count, row_bytes;
-    int64_t dtype;  // of what is multiplied by `scale`; of no matter where that is 1
+    int64_t dtype;  // of x and out; unused if scale is 1
     double scale;
 };
 
@@ -57,7 +57,7 @@ struct RmsNormCall {
     const void *x, *weight;  // [num_tokens, heads, size], [heads, size] with a stride of 0 or size
     void* out;               // like x, dense
     int64_t num_tokens, heads, size, token_stride, head_stride, weight_stride;
-    int64_t dtype, weight_dtype;  // the same, or a weight of float32
+    int64_t dtype, weight_dtype;  // weight_dtype is dtype or float32
     int64_t num_threads;
     double eps;
 };
@@ -89,7 +89,7 @@ struct WriteCacheCall {
     const int64_t* slots;  // [num_tokens]
     int64_t num_tokens, heads, head_dim, k_token_stride, k_head_stride, v_token_stride, v_head_stride, block_size;
     int64_t dtype, cache_dtype, num_threads;
-    double largest;  // what stands for infinity in the cache
+    double largest;  // the cache holds this instead of infinity
 };
 
 struct RotateAndStoreCall {
@@ -113,7 +113,7 @@ struct DrawCall {
 };
 
 struct LikeliestCall {
-    const void* logits;  // as in DrawCall, and so are token_ids and usable
+    const void* logits;  // logits, token_ids and usable are as in DrawCall
     int64_t* token_ids;
     bool* usable;
     int64_t num_rows, size, stride, dtype, num_threads;

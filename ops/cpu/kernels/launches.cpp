@@ -1,4 +1,4 @@
-// Calls kernels from a list, so that a whole step of a model is one call from Python.
+// Runs a list of kernels, so that a whole step of a model is one call from Python.
 
 #include "threads.h"
 
@@ -6,7 +6,7 @@
 
 namespace quire {
 
-// Mirrored in `quire.ops.cpu.launches`. One type stands for all kernels: each takes one pointer and returns an int.
+// `_Launch` in `quire.ops.cpu.launches`. Every kernel has this type: it takes one pointer and returns an int.
 struct Launch {
     int (*kernel)(const void* call);
     const void* call;
@@ -16,8 +16,8 @@ struct Launch {
 
 using namespace quire;
 
-// Runs `count` launches in order. `ends`, unless it is null, takes the CLOCK_MONOTONIC seconds at which each was done.
-// Returns 0, or the number, from 1, of the launch that failed; those after it are not run.
+// Runs `count` launches in order. `ends`, unless null, receives the CLOCK_MONOTONIC time in seconds at which each was
+// done. Returns 0, or the number (from 1) of the launch that failed; later launches are then not run.
 extern "C" long quire_run(const Launch* launches, long count, double* ends) {
     const StayAwake helpers;
     for (long i = 0; i < count; i++) {

@@ -1,12 +1,12 @@
-// Linear layers in bfloat16: x [rows, in] times weight [out, in], whose sums are float32.
+// Linear layers in bfloat16: x [rows, in] times weight [out, in], summed in float32.
 //
-// A weight lies in panels (panels.h). Some rows make a tile, whose sums stay in registers while a panel passes by. Few rows
-// are bound by memory, so while a panel serves one tile after another, the next is fetched into the cache. Many rows are
-// bound by arithmetic, and keep in cache what the next work takes too: on AMX a part of a panel, which many tiles take;
-// otherwise several panels take turns on each tile, which also writes a row's outputs side by side.
+// Weights are stored in panels (panels.h). Rows are cut into tiles; a tile's sums stay in registers while it is
+// multiplied by a panel. Few rows are bound by memory, so the next panel is prefetched while one panel is multiplied by
+// all tiles. Many rows are bound by arithmetic, and reuse what is in cache: with AMX many tiles share a part of a
+// panel; otherwise each tile is multiplied by several panels in turn, which also writes a row's outputs side by side.
 //
-// Each output is one chain of sums over the steps, in order, whatever the tile: a row's result does not depend on how
-// many rows there are, nor on the number of threads.
+// Each output is summed over the steps in order, whatever the tile. So a row's result depends neither on the number of
+// rows nor on the number of threads.
 
 #include "amx.h"
 #include "kernels.h"
@@ -31,11 +31,11 @@ namespace quire {
 #if defined(QUIRE_HAS_PANELS)
 namespace {
 
-constexpr long MOST_PANELS = 8;  // that a thread takes at once
+constexpr long MOST_PANELS = 8;  // most panels that a thread takes at once
 
 inline long count_steps(long in_features) { return round_up(ceil_div(in_features, 2), DEPTH); }
 
-// A gated layer's panel has 16 gates and the 16 other outputs that they are for.
+// A gated layer's panel has 16 gates and their 16 ups.
 inline long count_panels(long out_features, bool is_gated) {
     return is_gated ? ceil_div(out_features / 2, PANEL / 2) : ceil_div(out_features, PANEL);
 }
@@ -49,7 +49,7 @@ struct Tiling {
     int size(int tile) const { return (int)(rows / count + (tile < rows % count)); }
 };
 
-// Panels `first` to `end`, taken by one thread: many at first, one at a time when few are left.
+// Panels [first, end), taken by one thread: many at the beginning, one at a time when few are left.
 struct Span {
     long first, end;
 };
@@ -63,7 +63,7 @@ Span take(std::atomic<long>& taken, long num_panels, long most, long num_threads
     return {first, first + count};
 }
 
-// Some of a call's rows, from first_row on. Their x is `packed`, tile by tile, if that is given.
+// Some of a call's rows, from first_row on. `packed` is their packed x, tile by tile, or null if x is read in place.
 struct Block {
     const LinearCall& call;
     long first_row;
@@ -80,14 +80,15 @@ struct Block {
         return std::clamp(GROUP_PAIRS / (steps * PANEL), 1L, MOST_PANELS);
     }
 
-    // All rows' outputs of panels [first, end); panels from `next` on come afterwards.
+    // Computes all rows' outputs of panels [first, end), and prefetches the panels from `next` on, which come
+    // afterwards.
     void compute(long first, long end, long next, float* sums, Multiplier& multiply) const {
         const long num_outputs = call.out_features / (call.is_gated ? 2 : 1), width = call.is_gated ? LINE : PANEL;
         const long most = most_steps(tiles.count);
         for (long step = 0; step < steps; step += most) {
             const long count = std::min(most, steps - step), after = step + count;
             const bool is_last = after == steps;
-            const long lines = 2 * std::min(most, is_last ? steps : steps - after);  // of what comes afterwards
+            const long lines = 2 * std::min(most, is_last ? steps : steps - after);  // to prefetch for the next part
             const long share = ceil_div(lines, tiles.count), rate = ceil_div(share, std::max(1L, count / 4));
             for (int tile = 0; tile < tiles.count; tile++)
                 for (long index = first; index < end; index++) {
@@ -157,7 +158,7 @@ int linear(const LinearCall& call) {
 
 using namespace quire;
 
-// Elements of a packed weight; 0 if this machine's build has no code for it, -1 if the system does not let it run.
+// Number of elements of a packed weight; 0 if this machine's build has no code for panels, -1 if the system forbids it.
 extern "C" long quire_panels_size(long out_features, long in_features, long is_gated) {
 #if defined(QUIRE_HAS_PANELS)
     if (!may_multiply()) return -1;
@@ -184,7 +185,7 @@ extern "C" int quire_pack_panels(const PackPanelsCall* call) {
 #endif
 }
 
-// 0; 1 if this machine's build has no code for it; 2 if there is no memory.
+// Returns 0; 1 if this machine's build has no code for panels; 2 if there is no memory.
 extern "C" int quire_linear(const LinearCall* call) {
 #if defined(QUIRE_HAS_PANELS)
     return linear(*call);

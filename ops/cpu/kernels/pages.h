@@ -1,4 +1,4 @@
-// Which parts of the cache a call of attention reads, and in what order. See attention.cpp for the whole.
+// Cuts a call of attention into items, and walks over and prefetches the pages of an item. See attention.cpp.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 
 namespace quire {
 
-constexpr int KEYS = 64;         // keys of a tile; with head_dim 128 in bfloat16 it stays in a 48 KiB L1
-constexpr int SPLIT = 2048;      // keys after which a softmax begins anew; the parts are put together at the end
+constexpr int KEYS = 64;         // keys of a tile; with head_dim 128 in bfloat16 a tile fits a 48 KiB L1 cache
+constexpr int SPLIT = 2048;      // keys after which a softmax starts again; the splits are merged at the end
 constexpr int BLOCK = 4;         // rows whose sums are in registers at once
-constexpr int SPAN = 2 * LANES;  // elements of values that are taken at a time: a vector of pairs has those of two
-constexpr int PARTS = 8;         // items that each thread should get at least, so that all finish together
+constexpr int SPAN = 2 * LANES;  // elements of a value that are loaded at a time
+constexpr int PARTS = 8;         // at least so many items for each thread, so that all threads finish together
 
-// MAX_ROWS share a packed tile; of one head, or of several with fewer rows each. Where arithmetic is fast, what is packed
-// must serve more of it. FEWEST_KEYS of a head are read in place before the next head's.
+// Up to MAX_ROWS rows share a packed tile: rows of one head, or of several heads. Where arithmetic is faster, packing
+// pays only for more rows. At least FEWEST_KEYS keys of a head are read in place before the next head's.
 #if defined(QUIRE_HAS_AMX)
 constexpr int MAX_ROWS = 256, FEWEST_KEYS = KEYS;
 #else
@@ -28,13 +28,13 @@ constexpr int MAX_ROWS = 64, FEWEST_KEYS = LANES;
 // Queries [first_query, first_query + num_queries) of a request, against keys [first_key, end_key) of some KV heads.
 struct Item {
     long request, first_token, first_query, num_queries, first_head, num_heads, first_key, end_key;
-    long shared;  // a number for those items that have the keys of the same queries between them; or -1
+    long shared;  // the same number for the items that divide the keys of the same queries among them; or -1
     long cost;
-    bool in_place;  // few rows take keys and values from where they lie; more have them packed, head by head
+    bool in_place;  // whether keys and values are read in place (few rows), not packed head by head
 };
 
-// How many keys of a head are read in place before the next head's: a page's, for long runs of memory, but as many at
-// once as make up for beginning anew.
+// How many keys of a head are read in place before the next head's. One page's keys make runs of memory long; small
+// pages are taken together, because each change of head has a cost.
 inline long rows_together(const AttentionCall& call) {
     constexpr long WORTH_A_TURN = 2048;  // elements
     long rows = FEWEST_KEYS;
@@ -42,7 +42,7 @@ inline long rows_together(const AttentionCall& call) {
     return rows;
 }
 
-// Some queries of each request, against all keys of one head; and what all heads of all of them cost.
+// Pieces: some queries of each request, against all keys of one head. Adds the cost of all pieces and heads to `total`.
 inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& total) {
     std::vector<Item> pieces;
     pieces.reserve(call.num_requests);
@@ -53,7 +53,7 @@ inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& to
         for (long first = 0; first < count; first += queries) {
             const long num = std::min(queries, count - first), end = computed + first + num;
             const long first_key = call.window ? std::max(0L, computed + first + 1 - call.window) : 0;
-            const long cost = (num + 8) * end;  // reading costs like some queries
+            const long cost = (num + 8) * end;  // reading the keys costs as much as 8 queries
             const bool in_place = num * call.group <= few && call.head_dim % SPAN == 0;
             pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, -1, cost, in_place});
             total += cost * call.num_kv_heads;
@@ -63,7 +63,8 @@ inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& to
     return pieces;
 }
 
-// All heads of a piece, by keys, so that its pages are read from end to end. False where that would be too few items.
+// Cuts a piece by keys into items with all heads, so that its pages are read from end to end. Returns false, and makes
+// no items, if they would be too few.
 inline bool cut_across(const AttentionCall& call, const Item& piece, long wanted, long shared,
                        std::vector<Item>& items) {
     const long first = piece.first_key / SPLIT, splits = (piece.end_key - 1) / SPLIT + 1 - first;
@@ -81,7 +82,7 @@ inline bool cut_across(const AttentionCall& call, const Item& piece, long wanted
     return true;
 }
 
-// Up to `few` rows of a head are read in place.
+// The items of a call. An item with up to `few` rows of a head reads keys and values in place.
 inline std::vector<Item> items_of(const AttentionCall& call, long few) {
     long total = 0, num_shared = 0;
     std::vector<Item> pieces = pieces_of(call, few, total), items;
@@ -92,7 +93,7 @@ inline std::vector<Item> items_of(const AttentionCall& call, long few) {
             num_shared++;
             continue;
         }
-        // A lone request needs no more parts than threads: fewer heads in an item are shorter runs of memory.
+        // A lone request needs no more items than threads: items with fewer heads read shorter runs of memory.
         const long fair = std::max(total / (PARTS * call.num_threads * item.cost),
                                    (call.num_kv_heads + call.num_threads - 1) / call.num_threads);
         const long most = std::min(MAX_ROWS / (item.num_queries * call.group), call.num_kv_heads);
@@ -103,20 +104,19 @@ inline std::vector<Item> items_of(const AttentionCall& call, long few) {
             items.back().cost *= item.num_heads;
         }
     }
-    // The costliest first, so that threads finish together.
+    // The costliest items come first, so that threads finish together.
     std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
     return items;
 }
 
-// Where the keys [start, start + count) of one request are: offsets from those of the same head on page 0. Past `count`
-// the last one is repeated. Of each LANES of them, whether all lie in one piece: their ends alone do not tell, since
-// they may be on different pages.
+// The places of keys [start, start + count) of one request, as offsets from page 0 of the same head; the last offset is
+// repeated past `count`. `are_neighbours` says of each LANES keys whether they are one contiguous piece.
 struct Tile {
     long start, count, offsets[KEYS];
     bool are_neighbours[KEYS / LANES];
 };
 
-// Keys of one request that are neighbours on a page: `rows` of them, the first at the offset.
+// `rows` neighbouring keys of one request on one page; the first is at `offset`.
 struct Run { long offset, rows; };
 
 // One item's keys, tile by tile.
@@ -135,7 +135,7 @@ struct Walk {
         end = item.end_key;
     }
 
-    // The first of the tile's keys that can be read: a page before the window may have been given away.
+    // The first of the tile's keys that may be read: a page before the window may belong to another request by now.
     long first_of(long start) const { return std::max(start, first_key); }
 
     long end_of(long start) const { return std::min(start + KEYS, end); }
@@ -150,7 +150,7 @@ struct Walk {
         const long until = end_of(start);
         Tile found{start, until - start, {}, {}};
         long position = first_of(start), i = 0;
-        const long before = position - start;  // the first key that is seen stands for those
+        const long before = position - start;  // masked keys, which get the offset of the first key that may be read
         Run next = run(position, until);
         for (; i < before; i++) found.offsets[i] = next.offset;
         while (true) {
@@ -171,9 +171,10 @@ struct Walk {
     }
 };
 
-// Pages lie anywhere, so the processor cannot foresee what is read next, and a thread that waits for each page reads at
-// a third of the memory's speed. So it asks for what it will read BYTES later, line by line, whatever the sizes of heads
-// and tiles. Nearer, that would come too late; farther, it would have left the first cache again.
+// Prefetches an item's pages. The hardware prefetcher cannot predict the next page, and a thread that waits for each
+// page reads at a third of the memory's bandwidth. So each thread prefetches the cache lines that it will read BYTES
+// later, across heads and tiles. A smaller distance comes too late; with a larger one the lines have left the L1 cache
+// again.
 template <class Cache> class Ahead {
 public:
     static constexpr long BYTES = 6144;
@@ -181,7 +182,7 @@ public:
     explicit Ahead(const AttentionCall& call)
         : call(call), part_size(call.num_kv_heads * call.block_size * call.head_dim) {}
 
-    // `item` is read next, and `then`, if that is known, after it.
+    // `item` is read next, and then `then`, if it is not null.
     void follow(const Item& item, const Item* then) {
         after = then;
         if (current == &item) return;  // already in it
@@ -190,7 +191,7 @@ public:
         advance(BYTES);
     }
 
-    // The next `bytes` are read now. Inlined: GCC drops calls of a function that only prefetches.
+    // To be called when the next `bytes` are read. Inlined, because GCC drops calls of a function that only prefetches.
     __attribute__((always_inline)) void advance(long bytes) {
         long left = due + bytes;
         const char* next = line;
@@ -216,7 +217,8 @@ public:
     }
 
 private:
-    // Bytes before it that are counted as read but lie before the window; -1 where it is not known what is next.
+    // Finds the next run of memory. Returns the bytes before it that count as read but are outside the window, or -1 if
+    // the next item is not known.
     __attribute__((noinline)) long next_run() {
         long unread = 0;
         if (position == until) {
@@ -237,8 +239,9 @@ private:
         return unread;
     }
 
-    // Packed: keys, then values; then the next head, tile, item. In place: the next head, then the tile's next rows, then
-    // its values, the next tile, item. False, and nothing changed, where the next item is not known.
+    // Goes to the next part in the order of reading. Packed: keys, values; then the next head, tile, item. In place:
+    // the next head, then the tile's next rows, then its values, then the next tile, item. Returns false, and changes
+    // nothing, if the next item is not known.
     bool next_part() {
         if (part < 0) {
             part = 0;
@@ -282,13 +285,13 @@ private:
     const long part_size;
     const Item *current = nullptr, *after = nullptr;
     Walk walk{};
-    long step;                        // keys that are read of one head before the next
-    long start, part, group, head;    // of the tile; 0: keys, 1: values; first key of the step, from start on
-    long first_page, first_row;       // where the tile begins
-    long group_page, group_row;       // where the step begins
-    long position, until, page, row;  // of the step's rows, those from `position` on have not been asked for
+    long step;                        // keys of one head that are read before the next head's
+    long start, part, group, head;    // the tile's first key; 0: keys, 1: values; the step's first key after `start`
+    long first_page, first_row;       // the tile's first page and row
+    long group_page, group_row;       // the step's first page and row
+    long position, until, page, row;  // the step's rows in [position, until) have not been prefetched
     const char *line = nullptr, *end = nullptr;
-    long due = 0;  // bytes
+    long due = 0;  // bytes to prefetch; negative after whole cache lines exceeded what was due
 };
 
 }  // namespace quire

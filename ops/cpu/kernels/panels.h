@@ -1,8 +1,8 @@
-// How weights lie for linear.cpp, and what a kernel that multiplies by them is told.
+// The layout of weights for linear.cpp, and the arguments of a product with a panel.
 //
-// [panel][step][32] pairs: a panel has 32 outputs, a step two neighbouring inputs. In a gated layer (arXiv:2002.05202) a
-// panel holds gates in its lower half and what they are for in its upper, so that activation and product happen where the sums
-// are, and only their result is written.
+// A weight is [panel][step][32] pairs: a panel has 32 outputs, a step two neighbouring inputs. In a gated layer
+// (arXiv:2002.05202) a panel's lower half are gates and its upper half their ups. So the activation and the product of
+// the two are computed on the sums, and only the result is written.
 #pragma once
 
 #include "vector.h"
@@ -42,8 +42,8 @@ inline void transpose(__m512i row[16]) {
     }
 }
 
-// Up to 16 rows of `size` → pairs: to[step * to_stride + row], zero for rows past `count` and inputs past `size`. The
-// number of steps is a multiple of `depth`, 1 or 16.
+// Writes up to 16 rows of `size` inputs as pairs: to[step * to_stride + row], with zeros for rows past `count` and
+// inputs past `size`. The number of steps is rounded up to a multiple of `depth`, 1 or 16.
 inline void interleave(const BFloat16* from, long stride, long count, long size, uint32_t* to, long to_stride,
                        long depth) {
     constexpr long AHEAD = 8 * 2 * LINE;
@@ -62,20 +62,20 @@ inline void interleave(const BFloat16* from, long stride, long count, long size,
     }
 }
 
-// Some rows times one panel, or a part of its steps.
+// One task of a Multiplier: some rows times one panel, or times a part of the panel's steps.
 struct Work {
     const void* x;
-    long x_stride;  // bytes, where it is not packed
+    long x_stride;  // bytes; used if x is not packed
     bool is_packed;
     const uint32_t* panel;
     long steps;
-    const uint32_t* fetch;  // cache lines to fetch meanwhile, so many every four steps
+    const uint32_t* fetch;  // cache lines to prefetch meanwhile: `fetch_rate` every four steps
     long fetch_rate;
-    float* sums;  // [rows][32]: read unless this is the first part; the last one leaves nothing of use there
+    float* sums;  // [rows][32]: read unless this is the panel's first part; undefined after the last part
     bool is_first, is_last;
     BFloat16* out;  // the last part adds the bias, if any, and writes `count` outputs of each row
     long out_stride;
-    const BFloat16 *low_bias, *high_bias;  // of either half of the panel, or null
+    const BFloat16 *low_bias, *high_bias;  // of the panel's two halves, or null
     long count;
     bool is_gated;
     long activation;  // of the gates
@@ -89,7 +89,7 @@ inline Floats rounded(__m512 x) {
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16);
 }
 
-// Where the sums of a work's rows become outputs.
+// Turns the sums of a Work's rows into outputs: adds the bias, activates gates, and stores.
 class Outputs {
 public:
     explicit Outputs(const Work& work)
@@ -102,7 +102,7 @@ public:
     __attribute__((always_inline)) void write(int row, __m512 low, __m512 high) const {
         if (has_bias) low += low_bias, high += high_bias;
         BFloat16* to = work.out + row * work.out_stride;
-        if (work.is_gated) {  // activate(low) * high, both rounded first: what `quire_activate_and_mul` makes of the outputs
+        if (work.is_gated) {  // activate(low) * high, both rounded first, as `quire_activate_and_mul` would compute it
             const __m512 product = (__m512)(activate(rounded(low), work.activation) * rounded(high));
             return _mm256_mask_storeu_epi16(to, (__mmask16)mask, (__m256i)_mm512_cvtneps_pbh(product));
         }

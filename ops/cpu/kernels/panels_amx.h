@@ -1,10 +1,10 @@
-// Rows times panels on processors with AMX: 16 rows and 16 outputs in an instruction, 32 inputs deep.
+// Rows times panels on processors with AMX. One instruction multiplies 16 rows by 16 outputs, 32 inputs deep.
 //
-// Up to 32 rows and a panel's 32 outputs have four tiles of sums, which stay in their registers while a part of the panel
-// passes by. A tile of x is read from where it lies, or from [16 steps][32 rows][16 pairs] if it is packed.
+// Up to 32 rows and a panel's 32 outputs have four tiles of sums, which stay in registers for a part of the panel. A
+// tile of x is read in place, or from [16 steps][32 rows][16 pairs] if it is packed.
 //
-// Four products take four tiles of inputs. They come as fast as they are multiplied only if half of them are in the first
-// cache: so that a part of the panel stays there, x is read past it.
+// Four products take four tiles of inputs. Loading keeps up with multiplying only if half of these tiles come from the
+// L1 cache. So x is loaded with streaming loads, which leave the part of the panel in L1.
 #pragma once
 
 #include "amx.h"
@@ -14,27 +14,27 @@
 
 namespace quire {
 
-constexpr int MOST_ROWS = 32;           // of a work
-constexpr int PACKED_ROWS = 32;         // that a packed one has room for
-constexpr long DEPTH = 16;              // steps of an instruction: a panel has a multiple of them
-constexpr long MOST_TILES = 24;         // works that are done while a panel is in cache
+constexpr int MOST_ROWS = 32;           // most rows of a Work
+constexpr int PACKED_ROWS = 32;         // rows of a packed x
+constexpr long DEPTH = 16;              // steps of an instruction; the number of a panel's steps is a multiple of it
+constexpr long MOST_TILES = 24;         // most tiles of rows that share a panel in cache
 constexpr long GROUP_PAIRS = 0;         // panels do not take turns
 constexpr int FEW_TILES = MOST_TILES;
 
-// So many that their x stays in the second cache meanwhile: 1.5 MB.
+// Most tiles of rows whose x fits the L2 cache: 1.5 MB.
 inline long most_tiles(long steps) { return std::clamp((384L << 10) / (PACKED_ROWS * steps), 4L, MOST_TILES); }
 
-// Of a panel at once: 32 KB if several tiles take it from the first cache.
+// Steps of a panel at once: 32 KB if several tiles read them from the L1 cache.
 inline long most_steps(int num_tiles) { return num_tiles == 1 ? 1536 : 256; }
 
 inline bool may_multiply() { return may_use_tiles(); }
 
-// Whether x is read where it is. Never where an instruction would read past the end of its rows.
+// Whether x is read in place: for few rows, and only if no instruction reads past the end of a row.
 inline bool is_read_in_place(long rows, long in_features, long, long) {
     return in_features % (2 * DEPTH) == 0 && rows <= 16;
 }
 
-// Up to 32 rows of `size` inputs → a packed work's x, with zeros for inputs past `size`.
+// Packs up to 32 rows of `size` inputs, with zeros for inputs past `size`.
 inline void pack_rows(const BFloat16* from, long stride, long count, long size, uint32_t* to) {
     for (long first = 0; first < size; first += 2 * DEPTH, to += DEPTH * PACKED_ROWS)
         for (long row = 0; row < count; row++) {
@@ -62,8 +62,8 @@ public:
 private:
     TileRegisters registers;
 
-    // Tiles 0 and 1: sums of the upper rows, low and high; 2 and 3: of the lower. 4 and 5: x; 6 and 7: the panel.
-    // IS_SHARED: a part of a panel, which many tiles take.
+    // Tile registers 0 and 1: sums of the upper rows, low and high; 2 and 3: of the lower rows; 4 and 5: x; 6 and 7:
+    // the panel. IS_SHARED: many tiles of rows share a part of the panel.
     template <bool IS_TALL, bool IS_SHARED> static void multiply(const Work& work, int rows) {
         constexpr long WIDTH = PANEL * 4, LOWER = 16;  // bytes of a step and of a row of sums; first of the lower rows
         if (work.is_first) {
@@ -85,13 +85,13 @@ private:
         const char* x = static_cast<const char*>(work.x);
         const uint32_t *panel = work.panel, *fetch = work.fetch;
         alignas(64) char nowhere[64];
-        int row = work.is_last ? 0 : rows;  // whose outputs' place is fetched next
+        int row = work.is_last ? 0 : rows;  // the next row whose outputs are prefetched
         for (long left = work.steps; left > 0; left -= DEPTH, x += advance, panel += DEPTH * PANEL) {
             for (long i = 0; i < work.fetch_rate * (DEPTH / 4); i++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
             if constexpr (IS_SHARED) {
                 for (int i = 0; i < 4 && row < rows; i++, row++)
                     _mm_prefetch(work.out + row * work.out_stride, _MM_HINT_T1);
-                // After some 3,000 cycles without one, a store of a tile takes 1,000 more.
+                // A store of a tile takes 1,000 cycles more if the last one was some 3,000 cycles ago.
                 if (left % (8 * DEPTH) == 0) _tile_stored(7, nowhere, 0);
                 _tile_stream_loadd(4, x, stride);
             } else {

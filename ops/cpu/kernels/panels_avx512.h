@@ -1,6 +1,6 @@
-// Rows times panels on processors with AVX512-BF16: one instruction takes a pair of x times 16 pairs of the panel.
+// Rows times panels on processors with AVX512-BF16. One instruction multiplies a pair of x by 16 pairs of the panel.
 //
-// Up to 14 rows have 28 vectors of sums, which stay in registers while the panel passes by.
+// Up to 14 rows have 28 vectors of sums, which stay in registers for the whole panel.
 #pragma once
 
 #include "panels.h"
@@ -12,33 +12,33 @@
 
 namespace quire {
 
-constexpr int MOST_ROWS = 14;           // of a work: with two weights and one x, all 32 registers
-constexpr int PACKED_ROWS = 16;         // that a packed one has room for
-constexpr long DEPTH = 1;               // a panel has a multiple of so many steps
-constexpr long MOST_TILES = 72;         // works that are done while a panel is in cache
-constexpr long GROUP_PAIRS = 96 << 10;  // of panels that take turns: 384 KB
-constexpr int FEW_TILES = 8;            // up to here one panel at a time measures best
+constexpr int MOST_ROWS = 14;           // most rows of a Work: 28 sums, two weights and x fit 32 registers
+constexpr int PACKED_ROWS = 16;         // rows of a packed x
+constexpr long DEPTH = 1;               // the number of a panel's steps is a multiple of it
+constexpr long MOST_TILES = 72;         // most tiles of rows that share a panel in cache
+constexpr long GROUP_PAIRS = 96 << 10;  // pairs of the panels that take turns: 384 KB
+constexpr int FEW_TILES = 8;            // up to so many tiles, one panel at a time was measured to be best
 
 inline long most_tiles(long) { return MOST_TILES; }
 
-// Of a panel at once: 192 KB.
+// Steps of a panel at once: 192 KB.
 inline long most_steps(int) { return 1536; }
 
 inline bool may_multiply() { return true; }
 
-// Whether x is read where it is: for few rows or few outputs packing does not pay. Never where the last pair is half a
-// pair, nor where most rows of a work compete for one set of the first cache.
+// Whether x is read in place: packing does not pay for few rows or few outputs. x is packed if its rows end with half a
+// pair, or if most rows of a Work map to one set of the L1 cache.
 inline bool is_read_in_place(long rows, long in_features, long out_features, long stride) {
     if (in_features % 2) return false;
     return rows <= 8 || (out_features <= 2048 && stride * sizeof(BFloat16) % 4096);
 }
 
-// Rows of `size` inputs → a packed work's x, [step][16 rows].
+// Packs rows of `size` inputs as [step][16 rows].
 inline void pack_rows(const BFloat16* from, long stride, long count, long size, uint32_t* to) {
     interleave(from, stride, count, size, to, PACKED_ROWS, DEPTH);
 }
 
-// A work's x in pairs: as packed.
+// The pairs of a packed x.
 struct Packed {
     const uint32_t* x;
     static Packed at(const void* x, long) { return {(const uint32_t*)x}; }
@@ -46,7 +46,7 @@ struct Packed {
     void advance(long steps) { x += steps * PACKED_ROWS; }
 };
 
-// Or as it came: [row][step], rows `stride` bytes apart.
+// The pairs of an x that is read in place: [row][step], rows `stride` bytes apart.
 struct Plain {
     const char *x[4];  // rows 0, 4, 8 and 12: an address has room for one base and one index
     long stride, three;
@@ -71,7 +71,7 @@ template <class Pairs, int ROWS> void multiply(const Work& work) {
         low[r] = work.is_first ? _mm512_setzero_ps() : _mm512_load_ps(work.sums + r * PANEL);
         high[r] = work.is_first ? _mm512_setzero_ps() : _mm512_load_ps(work.sums + r * PANEL + LINE);
     }
-    if (work.is_last) {  // a row's outputs are far from the next one's: memory is told early where they will go
+    if (work.is_last) {  // rows' outputs are far apart, so their cache lines are prefetched for writing
 #pragma GCC unroll 14
         for (int r = 0; r < ROWS; r++) __builtin_prefetch(work.out + r * work.out_stride, 1);
     }
@@ -111,7 +111,7 @@ template <class Pairs, int... I> constexpr std::array<Multiply, MOST_ROWS> for_r
     return {multiply<Pairs, I + 1>...};
 }
 
-// By rows - 1.
+// Functions for 1 to MOST_ROWS rows, at index rows - 1.
 constexpr auto MULTIPLY_PLAIN = for_rows<Plain>(std::make_integer_sequence<int, MOST_ROWS>());
 constexpr auto MULTIPLY_PACKED = for_rows<Packed>(std::make_integer_sequence<int, MOST_ROWS>());
 

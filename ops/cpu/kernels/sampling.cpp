@@ -1,7 +1,7 @@
-// From logits to tokens: masks, then the likeliest of each row, or a draw, on the logits as the model wrote them. See
-// `quire.ops.backend` for their meaning. A row belongs to one thread, so its token does not depend on its neighbours.
+// From logits to tokens: masks, the likeliest token of each row, and draws, in the dtype of the model's logits.
+// `quire.ops.backend` defines the operations. One thread computes a row, so a token does not depend on other rows.
 //
-// Every function returns 0, or 1 if this machine's build has no code for the dtype: nothing is written then.
+// Every function returns 0, or 1 if this machine's build has no code for the dtype; nothing is then written.
 
 #include "kernels.h"
 #include "threads.h"
@@ -15,8 +15,8 @@
 namespace quire {
 namespace {
 
-constexpr long CHUNK = 2048;              // tokens: few enough to stay in the first cache from one pass to the next
-constexpr long WORTH_A_THREAD = 1 << 16;  // logits below which calling other threads costs more than they save
+constexpr long CHUNK = 2048;              // tokens: few enough to stay in the L1 cache from one pass to the next
+constexpr long WORTH_A_THREAD = 1 << 16;  // logits below which waking other threads costs more than they save
 constexpr float LOG2_E = 1.44269504f;
 
 // The vector of logits from `begin` on; those past `end` are -inf.
@@ -27,7 +27,7 @@ template <class T> inline Floats logits_at(const T* logits, long begin, long end
     return lane < (int)(end - begin) ? load(logits + begin, end - begin) : fill(-INFINITY);
 }
 
-// body(x, y) for all logits from `begin` to `end`, two vectors of them at a time, in whatever order is fastest.
+// Calls body(x, y) for the logits in [begin, end), two vectors at a time, in the order that is fastest.
 template <class T, class Body> inline void for_pairs(const T* logits, long begin, long end, Body body) {
     long i = begin;
     for (; i + 2 * LANES <= end; i += 2 * LANES) {
@@ -38,9 +38,9 @@ template <class T, class Body> inline void for_pairs(const T* logits, long begin
     for (; i < end; i += LANES) body(logits_at(logits, i, end), fill(-INFINITY));
 }
 
-// A row in chunks of CHUNK tokens: of each the greatest logit, and what a draw adds up.
+// A row in chunks of CHUNK tokens: each chunk's greatest logit, and its sum of weights for a draw.
 struct Chunks {
-    std::vector<float> most, sums;  // in whole vectors; past `count` stand -inf and 0
+    std::vector<float> most, sums;  // padded to whole vectors with -inf and 0
     long count = 0;
 
     void begin(long size) {
@@ -62,12 +62,13 @@ Chunks& chunks_of_thread(long size) {
 }
 
 template <class T> float greatest(const T* logits, long begin, long end) {
-    Floats most = fill(-INFINITY), other = most;  // two do not wait in turn
+    Floats most = fill(-INFINITY), other = most;  // two independent chains of comparisons
     for_pairs(logits, begin, end, [&](Floats x, Floats y) { most = greater(x, most), other = greater(y, other); });
     return largest(greater(most, other));
 }
 
-// e^(x - most), exactly 0 at -inf, which must never be drawn, also where all of a chunk is. NaN is kept.
+// e^(x - most). A logit of -inf has the weight 0, because it must never be drawn, even if its whole chunk is -inf. NaN
+// stays NaN.
 inline Floats weight(Floats x, float most) { return exp2((x - (most == -INFINITY ? 0 : most)) * LOG2_E); }
 
 // Element `position` of SplitMix64's sequence from `start`, as a fraction: see `quire.ops.random`.
@@ -78,7 +79,8 @@ inline double uniform(uint64_t start, int64_t position) {
     return (double)((bits ^ bits >> 31) >> 11) * 0x1p-53;
 }
 
-// Each chunk is read once and weighed by its own greatest logit; only then is it known what that weighs in the row.
+// Sums each chunk's weights relative to its own greatest logit, so that memory is read once; then rescales the sums to
+// the row's greatest logit.
 template <class T> bool draw(const T* logits, long size, double uniform, int64_t* token_id) {
     Chunks& chunks = chunks_of_thread(size);
     for (long chunk = 0; chunk < chunks.count; chunk++) {
@@ -96,8 +98,8 @@ template <class T> bool draw(const T* logits, long size, double uniform, int64_t
     for (long chunk = 0; chunk < chunks.count; chunk++) total += chunks.sums[chunk];
     if (!(total > 0 && std::isfinite(total) && std::isfinite(most))) return false;
 
-    // Where the running sum first exceeds the target: the chunk, in it the vector, in that the token. Rounding may put
-    // the target at or past the end, so the last place with weight stands by.
+    // Finds where the running sum first exceeds the target: the chunk, then the vector in it, then the token. Rounding
+    // may put the target at or past the total; then the last one with a weight is taken.
     const double target = uniform * total;
     double before = 0;
     long chunk = -1;
@@ -125,7 +127,7 @@ template <class T> bool draw(const T* logits, long size, double uniform, int64_t
     return true;
 }
 
-// The first of the greatest logits; false if any is NaN or the greatest infinite.
+// Finds the first of the greatest logits. Returns false if a logit is NaN or the greatest is infinite.
 template <class T> bool likeliest(const T* logits, long size, int64_t* token_id) {
     Chunks& chunks = chunks_of_thread(size);
     Ints faults{};
@@ -150,7 +152,7 @@ template <class T> bool likeliest(const T* logits, long size, int64_t* token_id)
     }
 }
 
-// -inf, by its bits, where the token's bit is not set.
+// Sets logits to `never`, the bits of -inf, where the token's bit is not set.
 template <class Bits> void mask(Bits* logits, const uint32_t* words, long size, Bits never) {
     for (long word = 0; word * 32 < size; word++, logits += 32) {
         const uint32_t allowed = words[word];
@@ -163,7 +165,7 @@ template <class Bits> void mask(Bits* logits, const uint32_t* words, long size, 
     }
 }
 
-// body(logits of the row, row) → whether they were usable. A call is a DrawCall or a LikeliestCall.
+// Sets usable[row] = body(logits of the row, row) for all rows. A call is a DrawCall or a LikeliestCall.
 template <class Call, class Body> int for_rows(const Call& call, Body body) {
     return with_type(call.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
@@ -191,8 +193,8 @@ extern "C" int quire_likeliest(const LikeliestCall* call) {
                     [&](auto* logits, long row) { return likeliest(logits, call->size, call->token_ids + row); });
 }
 
-// Logits of `rows`: -inf where the bit of the token is not set in their row of bitmask. 1 if there is no such row;
-// nothing is written then.
+// Sets logits of `rows` to -inf where the token's bit is not set in the row of bitmask. Returns 1, and writes nothing,
+// if a row is out of range.
 extern "C" int quire_apply_bitmask(const ApplyBitmaskCall* call) {
     const long count = call->count, size = call->size;
     for (long i = 0; i < count; i++)

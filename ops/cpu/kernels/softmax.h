@@ -1,7 +1,7 @@
-// From scores to weights, tile by tile, and how the sums of parts are put together. See attention.cpp for the whole.
+// The online softmax: turns scores into weights, tile by tile, and merges the sums of splits. See attention.cpp.
 //
-// A row's softmax begins anew at every multiple of SPLIT keys, whoever computes it, and there is one order in which its
-// splits are put together. So threads may share a context between them, and nobody's result depends on it.
+// A row's softmax starts again at every multiple of SPLIT keys, and its splits are merged in one fixed order. So
+// threads may divide a long context among them, and the result does not depend on how they do.
 #pragma once
 
 #include "pages.h"
@@ -19,9 +19,9 @@ namespace quire {
 inline void store_weights(float* row, long n, Floats x) { store(row + n * LANES, x); }
 inline void store_weights(Pair* row, long n, Floats x) { store(reinterpret_cast<BFloat16*>(row) + n * LANES, x); }
 
-// Scores of one row and tile → weights 2^(score * scale - most); `scale` has the factor log2(e) in it. Keys outside
-// [begin, end) get the weight 0. Returns the factor for what was summed up under the greatest score before. Inlined:
-// calls cost long prompts a percent.
+// Turns the scores of one row and tile into weights 2^(score * scale - most); `scale` includes the factor log2(e). Keys
+// outside [begin, end) get the weight 0. Returns the factor that rescales the row's sums so far to the new `most`.
+// Inlined, because calls make long prompts a percent slower.
 template <bool ALL, class Unit>
 __attribute__((always_inline)) inline float soften(const float* scores, long width, long begin, long end, float scale,
                                                    float& most, Floats& total, Unit* weights) {
@@ -57,7 +57,7 @@ __attribute__((always_inline)) inline float soften(const float* scores, long wid
 // Floats of one row's sums: the greatest score, the sum of the weights, and from LANES on the weighted values.
 inline long sums_size(long head_dim) { return LANES + round_up(head_dim, LANES); }
 
-// Adds a later split to `sums`. Not inlined, so that it rounds in the same way wherever it is called.
+// Adds a later split to `sums`. Not inlined, so that it rounds in the same way for all callers.
 __attribute__((noinline)) inline void merge(float* sums, const float* split, long head_dim) {
     if (split[1] == 0) return;  // the row sees none of its keys
     const long size = sums_size(head_dim);
@@ -69,7 +69,7 @@ __attribute__((noinline)) inline void merge(float* sums, const float* split, lon
     for (long d = LANES; d < size; d += LANES) store(sums + d, load(sums + d) * keep + load(split + d) * share);
 }
 
-// The splits of a few queries, when several items have them between them. Who is last puts them together.
+// The splits of a few queries whose keys several items divide among them. The last item that is done merges the splits.
 struct Shared {
     std::atomic<long> items_left{0};
     long first_split = 0, num_splits = 0, split_size = 0;

@@ -16,9 +16,9 @@ namespace quire {
 namespace {
 
 constexpr long MOST_HELPERS = 255;
-constexpr int64_t WAKEFUL_NANOSECONDS = 15'000;  // after a loop; then a thread sleeps until it is called
-constexpr int LOOKS = 64;                        // at the loop's number between two looks at the clock
-constexpr int MODESTY = 5;                       // how much nicer a helper is than the thread that it helps
+constexpr int64_t WAKEFUL_NANOSECONDS = 15'000;  // a helper spins for so long after a loop, then sleeps
+constexpr int LOOKS = 64;                        // looks at the loop's number between two looks at the clock
+constexpr int MODESTY = 5;                       // what is added to the nice value of a helper
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -34,21 +34,21 @@ int64_t nanoseconds() {
     return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-// Never destroyed: its threads end with the process.
+// The helpers of a process. A team is never destroyed: its threads end with the process.
 class Team {
 public:
     void run(long num_threads, void (*new_work)(void*), void* new_argument) {
         std::unique_lock<std::mutex> lock(busy, std::try_to_lock);
-        if (!lock) return new_work(new_argument);  // from within a loop, or beside another thread's
+        if (!lock) return new_work(new_argument);  // the team is busy with an outer loop or with another thread's
         grow(std::min(num_threads - 1, MOST_HELPERS));
         work = new_work, argument = new_argument, limit = num_threads - 1;
-        number.store(number.load() + 1);  // odd: there is a loop
+        number.store(number.load() + 1);  // odd: a loop is open to helpers
         if (asleep.load()) syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
         new_work(new_argument);
-        number.store(number.load() + 1);  // even: nobody may come any more
+        number.store(number.load() + 1);  // even: no helper may join any more
         for (int looks = 0; inside.load();) {
             pause();
-            if (++looks % LOOKS == 0) sched_yield();  // one that began a piece may be waiting for this core
+            if (++looks % LOOKS == 0) sched_yield();  // a helper that began a piece may be waiting for this core
         }
     }
 
@@ -61,19 +61,20 @@ private:
     }
 
     void help(long index) {
-        // Who sends tokens and plans steps has little to do and should do it at once. On Linux this is of one thread.
+        // The frontend and the engine's event loop have little to do, and should do it at once. So helpers are nicer
+        // than they are. On Linux a nice value belongs to one thread.
         setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + MODESTY);
         for (uint32_t done = 0;;) {
             const uint32_t now = wait_past(done);
             inside.fetch_add(1);
-            // Whoever is inside while the number stands is waited for; whoever comes later sees another number.
+            // `run` waits for a helper that is inside before the number changes. A later helper sees another number.
             if (number.load() == now && index < limit) work(argument);
             inside.fetch_sub(1);
             done = now;
         }
     }
 
-    // The number of a loop other than the last.
+    // Waits for a loop other than `done`, and returns its number.
     uint32_t wait_past(uint32_t done) {
         int64_t deadline = nanoseconds() + WAKEFUL_NANOSECONDS;
         for (;;) {
@@ -104,7 +105,7 @@ private:
 
 std::atomic<Team*> the_team{nullptr};
 
-// A process that was forked has none of its parent's threads.
+// A forked process has none of its parent's threads.
 void forget_team() { the_team.store(nullptr); }
 
 Team& team() {

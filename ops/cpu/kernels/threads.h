@@ -1,8 +1,8 @@
-// Threads that help with a loop if they have a core to themselves, and are not waited for if not.
+// Helper threads for loops. A helper that gets no core is not waited for.
 //
-// OpenMP's end of a loop waits until every thread has had its turn. On a machine where other processes take a core now and
-// then (the server's own frontend, its clients) that costs a time slice. Here whoever comes takes the next piece, and the
-// calling thread waits only for pieces that somebody has begun.
+// OpenMP ends a loop only when every thread has run. On a machine where other processes take a core now and then (the
+// server's own frontend, its clients) that wait costs a time slice. Here each thread that runs takes the next piece of
+// the loop, and the calling thread waits only for pieces that have begun.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,12 @@
 
 namespace quire {
 
-// work(argument) on the calling thread and on up to num_threads - 1 others, at once; back when all that came are done.
-// Each call of work must take pieces from a common stock until it is empty. A call within a call has one thread.
+// Calls work(argument) on the calling thread and, at the same time, on up to num_threads - 1 helpers. Returns when all
+// helpers that began are done. Each call of work must take pieces of a common loop until none is left. A nested call
+// runs on one thread.
 void run_team(long num_threads, void (*work)(void*), void* argument);
 
-// While one lives, helping threads wait for the next loop without going to sleep.
+// While an object of this class exists, helpers spin between loops and do not sleep.
 struct StayAwake {
     StayAwake();
     ~StayAwake();
@@ -26,7 +27,7 @@ template <class Work> void in_team(long num_threads, Work work) {
     run_team(num_threads, [](void* body) { (*static_cast<Work*>(body))(); }, &work);
 }
 
-// body(i) for i in [0, count), each once, in any order.
+// Calls body(i) once for each i in [0, count), in any order.
 template <class Body> void for_each(long count, long num_threads, Body body) {
     if (num_threads <= 1 || count <= 1) {
         for (long i = 0; i < count; i++) body(i);

@@ -1,4 +1,4 @@
-// A tile's keys and values as the operands of small matrix products. See attention.cpp for the whole.
+// The small matrix products of attention, with vectors, and packing of their operands. See attention.cpp.
 #pragma once
 
 #include "pages.h"
@@ -9,11 +9,11 @@
 
 namespace quire {
 
-constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of them: BLOCK * COLUMNS accumulators
+constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of columns: BLOCK * COLUMNS accumulators
 
 struct NoRegisters {};
 
-struct Pair { uint32_t bits; };  // bfloat16 of an even index in the lower half, of the next in the upper
+struct Pair { uint32_t bits; };  // two bfloat16: an even index in the lower half, the next index in the upper half
 
 inline Floats add_product(Floats total, float a, const float* b) { return total + a * load(b); }
 inline Floats add_product(Floats total, float a, Words b) { return total + a * bits_as<Floats>(b); }
@@ -29,7 +29,7 @@ inline Floats add_product(Floats total, Pair a, Words b) {
 #endif
 
 // c[row][column] = keep[row] * c[row][column] + sum over t of a[row][t] * b[t][column], for ROWS rows and N vectors of
-// columns; without `keep` whatever c held is forgotten.
+// columns. If `keep` is null, c is overwritten.
 template <int ROWS, int N, class Unit>
 inline void multiply_block(
     const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
@@ -56,7 +56,7 @@ void multiply_rows(const Unit* a, long a_stride, const Unit* b, long b_stride, l
         multiply_block<ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
 }
 
-// Calls body with `rows`, 1 to MOST, as a constant.
+// Calls body with `rows`, 1 to MOST, as a compile-time constant.
 template <int MOST, class Body> inline void with_rows(long rows, Body body) {
     if constexpr (MOST > 1)
         if (rows < MOST) return with_rows<MOST - 1>(rows, body);
@@ -72,7 +72,7 @@ void multiply(NoRegisters, long rows, const Unit* a, long a_stride, const Unit* 
     });
 }
 
-// The elements of a and b in turn: their lower halves, or their upper.
+// Interleaves the elements of the lower, or UPPER, halves of a and b.
 template <bool UPPER> inline Words interleave(Words a, Words b) {
     constexpr int S = UPPER ? LANES / 2 : 0, L = LANES;
 #if defined(__clang__)
@@ -106,7 +106,7 @@ inline void transpose(Words (&rows)[LANES]) {
     }
 }
 
-// LANES units of a key from its element `first` on; zero past `head_dim`.
+// Loads LANES units of a key from its element `first` on, with zeros past `head_dim`.
 template <class Cache> inline Words units(const float*, const Cache* key, long first, long head_dim) {
     return bits_as<Words>(load(key + first, head_dim - first));
 }
@@ -118,15 +118,15 @@ inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) 
     return read<Words>(padded);
 }
 
-template <class Unit> constexpr int ELEMENTS = 1;  // of a unit
+template <class Unit> constexpr int ELEMENTS = 1;  // elements of a unit
 template <> constexpr int ELEMENTS<Pair> = 2;
-template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;   // of `multiply`
-template <class Unit> constexpr int ROWS_IN_PLACE = BLOCK;  // of `multiply_keys` and `multiply_values`
-template <class Unit> constexpr int KEYS_AT_ONCE = LANES;   // whose weights are multiplied by values
-template <class Unit> constexpr bool QUERIES_IN_COLUMNS = false;  // for `multiply_keys`
+template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;   // most rows of `multiply`
+template <class Unit> constexpr int ROWS_IN_PLACE = BLOCK;  // most rows of `multiply_keys` and `multiply_values`
+template <class Unit> constexpr int KEYS_AT_ONCE = LANES;   // keys whose weights are multiplied by values at once
+template <class Unit> constexpr bool QUERIES_IN_COLUMNS = false;  // the layout of queries for `multiply_keys`
 template <class Unit> struct RegistersOf { using type = NoRegisters; };
 
-// One head's keys, or values, of a tile: rows of head_dim elements, which lie wherever their pages do.
+// One head's keys, or values, of a tile: rows of head_dim elements in their pages.
 template <class Cache> struct Rows {
     const Cache* head;  // on page 0
     const long* offsets;
@@ -134,27 +134,27 @@ template <class Cache> struct Rows {
     const Cache* operator[](long i) const { return head + offsets[i]; }
 };
 
-// A head's keys and values of a tile, and what is to be read after them.
+// One head's keys and values of a tile, and the prefetcher of the pages after them.
 template <class Cache> struct Operands {
     Rows<Cache> keys, values;
     long count, head_dim;
     Ahead<Cache>* ahead;
 
-    // Elements [first, last) of some rows are being read.
+    // To be called when elements [first, last) of `rows` rows are read; prefetches as much.
     __attribute__((always_inline)) void fetch_ahead(long rows, long first, long last) const {
         ahead->advance(rows * (std::min(last, head_dim) - first) * (long)sizeof(Cache));
     }
 };
 
-// LANES units of LANES keys, from element `first` and key `column` on, transposed: each vector has a unit of all keys.
-// WHOLE: head_dim has that many.
+// Loads LANES units of LANES keys, from element `first` and key `column` on, transposed: each vector has one unit of
+// all keys. WHOLE: no unit is past head_dim.
 template <class Unit, bool WHOLE, class Cache>
 inline void take_keys(const Operands<Cache>& tile, long column, long first, Words (&block)[LANES]) {
     const auto [keys, values, count, head_dim, ahead] = tile;
     constexpr const Unit* unit = nullptr;
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
     const long whole = WHOLE ? first + WIDTH : head_dim;
-    // Most often they are neighbours on a page.
+    // Most often the keys are neighbours on a page.
     if (keys.are_neighbours[column / LANES]) {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * head_dim, first, whole);
@@ -166,7 +166,8 @@ inline void take_keys(const Operands<Cache>& tile, long column, long first, Word
     transpose(block);
 }
 
-// Keys → packed [units of head_dim][KEYS]. Columns up to a multiple of LANES are filled too; their scores are unused.
+// Packs keys as [units of head_dim][KEYS]. Columns are filled up to a multiple of LANES; the scores of the extra
+// columns are not used.
 template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, Unit* packed) {
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
     for (long column = 0; column < tile.count; column += LANES) {
@@ -180,8 +181,8 @@ template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, U
     }
 }
 
-// `multiply` by keys that are not packed, for so few rows that writing blocks of them down and reading them again would
-// take longer: each is used while it is in registers. Keys [begin, end) of the tile; head_dim is a multiple of SPAN.
+// `multiply` by keys [begin, end) of the tile that are not packed: each block is transposed and used in registers. For
+// few rows that is faster than to store packed blocks and load them again. head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
 void multiply_keys(NoRegisters, const Unit* queries, long stride, const Operands<Cache>& tile, long begin, long end,
                    float* scores, Unit*) {
@@ -221,7 +222,7 @@ inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
 }
 #endif
 
-// Values → packed [units of the count][stride]; zero past `head_dim` and past the last value.
+// Packs values as [units of count][stride], with zeros past `head_dim` and past the last value.
 template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile, Unit* packed, long stride) {
     const auto [keys, values, count, head_dim, ahead] = tile;
     constexpr long E = ELEMENTS<Unit>;
@@ -242,8 +243,8 @@ template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile,
     }
 }
 
-// out = keep * out + weights * values [begin, end) of a tile for ROWS rows and N spans of dimensions from `d` on; without
-// `keep` all of out stays.
+// out = keep * out + weights * values [begin, end) of a tile, for ROWS rows and N spans of dimensions from `d` on. If
+// `keep` is null, out is not scaled.
 template <int ROWS, int N, class Unit, class Cache>
 inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
                                   long end, long d, float* out, long out_stride, const float* keep) {
@@ -277,7 +278,7 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
         for (int n = 0; n < 2 * N; n++) store(out + row * out_stride + n * LANES, total[row][n]);
 }
 
-// `multiply` by values that are not packed, for so few rows that packing would not pay; head_dim is a multiple of SPAN.
+// `multiply` by values that are not packed, for so few rows that packing does not pay. head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
 void multiply_values(NoRegisters, const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
                      long end, float* out, long out_stride, const float* keep, Unit*) {

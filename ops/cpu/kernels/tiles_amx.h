@@ -1,7 +1,7 @@
-// The products of attention on processors with AMX. See attention.cpp for the whole.
+// The small matrix products of attention, with AMX. See attention.cpp.
 //
-// An instruction adds 32 products to each of 16 x 16 sums, always in the same order: whichever factor comes first, and
-// whether there are 16 rows or one, a sum has the same bits. So few rows and many may use it in different ways.
+// An instruction adds 32 products to each of 16 x 16 sums, always in the same order. A sum has the same bits whichever
+// factor comes first, and for 16 rows as for one. So few rows and many rows may use the instruction in different ways.
 #pragma once
 
 #include "amx.h"
@@ -11,7 +11,7 @@ namespace quire {
 
 #if defined(QUIRE_HAS_AMX)
 
-struct TiledPair : Pair {};  // a pair that is multiplied by these instructions
+struct TiledPair : Pair {};  // a pair for these instructions
 template <> constexpr int ELEMENTS<TiledPair> = 2;
 template <> constexpr int ROWS_AT_ONCE<TiledPair> = 16;
 template <> constexpr int ROWS_IN_PLACE<TiledPair> = 8;
@@ -19,7 +19,8 @@ template <> constexpr int KEYS_AT_ONCE<TiledPair> = 32;
 template <> constexpr bool QUERIES_IN_COLUMNS<TiledPair> = true;
 template <> struct RegistersOf<TiledPair> { using type = TileRegisters; };
 
-// A pair is of a key and the 16th after it, so that a decode step can take 16 neighbours from where they lie.
+// Stores the n-th vector of a row's weights. A pair has the weights of a key and of the 16th key after it, so that a
+// decode step can read 16 neighbouring values in place.
 inline void store_weights(TiledPair* row, long n, Floats x) {
     TiledPair* to = row + n / 2 * LANES;
     const Words bits = (Words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x));
@@ -27,7 +28,7 @@ inline void store_weights(TiledPair* row, long n, Floats x) {
     std::memcpy(to, &pairs, sizeof(pairs));
 }
 
-// Values → packed [pairs of values][stride], with zeros up to a multiple of 32 values.
+// Packs values as [pairs of values][stride], with zeros up to a multiple of 32 values.
 inline void pack_values(const Operands<BFloat16>& tile, TiledPair* packed, long stride) {
     const auto [keys, values, count, head_dim, ahead] = tile;
     alignas(64) static const BFloat16 zeros[SPAN] = {};
@@ -51,7 +52,7 @@ inline void scale_rows(long rows, float* c, long stride, long width, const float
     }
 }
 
-// Up to 16 rows. Columns from `column` on: N vectors of them.
+// `multiply` for up to 16 rows and N vectors of columns.
 template <int N>
 inline void multiply_columns(const TiledPair* a, long a_stride, const TiledPair* b, long b_stride, long steps, float* c,
                              long c_stride, bool is_added) {
@@ -100,8 +101,8 @@ inline void multiply(TileRegisters& registers, long rows, const TiledPair* a, lo
         multiply_columns<1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
 }
 
-// 16 keys, or values, from `begin` on, as one matrix: from where they lie, if they are neighbours, or from a copy. Those
-// from `end` on count as zero.
+// Returns 16 keys, or values, from `begin` on as one matrix: in place if they are neighbours, else a copy in `scratch`.
+// Rows from `end` on are zero.
 inline const BFloat16* neighbours(const Rows<BFloat16>& rows, long begin, long end, long head_dim, TiledPair* scratch) {
     if (begin + LANES <= end && rows.are_neighbours[begin / LANES]) return rows[begin];
     BFloat16* copy = reinterpret_cast<BFloat16*>(scratch);
@@ -111,7 +112,8 @@ inline const BFloat16* neighbours(const Rows<BFloat16>& rows, long begin, long e
     return copy;
 }
 
-// Tile 0: sums of 16 keys; 1: the keys; 2: queries. 3: sums of 32 dimensions; 4: weights; 5: values.
+// Tile registers for few rows. 0: sums of 16 keys; 1: keys; 2: queries.
+// 3: sums of 32 dimensions; 4: weights; 5: values.
 template <int ROWS> void shape_few(TileRegisters& registers) {
     registers.shape(-ROWS, [](int tile) {
         if (tile == 0 || tile == 2) return TileShape{16, 4 * ROWS};
@@ -119,7 +121,7 @@ template <int ROWS> void shape_few(TileRegisters& registers) {
     });
 }
 
-// See `multiply_keys` in tiles.h; but queries are [units of head_dim][ROWS].
+// See `multiply_keys` in tiles.h; here queries are [units of head_dim][ROWS].
 template <int ROWS>
 void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, const Operands<BFloat16>& tile, long begin,
                    long end, float* scores, TiledPair* scratch) {
@@ -141,10 +143,10 @@ void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, con
         for (long i = begin; i < round_up(end, LANES); i++) scores[row * KEYS + i] = sums[i][row];
 }
 
-// See `multiply_values` in tiles.h. Values lie as [keys][head_dim], where an instruction wants pairs of keys. So a pair is
-// taken from two dimensions of one key, and a row has two rows of weights: with zeros for odd dimensions, and with zeros
-// for even ones. The sums over first keys of pairs, and those over second keys, are what an instruction adds up at its
-// end, and they are added in the same order here.
+// See `multiply_values` in tiles.h. An instruction takes pairs of keys, but values in place are [keys][head_dim]. So a
+// pair is two dimensions of one key, and each row has two rows of weights: one with zeros for odd dimensions, one with
+// zeros for even dimensions. An instruction on packed values sums first keys and second keys of pairs separately, and
+// adds the two sums at its end; here they are added in the same order.
 template <int ROWS>
 void multiply_values(TileRegisters& registers, const TiledPair* weights, long weights_stride,
                      const Operands<BFloat16>& tile, long begin, long end, float* out, long out_stride,

@@ -1,7 +1,7 @@
-// Vectors of float32 as wide as the machine's registers, and the ways in and out of them.
+// Vectors of float32 as wide as the machine's registers: load, store, convert, and elementwise functions.
 //
-// Written with the compiler's vector extension, so that one source serves AVX-512, AVX2 and NEON; intrinsics stand only
-// where the extension has no word for an instruction that matters. All arithmetic is in float32.
+// The code uses the compiler's vector extension, so that one source serves AVX-512, AVX2 and NEON. Intrinsics are used
+// only if the extension cannot express an instruction that matters. All arithmetic is in float32.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <immintrin.h>
 #endif
 
-// A group of instructions counts as one, so that no half of it is used without the other: there are processors with
-// AVX-512 that lack its later parts, and compilers' flags can be combined at will.
+// Instruction sets are used in groups, each whole or not at all: some processors with AVX-512 lack its later parts, and
+// compiler flags can be combined at will.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define QUIRE_HAS_AVX512 1
 #endif
@@ -40,13 +40,14 @@ typedef uint16_t Shorts __attribute__((vector_size(2 * LANES)));
 struct BFloat16 { uint16_t bits; };
 struct Half { uint16_t bits; };
 
-// The numbers that Python passes for dtypes.
+// The numbers by which Python passes dtypes.
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
-// The same for what a gated layer does with its gates.
+// The numbers by which Python passes activation functions.
 enum Activation { SILU = 0, GELU_TANH = 1 };
 
-// Calls body with a null pointer of the dtype's type. 1, without a call, where this machine's build has no such type.
+// Calls body with a null pointer of the dtype's type, and returns 0. Returns 1, without a call, if this machine's build
+// has no such type.
 template <class Body> inline int with_type(long dtype, Body body) {
     switch (dtype) {
         case FLOAT32: return body(static_cast<float*>(nullptr)), 0;
@@ -85,7 +86,7 @@ inline Floats load(const BFloat16* from) {
 #endif
 }
 
-// 2 * LANES numbers in two vectors, in whatever order is fastest.
+// Loads 2 * LANES numbers as two vectors, in the order that is fastest.
 template <class T> inline void load_pair(const T* from, Floats& x, Floats& y) { x = load(from), y = load(from + LANES); }
 
 inline void load_pair(const BFloat16* from, Floats& x, Floats& y) {
@@ -101,7 +102,7 @@ inline void store(BFloat16* to, Floats x) {
 #else
     Words bits = bits_as<Words>(x);
     Words even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    Words rounded = x == x ? even : (bits >> 16) | 0x40;      // a NaN stays one
+    Words rounded = x == x ? even : (bits >> 16) | 0x40;      // NaN stays NaN
     Shorts half = __builtin_convertvector(rounded, Shorts);
 #endif
     std::memcpy(to, &half, sizeof(half));
@@ -126,7 +127,7 @@ inline void store(Half* to, Floats x) {
 }
 #endif
 
-// The first `count` elements; the other lanes are zero.
+// Loads the first `count` elements; the other lanes are zero.
 template <class T> inline Floats load(const T* from, long count) {
     if (count >= LANES) return load(from);
     T padded[LANES] = {};
@@ -141,7 +142,7 @@ template <class T> inline void store(T* to, Floats x, long count) {
     std::memcpy(to, padded, count * sizeof(T));
 }
 
-// As if stored and loaded again: what a tensor of T would hold.
+// Rounds x to type T, as a store and a load would.
 template <class T> inline Floats rounded(Floats x) {
     T memory[LANES];
     store(memory, x);
@@ -158,7 +159,7 @@ inline float sum(Floats x) {
 #endif
 }
 
-// The greater of each lane; y where either is NaN.
+// The greater of each lane; y if either is NaN.
 inline Floats greater(Floats x, Floats y) {
 #if defined(QUIRE_HAS_AVX512)
     return (Floats)_mm512_max_ps((__m512)x, (__m512)y);
@@ -177,10 +178,10 @@ inline float largest(Floats x) {
 #endif
 }
 
-// 2^x within 2 ulp, for x up to 127; below the range of normal numbers 0 or near it, and 0 at -inf. NaN is kept.
+// 2^x within 2 ulp for x up to 127. A result below the normal numbers is 0 or near 0; 2^-inf is 0; NaN stays NaN.
 inline Floats exp2(Floats x) {
 #if defined(QUIRE_HAS_AVX512)
-    constexpr int FLOOR = 0x09;  // what is left of x above the next integer below it, which scalef finds as well
+    constexpr int FLOOR = 0x09;  // r = x - floor(x); scalef multiplies by 2^floor(x)
     const Floats r = (Floats)_mm512_reduce_ps((__m512)x, FLOOR);
     Floats p = fill(1.86712982e-3f);
     p = p * r + 9.01703071e-3f;
@@ -205,7 +206,7 @@ inline Floats exp2(Floats x) {
 #endif
 }
 
-// x / (1 + e^-z). Of z below -86 it gives x * 2^-125, which is still normal.
+// x / (1 + e^-z). For z below -86 the result is x * 2^-125, because 2^125 is still a normal number.
 inline Floats times_sigmoid(Floats x, Floats z) {
     const Floats high = fill(125.0f);
     Floats exponent = z * -1.44269504f;
