@@ -1,1 +1,1 @@
-"""What outputs must match: read from requests, compiled in a process of their own."""
+"""Grammars that outputs must match: read from requests, and compiled in helper processes."""

@@ -1,4 +1,4 @@
-"""Compiled grammars by what they were compiled from, up to a number of bytes."""
+"""An LRU cache of compiled grammars, bounded in bytes."""
 
 from collections import OrderedDict
 
@@ -6,10 +6,10 @@ from quire.core.wire.protocol import Grammar
 
 
 class GrammarCache:
-    """Least recently used grammars go first.
+    """Compiled grammars by key; the least recently used ones are dropped first.
 
     Args:
-        max_bytes: of grammars' data, as compressed.
+        max_bytes: limit of the grammars' compressed data.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -18,14 +18,14 @@ class GrammarCache:
         self.num_bytes = 0
 
     def get(self, key: bytes) -> Grammar | None:
-        """The grammar, which counts as used now."""
+        """The grammar of `key`, marked as just used; None if it is not in the cache."""
         grammar = self._grammars.get(key)
         if grammar is not None:
             self._grammars.move_to_end(key)
         return grammar
 
     def put(self, grammar: Grammar) -> None:
-        """Keeps a grammar under its key, unless it is larger than the whole cache."""
+        """Adds a grammar, unless it is larger than the whole cache."""
         if grammar.key in self._grammars or len(grammar.data) > self._max_bytes:
             return
         self._grammars[grammar.key] = grammar

@@ -1,4 +1,4 @@
-"""Makes grammars of requests' constraints: each once, in helper processes, within limits of time and memory."""
+"""Compiles requests' constraints into grammars: each once, in helper processes, within limits of time and memory."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ RETRY_SECONDS = 10.0
 LIMIT_BYTES = 2**30
 CACHE_BYTES = 64 * 2**20
 MAX_GRAMMAR_BYTES = 16 * 2**20
-"""A compiled grammar travels with each request that uses it."""
+"""Limit for one compiled grammar, because it travels with each request that uses it."""
 
 
 _WORDS: dict[ConstraintKind, str] = {
@@ -32,29 +32,29 @@ _WORDS: dict[ConstraintKind, str] = {
     "choice": "The choice",
     "grammar": "The grammar",
     "json_object": "A JSON object",
-    "structural_tag": "The format",  # perhaps one that we wrote, of a schema that comes after reasoning
+    "structural_tag": "The format",  # may be our own, around a client's schema that applies after reasoning
 }
 
 
 def _remedy(constraint: Constraint) -> str:
     if len(constraint.backends) == 1:
-        return f"Only {constraint.backends[0]} was to be tried: with auto as the backend others are, too."
-    return "Leave out what is named, or write it in another way."
+        return f"Only the backend {constraint.backends[0]} was tried; the backend auto tries others, too."
+    return "Leave out the named part, or write it in another way."
 
 
 class GrammarCompiler:
-    """One model's grammars. Use from one event loop.
+    """Compiles and caches one model's grammars. To be used from one event loop.
 
     Args:
-        tokenizer: None when the server runs on token ids alone, where nothing can be constrained.
+        tokenizer: None if the server has no tokenizer; then every constraint is refused.
         vocab_size: width of the model's logits.
         end_token_ids: tokens that end an output.
         options: the server's defaults.
-        limit_cpu_seconds: processor time of one compilation; past it its helper ends and the request is refused.
-        limit_bytes: memory that one compilation may take, in the same way.
-        backstop_seconds: by the clock, for a helper that hardly runs, its start included. That is the host's fault and
-            not the constraint's: another attempt may succeed.
-        cache_bytes: compiled grammars that are kept.
+        limit_cpu_seconds: processor time of one compilation. A helper that exceeds it ends, and the request is refused.
+        limit_bytes: memory of one compilation, enforced in the same way.
+        backstop_seconds: wall-clock time of one compilation, start of the helper included. A helper that exceeds it got
+            too little processor time from the host, so the client may try again.
+        cache_bytes: limit of the cache of compiled grammars.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GrammarCompiler:
         """The grammar of a request.
 
         Raises:
-            ParameterError: no backend can do it, or not within the limits; `param` names the field.
+            ParameterError: no backend can compile the constraint within the limits; `param` names the field.
             UnavailableError: the host is too busy.
         """
         constraint = read_constraint(params, self._options)
@@ -97,7 +97,7 @@ class GrammarCompiler:
         if task is None:
             task = self._compiling[key] = asyncio.create_task(self._compile(constraint, key))
             task.add_done_callback(lambda done: self._on_compiled(key, done))
-        return await asyncio.shield(task)  # others may wait for it as well
+        return await asyncio.shield(task)  # other requests may wait for the same task
 
     def _on_compiled(self, key: bytes, task: "asyncio.Task[Grammar]") -> None:
         del self._compiling[key]
@@ -128,7 +128,7 @@ class GrammarCompiler:
                 return await helper.ask(question)
         except TimeoutError:
             logger.warning(
-                "a helper that compiled a %s was given too little of a core in %g s, and was ended",
+                "the host gave a helper that compiled a %s too little processor time in %g s; the helper was ended",
                 kind,
                 self._backstop_seconds,
             )
@@ -172,7 +172,7 @@ class GrammarCompiler:
         return self._pool
 
     def _vocabulary_path(self, answer: Compiled) -> str:
-        """A file of this process without a name on disk: it is gone when the process is."""
+        """Path of a memory file with the vocabulary, which exists as long as this process."""
         name = answer.vocabulary_name
         if name not in self._vocabularies:
             descriptor = os.memfd_create(f"quire-vocabulary-{name}")
@@ -183,10 +183,10 @@ class GrammarCompiler:
 
     @property
     def helper_pids(self) -> list[int]:
-        """Processes that compile, or wait to."""
+        """Process ids of the helpers, busy or idle."""
         return self._pool.pids if self._pool is not None else []
 
     def close(self) -> None:
-        """Ends the helpers. Grammars that were handed out stay usable until the process ends."""
+        """Ends the helpers. Grammars that `compile` returned stay usable until this process ends."""
         if self._pool is not None:
             self._pool.close()

@@ -1,4 +1,4 @@
-"""A request's constraint as text: read from its parameters, bounded in size and depth before a library sees it."""
+"""A request's constraint as text: read from the request's parameters, with limits of size and depth."""
 
 import hashlib
 from typing import Any
@@ -20,7 +20,7 @@ _DEFAULT_ORDER = ("xgrammar", "guidance")
 
 
 class Constraint(Struct, array_like=True, frozen=True):
-    """What an output must match, and which backends may be tried, in this order.
+    """The text that an output must match, and the backends to try, in order.
 
     `text` is a JSON schema, a regular expression, a JSON list of choices, a grammar or a structural tag as JSON.
     """
@@ -30,19 +30,19 @@ class Constraint(Struct, array_like=True, frozen=True):
     backends: tuple[str, ...]
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
-    closed: bool = False  # objects that name their properties hold no others
+    closed: bool = False  # objects with `properties` allow no other properties
 
     @property
     def key(self) -> bytes:
-        """Equal for constraints that compile to the same."""
+        """A hash: constraints with equal keys compile to the same grammar."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).digest()
 
 
 def read_constraint(params: StructuredOutputsParams, options: StructuredOutputsOptions) -> Constraint:
-    """The constraint of a request; the server's `options` decide what it leaves open.
+    """The constraint of a request; the server's `options` are the defaults.
 
     Raises:
-        ParameterError: it is too large, nested too deeply, or no JSON.
+        ParameterError: the constraint is too large, nested too deeply, or not valid JSON.
     """
     kind = params.kind
     field = f"structured_outputs.{kind}"
@@ -51,7 +51,7 @@ def read_constraint(params: StructuredOutputsParams, options: StructuredOutputsO
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError:
-        raise ParameterError(f"{kind} is no valid Unicode: it holds a lone surrogate.", param=field) from None
+        raise ParameterError(f"{kind} is not valid Unicode: it contains a lone surrogate.", param=field) from None
     if num_bytes > limit:
         raise ParameterError(f"{kind} has {num_bytes} bytes; at most {limit} are allowed.", param=field)
     backends = _backends(params, options, kind, text)
@@ -61,7 +61,7 @@ def read_constraint(params: StructuredOutputsParams, options: StructuredOutputsO
         backends=backends,
         any_whitespace=not (params.disable_any_whitespace or options.disable_any_whitespace),
         whitespace_pattern=params.whitespace_pattern,
-        # As XGrammar does by itself; when it is tried first, the others must not differ.
+        # XGrammar closes objects by default. If it is tried first, the other backends must not differ.
         closed=params.disable_additional_properties
         or options.disable_additional_properties
         or backends[0] == "xgrammar",
@@ -94,7 +94,7 @@ def _decoded(text: str, kind: str, field: str) -> Any:
     except RecursionError:
         raise ParameterError(f"{kind} is nested more than {MAX_DEPTH} levels deep.", param=field) from None
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise ParameterError(f"{kind} is no valid JSON of at most {MAX_BYTES} bytes: {error}.", param=field) from None
+        raise ParameterError(f"{kind} is not valid JSON of at most {MAX_BYTES} bytes: {error}.", param=field) from None
 
 
 def _encoded(value: Any, field: str) -> str:

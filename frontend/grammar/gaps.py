@@ -1,6 +1,7 @@
-"""What grammar libraries cannot hold outputs to: keywords of JSON schemas, alone and beside one another.
+"""Keywords of JSON schemas, and combinations of them, that grammar libraries do not enforce.
 
-Libraries leave keywords out that they do not know, some without a word; what is not sure to be held is not tried.
+Libraries ignore keywords that they do not know, some of them silently. So a library is not tried if a schema has a
+keyword that the library may ignore.
 """
 
 import copy
@@ -13,23 +14,25 @@ _NOT_IN_XGRAMMAR = (
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "$anchor"),
 )
-_NOTHING_IF_FALSE = ("uniqueItems", "not", "unevaluatedProperties", "unevaluatedItems")  # the last two XGrammar follows
+# `false` means nothing in the first two; XGrammar enforces the last two.
+_NOTHING_IF_FALSE = ("uniqueItems", "not", "unevaluatedProperties", "unevaluatedItems")
 _LOOSE_FORMATS = ("ipv4", "date", "date-time")
 _LENGTHS = ("minLength", "maxLength")
 NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _OF_ONE_TYPE = (*NUMBER_WORDS, *_LENGTHS, "pattern", "format")
-"""What XGrammar forgets where no `type` stands beside it."""
+"""Keywords that XGrammar ignores in a schema without `type`."""
 
 _PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
-"""A character that JSON needs not escape. Not the other way round: XGrammar counts surrogates as characters."""
+"""A character that needs no escape in JSON. Not a negated class, because XGrammar would let that match surrogates."""
 
 
 def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
-    """A keyword of a normalized `schema` that XGrammar 0.2 does not hold outputs to; None when it holds them to all.
+    """A keyword of a normalized `schema` that XGrammar 0.2 does not enforce; None if it enforces all.
 
     Args:
-        strict: count patterns that it follows but for surrogates, which no text can hold (see `is_loose`), and formats
-            that it follows but for the days of a month or leading zeros.
+        strict: also return keywords that XGrammar enforces almost: patterns that it lets match surrogates, which no
+        text
+            can contain (see `is_loose`), and formats in which it ignores the days of a month or leading zeros.
     """
     for node in walk(schema):
         if not isinstance(node, dict):
@@ -45,7 +48,7 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
 
 
 def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
-    """A keyword of a normalized `schema` that is among `missing`, or that no backend but llguidance follows."""
+    """A keyword of a normalized `schema` that is among `missing`, or that only llguidance enforces."""
     for node in walk(schema):
         if isinstance(node, dict):
             found = unfollowed(node) or next((word for word in node if word in missing), None)
@@ -55,21 +58,21 @@ def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
 
 
 def is_loose(pattern: str) -> bool:
-    """Whether a pattern may match anything but some characters: to XGrammar, half a surrogate pair is one of them."""
+    """Whether a pattern has a negated class or a dot, which XGrammar lets match half a surrogate pair."""
     return (
         "[^" in pattern or any(mark in pattern for mark in ("\\S", "\\W", "\\D")) or "." in pattern.replace("\\.", "")
     )
 
 
 def _described(word: str, node: dict[str, Any]) -> str:
-    """The keyword, with the one beside it that makes it too much."""
+    """The keyword, with the other keyword of the combination that is not enforced."""
     others = {"minLength": ("pattern", "format"), "maxLength": ("pattern", "format"), "pattern": ("format",)}
     other = next((other for other in others.get(word, ()) if other in node), None)
     return f"{word} beside {other}" if other else word
 
 
 def unfollowed(node: dict[str, Any]) -> str | None:
-    """A keyword of one schema, not of those within it, that XGrammar does not hold outputs to as it is used there."""
+    """A keyword of one schema, not of its subschemas, that XGrammar does not enforce in this combination."""
     for word in _NOT_IN_XGRAMMAR:
         if node.get(word) is not None and not (node[word] is False and word in _NOTHING_IF_FALSE):
             return word
@@ -90,7 +93,7 @@ def unfollowed(node: dict[str, Any]) -> str | None:
         return "minLength" if "minLength" in node else "maxLength"
     if "pattern" in node and "format" in node:
         return "pattern"
-    if node.get("properties") and node.get("patternProperties"):  # a name may be under both
+    if node.get("properties") and node.get("patternProperties"):  # a name may match both
         return "patternProperties"
     if "type" not in node and (found := next((word for word in _OF_ONE_TYPE if word in node), None)) is not None:
         return found
@@ -101,20 +104,20 @@ def unfollowed(node: dict[str, Any]) -> str | None:
 
 
 def _values_fit(node: dict[str, Any]) -> bool:
-    """Whether nothing beside enum or const takes values out."""
+    """Whether no keyword beside enum or const excludes some of the values."""
     types = types_of(node)
     rest = set(node) - {"enum", "const", "type"} - ANNOTATIONS
     return not rest and ("type" not in node or all(type_of(value) in types for value in values_of(node) or ()))
 
 
 def _hard(pattern: str) -> bool:
-    """Look-around is not there, and quotes and backslashes would stand in the JSON as they are."""
+    """Whether XGrammar fails on a pattern: it has no look-around, and does not escape quotes and backslashes."""
     marks = ("(?", '"', "\\\\", "\\x", "\\u", "\\p", "\\P", "\\b", "\\B")
     return any(mark in pattern.replace("(?:", "(") for mark in marks)
 
 
 def lengths_as_patterns(schema: Any) -> Any:
-    """`minLength` and `maxLength` written as patterns: XGrammar's own would let control characters through."""
+    """The schema with `minLength` and `maxLength` as patterns: XGrammar's own would allow control characters."""
     schema = copy.deepcopy(schema)
     for node in walk(schema):
         if not isinstance(node, dict) or not any(word in node for word in _LENGTHS):

@@ -1,4 +1,4 @@
-"""A helper process as the frontend sees it: a question, an answer, or its end."""
+"""The frontend's end of one helper process: sends a question, and awaits the answer or the process's end."""
 
 import asyncio
 import contextlib
@@ -13,15 +13,15 @@ from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Setup, fram
 
 
 class HelperDied(Exception):
-    """It ended while it was asked something: out of memory, a crash in a library."""
+    """The helper ended before it answered: out of memory, or a crash in a library."""
 
 
 class OutOfTime(HelperDied):
-    """It ended because an answer took more processor time than it may."""
+    """The helper ended because the answer took more processor time than the limit."""
 
 
 class Helper:
-    """One running helper. Use from one event loop, one question at a time."""
+    """One running helper. To be used from one event loop, with one question at a time."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -32,13 +32,13 @@ class Helper:
 
     @classmethod
     async def start(cls, setup: Setup) -> "Helper":
-        """Starts a process; it ends when this one does, because its standard input closes."""
+        """Starts a helper process. The helper ends with this process, because its standard input then closes."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 (a millisecond; asyncio's own would need a child watcher)
                 [sys.executable, "-P", "-m", "quire.frontend.grammar.helper_process"],
                 stdin=theirs.fileno(),
-                start_new_session=True,  # Ctrl-C is for the parent
+                start_new_session=True,  # so that Ctrl-C reaches only the parent
             )
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -51,18 +51,18 @@ class Helper:
         return helper
 
     async def ask(self, question: Compile) -> Answer:
-        """The answer.
+        """Sends a question, and returns the answer.
 
         Raises:
-            OutOfTime: it would take more than `Setup.limit_cpu_seconds`.
-            HelperDied: there will be none.
+            OutOfTime: the answer took more than `Setup.limit_cpu_seconds`.
+            HelperDied: the helper ended without an answer.
         """
         try:
             self._writer.write(framed(question))
             [length] = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             return msgspec.msgpack.decode(await self._reader.readexactly(length), type=Answer)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.kill()  # its end of the socket is closed, so it is dying: what remains is to learn of what
+            self.kill()  # the helper closed the socket, so it is ending; this waits for its exit status
             raise (OutOfTime if self._process.returncode == -signal.SIGPROF else HelperDied) from None
 
     @property
@@ -75,7 +75,7 @@ class Helper:
 
     def kill(self) -> None:
         """Ends the process, whatever it is doing. Idempotent."""
-        with contextlib.suppress(RuntimeError):  # the loop may be over
+        with contextlib.suppress(RuntimeError):  # the event loop may be closed
             self._writer.close()
         if self._process.poll() is None:
             self._process.kill()

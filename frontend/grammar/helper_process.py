@@ -1,6 +1,7 @@
 """The helper process: compiles one constraint after another within limits of memory and time, and ends with its parent.
 
-Whatever a client's schema or pattern does to a library happens here: the frontend kills this process and goes on.
+If a client's schema or pattern makes a library hang or crash, only this process is affected: the frontend kills it and
+starts another.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ BACKENDS = {
     "outlines": _BACKENDS + "outlines_backend:OutlinesBackend",
     "lm-format-enforcer": _BACKENDS + "lm_format_enforcer_backend:LMFormatEnforcerBackend",
 }
-"""By name, because each is imported when it is first asked for."""
+"""Import paths by name, because a backend is imported when it is first needed."""
 
 _NICE = 10
 _LARGE_BYTES = 512 * 2**20
@@ -42,7 +43,7 @@ class Compiler:
     """Compiles constraints for one model.
 
     Args:
-        setup: the model's tokens.
+        setup: the model's tokenizer and vocabulary, and the limits.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -52,13 +53,13 @@ class Compiler:
         self._backends: dict[tuple[str, str], Backend] = {}
 
     def prepare(self, question: Compile) -> None:
-        """Loads the libraries that the question may need, which is no fault of its constraint."""
+        """Loads the libraries that the question may need, outside of the limits that apply to its constraint."""
         for backend in question.constraint.backends:
-            with contextlib.suppress(GrammarError):  # told when it is its turn
+            with contextlib.suppress(GrammarError):  # `answer` reports it
                 self._backend(backend, _vocabulary_name(question.constraint))
 
     def answer(self, question: Compile) -> Answer:
-        """The compiled grammar of the first backend that can do it."""
+        """The grammar of the first backend that can compile it, or a refusal with the reasons of all backends."""
         constraint = question.constraint
         name = _vocabulary_name(constraint)
         reasons = []
@@ -71,7 +72,7 @@ class Compiler:
                 reasons.append(f"{backend}: {error}")
                 continue
             except (KeyError, TypeError, ValueError, AttributeError, StopIteration, IndexError) as error:
-                # Whatever a library, or we, did not expect in a stranger's text.
+                # Errors that a malformed constraint may cause, in a library or in our own code.
                 reasons.append(f"{backend}: it is malformed ({type(error).__name__}: {str(error)[:200]})")
                 continue
             known = name in question.known_vocabularies
@@ -100,7 +101,7 @@ class Compiler:
 
 
 def _vocabulary_name(constraint: Constraint) -> str:
-    """Special tokens stand for nothing but themselves, and only structural tags are about them."""
+    """The vocabulary that a constraint needs: only structural tags may contain special tokens."""
     return "all" if constraint.kind == "structural_tag" else "text"
 
 
@@ -110,10 +111,11 @@ def _is_large() -> bool:
 
 @contextlib.contextmanager
 def limited(num_bytes: int, cpu_seconds: float) -> Iterator[None]:
-    """Ends the process if it allocates `num_bytes` more than it has, or computes for longer than `cpu_seconds`.
+    """Limits the `with` block to `num_bytes` more memory, and ends the process after `cpu_seconds` in it.
 
-    Processor time of all its threads counts: neither what was imported before, nor waiting for a busy core. The kernel
-    ends the process, by SIGPROF, wherever it is. RLIMIT_CPU would do so in whole seconds, and leave a core dump.
+    An allocation past the limit fails. The processor time of all threads counts; time before the block does not, nor
+    does waiting for a busy core. The operating system ends the process by SIGPROF. RLIMIT_CPU would count whole
+    seconds, and leave a core dump.
     """
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + num_bytes, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
@@ -140,7 +142,11 @@ def _read(connection: socket.socket, kind: type) -> msgspec.Struct:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answers until the parent closes its end."""
+    """Answers questions until the parent closes the socket.
+
+    Raises:
+        EOFError: the parent closed the socket.
+    """
     setup = _read(connection, Setup)
     assert isinstance(setup, Setup)
     compiler = Compiler(setup)
@@ -152,16 +158,16 @@ def serve(connection: socket.socket) -> None:
 
 
 def _answer_within_limits(compiler: Compiler, question: Compile, setup: Setup) -> Answer:
-    """The answer; a refusal, made once there is memory again, when there was no room for it."""
+    """The answer; a refusal if the limit of memory, or the stack, was not enough."""
     try:
         with limited(setup.limit_bytes, setup.limit_cpu_seconds):
             return compiler.answer(question)
-    except (MemoryError, OSError, RuntimeError):  # of Python, the system, a library; too deep a recursion is the last
+    except (MemoryError, OSError, RuntimeError):  # from Python, the system or a library; RecursionError is the last
         return Refused("It is too complex.", is_large=True)
 
 
 def main() -> None:
-    os.nice(_NICE)  # requests that run already go first
+    os.nice(_NICE)  # running requests go first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, ConnectionError), socket.socket(fileno=sys.stdin.fileno()) as connection:
         serve(connection)

@@ -1,4 +1,4 @@
-"""Schemas that are followed as far as a library can: those of functions that did not ask to be strict."""
+"""Schemas of functions that are not strict, without the keywords that XGrammar does not enforce."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from quire.frontend.grammar.schema import ANNOTATIONS, walk
 
 
 def loosened(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy without what XGrammar cannot hold outputs to. Whatever fits `schema` fits the copy, too.
+    """A copy without keywords that XGrammar does not enforce. Every value that fits `schema` fits the copy, too.
 
-    One that is malformed or nested too deeply is returned as it is: the compiler says what is wrong with it.
+    A schema that is malformed or nested too deeply is returned unchanged: the compiler reports the error.
     """
     try:
         copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
@@ -35,7 +35,7 @@ def _loosen(node: dict[str, Any]) -> None:
             case "minLength" | "maxLength":
                 node.pop("minLength", None)
                 node.pop("maxLength", None)
-            case "patternProperties":  # the properties that it allowed are others now
+            case "patternProperties":  # the properties that it allowed become additional ones
                 del node["patternProperties"]
                 node.pop("additionalProperties", None)
             case _:

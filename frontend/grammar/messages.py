@@ -1,4 +1,4 @@
-"""What the frontend and its helper process say to each other: length-prefixed MessagePack over a socket."""
+"""The messages between the frontend and a helper process: length-prefixed MessagePack over a socket."""
 
 import struct
 
@@ -21,10 +21,10 @@ class Setup(Struct, array_like=True, tag="setup"):
 
 
 class Compile(Struct, array_like=True, tag="compile"):
-    """Answered with `Compiled` or `Refused`."""
+    """A constraint to compile. The answer is `Compiled` or `Refused`."""
 
     constraint: Constraint
-    known_vocabularies: list[str]  # by name; those that the frontend has already
+    known_vocabularies: list[str]  # names of vocabularies that the frontend has already
 
 
 class Compiled(Struct, array_like=True, tag="compiled"):
@@ -33,12 +33,12 @@ class Compiled(Struct, array_like=True, tag="compiled"):
     backend: str
     data: bytes
     vocabulary_name: str
-    vocabulary: bytes  # a `protocol.Vocabulary`; empty when it is known
-    is_large: bool  # the helper has grown, and should be replaced
+    vocabulary: bytes  # an encoded `protocol.Vocabulary`; empty if the frontend has it already
+    is_large: bool  # the helper uses much memory, and should be replaced
 
 
 class Refused(Struct, array_like=True, tag="refused"):
-    """No backend could do it; why, for the client."""
+    """No backend could compile the constraint; `message` gives the client the reasons."""
 
     message: str
     is_large: bool = False
@@ -49,6 +49,6 @@ Answer = Compiled | Refused
 
 
 def framed(message: Struct) -> bytes:
-    """A message as it goes over the socket."""
+    """An encoded message with its length before it."""
     data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data

@@ -1,4 +1,4 @@
-"""Helper processes, started when they are needed. One that works for long does not keep others waiting."""
+"""A pool of helper processes. Another helper is started if all helpers are busy for long."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,11 @@ from quire.frontend.grammar.messages import Setup
 
 
 class HelperPool:
-    """Up to `max_helpers` processes, of which one is kept when there is nothing to do.
+    """Up to `max_helpers` processes; one is kept when all are idle.
 
     Args:
-        setup: what each is told first.
-        patience_seconds: how long a question waits for helpers that are at work before another one is started.
+        setup: the first message to each helper.
+        patience_seconds: how long all helpers must be busy before another one is started.
     """
 
     def __init__(self, setup: Setup, *, max_helpers: int = 4, patience_seconds: float = 0.3) -> None:
@@ -23,17 +23,17 @@ class HelperPool:
         self._patience_seconds = patience_seconds
         self._idle: list[Helper] = []
         self._is_starting = False
-        self._busy: dict[Helper, float] = {}  # and since when
+        self._busy: dict[Helper, float] = {}  # to the event loop's time since when
         self._freed = asyncio.Event()
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that live now."""
+        """Process ids of all helpers."""
         return [helper.pid for helper in [*self._idle, *self._busy]]
 
     @asynccontextmanager
     async def helper(self) -> AsyncIterator[Helper]:
-        """A helper for one question; an error ends it, as it may be in the middle of something."""
+        """A helper for one question. An error ends the helper, because it may be in the middle of an answer."""
         helper = await self._take()
         try:
             yield helper
@@ -79,7 +79,7 @@ class HelperPool:
             self._is_starting = False
 
     def close(self) -> None:
-        """Ends all of them; questions that are open fail."""
+        """Ends all helpers; open questions fail."""
         for helper in [*self._idle, *self._busy]:
             helper.kill()
         self._idle.clear()

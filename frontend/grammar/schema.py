@@ -1,4 +1,4 @@
-"""JSON schemas on their way to a grammar library: checked for circles, and rewritten to what all libraries read."""
+"""Prepares JSON schemas for grammar libraries: checks references, and rewrites keywords that some do not read."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,24 +17,24 @@ ANNOTATIONS = {
 
 
 class SchemaError(ValueError):
-    """The schema itself is wrong: no library can help. The message names the keyword."""
+    """The schema itself is invalid, for every library. The message names the keyword."""
 
 
 def normalize(schema: Any, *, closed: bool) -> Any:
-    """The same schema in fewer words: tuples as `prefixItems`, `oneOf` of branches that exclude each other as `anyOf`.
+    """An equivalent schema with fewer keywords: tuples as `prefixItems`, and `oneOf` as `anyOf` if no value fits two.
 
     Args:
-        closed: objects that name their properties hold no others, unless they say so.
+        closed: objects with `properties` allow no other properties, unless the schema says so.
 
     Raises:
-        SchemaError: a `$ref` leaves the schema or leads in a circle, or a tuple is written in two ways.
+        SchemaError: a `$ref` leaves the schema or refers to itself, or a tuple is written in two ways.
     """
     check_refs(schema)
     return _Normalizer(schema).normalize(schema, closed)
 
 
 class _Normalizer:
-    """Rewrites the parts of one schema, but none that a `$ref` leads through."""
+    """Rewrites one schema, but no keyword that is in the path of a `$ref`."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -60,7 +60,7 @@ class _Normalizer:
         return out
 
     def _normalize_children(self, out: dict[str, Any], closed: bool) -> None:
-        # The parts of an object that is described in several places must not shut each other out.
+        # If several subschemas describe parts of one object, none may be closed, or it would exclude the other parts.
         alone = closed and "properties" not in out
         for word in _SCHEMA_MAPS:
             if isinstance(out.get(word), dict):
@@ -76,7 +76,7 @@ class _Normalizer:
 
 
 def _unify_tuples(schema: dict[str, Any]) -> None:
-    """Drafts before 2020-12 wrote tuples as a list under `items`; without one, `additionalItems` says nothing."""
+    """Rewrites a tuple of a draft before 2020-12, a list under `items`. Only then does `additionalItems` matter."""
     rest = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list):
         if "prefixItems" in schema:
@@ -99,7 +99,7 @@ def _may_close(schema: dict[str, Any]) -> bool:
 
 
 def check_refs(schema: Any) -> None:
-    """Raises SchemaError unless every `$ref` leads to a place in the schema, and at last to something else."""
+    """Raises SchemaError unless every `$ref` leads to a place in the schema, and no chain of them is a circle."""
     for node in walk(schema):
         seen: list[Any] = []
         while isinstance(node, dict) and "$ref" in node:
@@ -110,7 +110,7 @@ def check_refs(schema: Any) -> None:
 
 
 def resolve(ref: Any, root: Any) -> Any:
-    """What `ref`, a JSON pointer behind a #, leads to in `root` (RFC 6901)."""
+    """The part of `root` that `ref`, a # and a JSON pointer (RFC 6901), refers to."""
     if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
         raise SchemaError(f"$ref {ref!r} leads out of the schema; only references that begin with # are followed")
     node = root
@@ -126,7 +126,7 @@ def resolve(ref: Any, root: Any) -> Any:
 
 
 def walk(schema: Any) -> Iterator[Any]:
-    """Every schema in a schema, itself first; not the values under enum, const, default and the like."""
+    """The schema itself, then every subschema; not the values under enum, const, default and the like."""
     todo = [schema]
     while todo:
         node = todo.pop()
@@ -146,7 +146,7 @@ def walk(schema: Any) -> Iterator[Any]:
 
 
 def _exclude_each_other(branches: Any, root: Any) -> bool:
-    """Whether no value fits two of `branches`, as far as types, constants and closed objects tell."""
+    """Whether no value fits two of `branches`, judged by types, constants and closed objects."""
     if not isinstance(branches, list) or len(branches) > 64:
         return False
     solved = [_follow(branch, root) for branch in branches]
@@ -172,14 +172,14 @@ def _apart(first: Any, second: Any, root: Any) -> bool:
 
 
 def values_of(schema: dict[str, Any]) -> list[Any] | None:
-    """The values that `enum` or `const` leaves; None without them."""
+    """The values that `enum` or `const` allows; None without either."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
 
 
 def types_of(schema: dict[str, Any]) -> set[str]:
-    """JSON types that a schema allows, integers counted as numbers; empty when it does not say."""
+    """The JSON types that a schema allows; integers count as numbers. Empty if the schema does not say."""
     named = schema.get("type")
     names = {named} if isinstance(named, str) else set(named or ())
     if not names and (values := values_of(schema)) is not None:
@@ -190,7 +190,7 @@ def types_of(schema: dict[str, Any]) -> set[str]:
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a value; integers are numbers."""
+    """The JSON type of a value; integers count as numbers."""
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), ((int, float), "number"), (str, "string"), (list, "array")):

@@ -1,4 +1,4 @@
-"""Structural tags, in XGrammar's notation: the formats within one, and which of them are XGrammar's alone."""
+"""Structural tags in XGrammar's notation: the formats within a tag, and which of them llguidance supports."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,10 +10,10 @@ _PORTABLE = {
 
 
 def read_format(tag: dict[str, Any]) -> dict[str, Any]:
-    """The format of a tag; `structures` and `triggers`, which clients of before 2026 send, as one.
+    """The format of a tag. The notation of before 2026, `structures` and `triggers`, is rewritten as a format.
 
     Raises:
-        KeyError, TypeError, AttributeError: it is malformed.
+        KeyError, TypeError, AttributeError: the tag is malformed.
     """
     if "structures" not in tag:
         return tag["format"]
@@ -30,7 +30,7 @@ def read_format(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 def formats(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every format in a format, itself first; they may be changed in place meanwhile."""
+    """The format itself, then every format within it. A format may be changed in place while iterating."""
     yield form
     within = [*form.get("elements", ()), *form.get("tags", ()), *(rule[1] for rule in form.get("rules", ()))]
     if isinstance(form.get("content"), dict):
@@ -40,5 +40,5 @@ def formats(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def is_portable(form: dict[str, Any]) -> bool:
-    """Whether llguidance may be able to follow a format, too."""
+    """Whether llguidance may support a format, too."""
     return all(each["type"] in _PORTABLE and each.get("style", "json") == "json" for each in formats(form))

@@ -1,4 +1,4 @@
-"""What a grammar library must do to compile constraints, and how compiling fails."""
+"""The interface of a grammar library that compiles constraints, and its error."""
 
 from typing import Protocol
 
@@ -6,15 +6,15 @@ from quire.frontend.grammar.constraint import Constraint
 
 
 class GrammarError(Exception):
-    """This library cannot do what is asked. The message names the keyword or the place."""
+    """The library cannot compile the constraint. The message names the keyword or the place."""
 
 
 class Backend(Protocol):
     """One library, set up for one vocabulary."""
 
     def compile(self, constraint: Constraint) -> bytes:
-        """What the worker's loader of the same name reads.
+        """The compiled grammar, for the worker's loader of the same name.
 
         Raises:
-            GrammarError: it cannot be done, or is wrong.
+            GrammarError: the library cannot compile the constraint, or the constraint is malformed.
         """

@@ -1,4 +1,4 @@
-"""What a C++ library writes to standard error, as text."""
+"""Captures the text that a C++ library writes to standard error."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[Callable[[], list[str]]]:
-    """Lines that anything in this process writes to file descriptor 2 meanwhile; read them afterwards."""
+    """Captures the lines that this process writes to file descriptor 2; call the result after the `with` block."""
     sys.stderr.flush()
     original = os.dup(2)
     memory = os.memfd_create("stderr")

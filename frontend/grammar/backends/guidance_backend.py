@@ -1,4 +1,4 @@
-"""llguidance: a grammar stays text, which each worker's matcher reads in less than a millisecond."""
+"""llguidance: a compiled grammar is text, which each worker's matcher reads in less than a millisecond."""
 
 import json
 import re
@@ -17,14 +17,14 @@ from quire.frontend.grammar.structural_tag import read_format
 _FORMATS = {
     *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 }
-"""Those that llguidance holds strings to; others say something to a reader and nothing to a validator."""
+"""Formats that llguidance enforces. Other formats are annotations."""
 
 
 class GuidanceBackend:
     """See `Backend`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        del vocabulary  # whether a grammar is right does not depend on it
+        del vocabulary  # a grammar's validity does not depend on it
 
     def compile(self, constraint: Constraint) -> bytes:
         grammar = self._grammar(constraint)
@@ -52,7 +52,7 @@ class GuidanceBackend:
 
 
 def _reason(error: str) -> str:
-    """The library's own words, without the lines of a grammar that we wrote around the client's."""
+    """The library's own message, without the lines of the grammar that we wrote around the client's."""
     text = re.split(r"\n\s*\d+ \|", error)[0]
     return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(text.split()))[:300].rstrip(".")
 
@@ -64,12 +64,12 @@ def _in_larks_notation(text: str) -> str:
 
     try:
         return gbnf_to_lark(text)
-    except Exception as error:  # whatever a converter of foreign text raises
+    except Exception as error:  # the converter may raise anything on a client's text
         raise GrammarError(f"the grammar cannot be read: {error}") from None
 
 
 def _with_options(schema: Any, constraint: Constraint) -> dict[str, Any]:
-    """A schema as llguidance reads it, which brings its options along."""
+    """A schema for llguidance, with the constraint's options in `x-guidance`."""
     schema = _without_remarks(normalize(schema, closed=constraint.closed))
     if schema is False:
         raise GrammarError("the schema false allows no output at all")
@@ -86,7 +86,7 @@ def _options(constraint: Constraint) -> Any:
 
 
 def _without_remarks(schema: Any) -> Any:
-    """Drops formats without a definition here; unknown formats hold nobody to anything (JSON Schema, section 7)."""
+    """Drops formats that llguidance does not enforce: an unknown format is an annotation (JSON Schema, section 7)."""
     for node in walk(schema):
         if isinstance(node, dict) and "format" in node and node["format"] not in _FORMATS:
             del node["format"]

@@ -1,7 +1,7 @@
 """Structural tags for llguidance: XGrammar's notation written in Lark's.
 
-A lexeme of llguidance's is as long as it can be, so whatever is regular in a row becomes one lexeme: `[a-z]+` before
-`</a>` would otherwise never end. Free text before a trigger is the exception, as short as it can be.
+llguidance's lexemes are greedy: `[a-z]+` before `</a>` would never end. So consecutive regular parts become one lexeme.
+Free text before a trigger is a lazy lexeme instead.
 """
 
 import json
@@ -29,11 +29,11 @@ _FIELDS = {
     "repeat": {"content", "min", "max"},
 }
 _NOTHING: dict[str, Any] = {"style": "json", "any_order": False}
-"""Other fields, with what may stand in them; None and an empty list may stand in all."""
+"""Other fields, with the only value that they may have; None and an empty list are allowed in every field."""
 
 
 class _Part(NamedTuple):
-    """A Lark expression; `is_regular` if it may be a piece of a lexeme."""
+    """A Lark expression; `is_regular` if it may be part of a lexeme."""
 
     text: str
     is_regular: bool
@@ -43,8 +43,8 @@ class TagWriter:
     """Writes one structural tag.
 
     Args:
-        write_schema: a JSON schema to one for llguidance, with its options.
-        write_grammar: a grammar of a client's to Lark's notation.
+        write_schema: turns a JSON schema into one for llguidance, with options.
+        write_grammar: turns a client's grammar into Lark's notation.
     """
 
     def __init__(self, write_schema: Callable[[Any], Any], write_grammar: Callable[[str], str]) -> None:
@@ -54,17 +54,17 @@ class TagWriter:
         self._grammars: list[dict[str, str]] = []
 
     def write(self, form: dict[str, Any]) -> str:
-        """The grammar of a format, as llguidance reads it.
+        """The grammar of a format, for llguidance.
 
         Raises:
-            GrammarError: the format, or a field of it, is XGrammar's alone.
+            GrammarError: only XGrammar supports the format, or a field of it.
         """
         lines = [f"start: {self._rule(self._parts(form, ()))}"]
         lark = as_lark("\n".join([*lines, *self._lines]))
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars]})
 
     def _parts(self, form: dict[str, Any], ends: tuple[str, ...]) -> list[_Part]:
-        """What follows one another in a format; `ends` are texts that end it, and so are not in free text."""
+        """The consecutive parts of a format; `ends` are texts that end it, so its free text must not contain them."""
         kind = form["type"]
         if kind not in _FIELDS:
             raise GrammarError(f"the format {kind} is not supported in a structural_tag")
@@ -99,7 +99,7 @@ class TagWriter:
                 return [self._repeated(form, _count(form))]
 
     def _tag(self, form: dict[str, Any], num_skipped: int = 0) -> list[_Part]:
-        """A tag, but for the first characters of its beginning, which a trigger has matched."""
+        """A tag without the first `num_skipped` characters of its beginning, which a trigger has matched."""
         begin, ends = form["begin"], form["end"] if isinstance(form["end"], list) else [form["end"]]
         if not isinstance(begin, str) or not all(isinstance(end, str) for end in ends):
             raise GrammarError("begin and end as tokens are not supported in a structural_tag")
@@ -120,7 +120,7 @@ class TagWriter:
             trigger = next(trigger for trigger in form["triggers"] if tag["begin"].startswith(trigger))
             calls.append(f"{heads[trigger]} ({self._rule(self._tag(tag, len(trigger)))})")
         call, rest = f"({' | '.join(calls)})", _text([*excludes, *form["triggers"]])
-        if form.get("at_least_one"):  # and nothing before it
+        if form.get("at_least_one"):  # the text begins with a tag
             first = self._either([self._tag(tag) for tag in form["tags"]])
             return [first] if form.get("stop_after_first") else [first, _Part(f"{call}*", False), rest]
         if form.get("stop_after_first"):
@@ -128,7 +128,7 @@ class TagWriter:
         return [_Part(f"{call}*", False), rest]
 
     def _head(self, trigger: str, excludes: Iterable[str]) -> str:
-        """The name of a rule for free text up to a trigger."""
+        """Writes a lexeme for free text up to a trigger, and returns its name."""
         name = f"head{len(self._lines)}"
         self._lines.append(f"{name}[lazy]: {self._lexeme(f'{_text(excludes).text} {inline_text(trigger)}')}")
         return name
@@ -150,7 +150,7 @@ class TagWriter:
         return _Part(f"({' | '.join(map(self._rule, alternatives))})", False)
 
     def _rule(self, parts: list[_Part]) -> str:
-        """An expression for a rule, with what is regular in a row as one lexeme."""
+        """An expression for a rule; consecutive regular parts are one lexeme."""
         words: list[str] = []
         regular: list[_Part] = []
         for part in [*parts, _Part("", False)]:
@@ -178,7 +178,7 @@ def _constant(text: str) -> list[_Part]:
 
 
 def _text(excludes: Iterable[str], max_chars: int | None = None) -> _Part:
-    """Free text without some texts in it."""
+    """Free text that contains none of `excludes`."""
     text = _ANY if max_chars is None else f"/(?s:.{{0,{max_chars}}})/"
     texts = " | ".join(map(inline_text, excludes))
     return _Part(f"({text} & ~({_ANY} ({texts}) {_ANY}))" if texts else text, True)

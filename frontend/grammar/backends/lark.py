@@ -1,4 +1,4 @@
-"""Pieces of grammars in llguidance's kind of Lark."""
+"""Parts of grammars in llguidance's dialect of Lark."""
 
 import json
 from typing import Any
@@ -7,29 +7,29 @@ from quire.frontend.grammar.backends.backend import GrammarError
 
 
 def as_lark(rules: str) -> str:
-    """A whole grammar, in which no token is forced.
+    """A whole grammar, without forced tokens.
 
-    Where only one text can follow, llguidance would allow one way to split it into tokens alone, as its tokenizer does.
-    Workers have no tokenizer, so the model chooses.
+    If only one text can follow, llguidance would force its tokenizer's tokens for that text. Workers have no tokenizer,
+    so the model chooses the tokens.
     """
     return f'%llguidance {{"no_forcing": true}}\n{rules}'
 
 
 def inline_text(text: str) -> str:
-    """A string as a piece of a rule or lexeme."""
+    """A string as part of a rule or lexeme."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def inline_json(schema: Any) -> str:
-    """A schema as a piece of a rule."""
+    """A schema as part of a rule."""
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
 def inline_regex(pattern: str) -> str:
-    """A pattern between slashes, in which a slash of its own and the end of a line must not stand as they are.
+    """A pattern between slashes, with its own slashes and newlines escaped.
 
     Raises:
-        GrammarError: it ends within an escape, which would be the closing slash.
+        GrammarError: the pattern ends with a single backslash, which would escape the closing slash.
     """
     out, is_escaped = [], False
     for character in pattern:

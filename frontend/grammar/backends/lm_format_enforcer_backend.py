@@ -1,4 +1,4 @@
-"""lm-format-enforcer: nothing to compile; the constraint is only tried here, and read again by each worker."""
+"""lm-format-enforcer: nothing is compiled. The constraint is checked here, and each worker reads it again."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
 from quire.frontend.grammar.schema import SchemaError, normalize, walk
 
-with without("torch"):  # for bit masks, which it is not asked for
+with without("torch"):  # only needed for its bit masks, which are not used
     from lmformatenforcer import CharacterLevelParserConfig, JsonSchemaParser, RegexParser
 
 _MISSING = frozenset(
@@ -44,13 +44,13 @@ class LMFormatEnforcerBackend:
                 RegexParser(text)
         except (GrammarError, SchemaError):
             raise
-        except Exception as error:  # whatever a parser in Python stumbles over
+        except Exception as error:  # the parsers may raise anything on a client's text
             raise GrammarError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
         return msgspec.msgpack.encode([constraint.kind, text])
 
 
 def _gap(schema: Any) -> str | None:
-    """A keyword that it stumbles over, or overlooks, only when outputs are made."""
+    """A keyword that the library fails on, or ignores, only while outputs are sampled."""
     for node in walk(schema):
         if isinstance(node, dict) and (word := _gap_of(node)) is not None:
             return word
@@ -72,7 +72,7 @@ def _gap_of(node: dict[str, Any]) -> str | None:
         return "pattern"
     if kind == "array" and not isinstance(node.get("items"), dict):
         return "items"
-    if kind == "object":  # what may be left out leaves its comma
+    if kind == "object":  # an optional property that is left out would leave its comma
         if not node.get("properties") or set(node.get("required") or ()) != set(node["properties"]):
             return "required"
         return None if node.get("additionalProperties") is False else "additionalProperties"

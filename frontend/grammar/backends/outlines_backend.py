@@ -1,4 +1,4 @@
-"""outlines-core: regular expressions, and JSON schemas written as such, as a table of all states and tokens."""
+"""outlines-core: regular expressions, compiled to a table of all states and tokens; JSON schemas become expressions."""
 
 import json
 import string
@@ -31,7 +31,7 @@ class OutlinesBackend:
             index = Index(_regex(constraint), self._vocabulary)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise GrammarError(" ".join(str(error).split())[:300]) from None
-        _, (data,) = index.__reduce__()  # its binary form, which pickle would store
+        _, (data,) = index.__reduce__()  # the binary form that pickle stores
         return data
 
 

@@ -1,4 +1,4 @@
-"""XGrammar: grammars with token masks computed ahead, as `CompiledGrammar.serialize_json` writes them."""
+"""XGrammar: grammars with precomputed token masks, serialized by `CompiledGrammar.serialize_json`."""
 
 import json
 import random
@@ -18,12 +18,12 @@ from quire.frontend.grammar.structural_tag import formats, is_portable, read_for
 
 with absent("torch"):
     import tvm_ffi  # noqa: F401
-with without("torch", "transformers"):  # torch holds masks, which are made elsewhere
+with without("torch", "transformers"):  # torch is only needed for masks, which the workers make
     import xgrammar
 
 _TRIAL_STEPS = 48
 _TRIAL_SECONDS = 0.5
-"""Processor time for all steps of the trial: ten milliseconds a token, where others take ten microseconds."""
+"""Processor time for all steps of the trial: ten milliseconds a token. Most grammars take ten microseconds a token."""
 
 
 class XGrammarBackend:
@@ -37,7 +37,7 @@ class XGrammarBackend:
             vocab_size=len(vocabulary.tokens),
             stop_token_ids=vocabulary.end_token_ids,
         )
-        # One thread: a large schema must not take the cores from the engine.
+        # One thread, so that a large schema does not take the cores from the engine.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
 
     def compile(self, constraint: Constraint) -> bytes:
@@ -80,7 +80,11 @@ class XGrammarBackend:
                 return self._compiler.compile_structural_tag(json.dumps(_structural_tag(constraint)))
 
     def _try(self, compiled: Any) -> None:
-        """Walks a few random steps: a grammar that allows nothing, or takes forever, shows here and not in a worker."""
+        """Samples a few random tokens, to find here, and not in a worker, a grammar that allows nothing or is slow.
+
+        Raises:
+            GrammarError: the grammar allows no token, or the trial takes more than `_TRIAL_SECONDS`.
+        """
         matcher = xgrammar.GrammarMatcher(compiled)
         vocab_size = len(self._vocabulary.tokens)
         bitmask = np.zeros((1, -(-vocab_size // 32)), np.int32)
@@ -92,7 +96,7 @@ class XGrammarBackend:
             if not len(allowed):
                 raise GrammarError("it allows no output")
             if time.thread_time() > limit:
-                raise GrammarError("it takes too long to follow")
+                raise GrammarError("its masks take too long to compute")
             if not matcher.accept_token(int(choose(allowed))) or matcher.is_terminated():
                 return
 
@@ -113,7 +117,11 @@ def _escaped(character: str) -> str:
 
 
 def _checked(schema: Any, constraint: Constraint, *, strict: bool) -> Any:
-    """The schema, normalized, if outputs are held to every keyword of it; `strict` as for `xgrammar_gap`."""
+    """The normalized schema; `strict` as for `xgrammar_gap`.
+
+    Raises:
+        GrammarError: XGrammar does not enforce a keyword of the schema.
+    """
     schema = normalize(schema, closed=constraint.closed)
     if (gap := xgrammar_gap(schema, strict=strict)) is not None:
         raise GrammarError(f"{gap} is not supported as it is used here")
@@ -122,11 +130,11 @@ def _checked(schema: Any, constraint: Constraint, *, strict: bool) -> Any:
 
 def _check_regex(pattern: str, *, strict: bool) -> None:
     if strict and is_loose(pattern):
-        raise GrammarError("classes of characters are followed but for surrogates")
+        raise GrammarError("negated classes and dots would match surrogates")
 
 
 def _structural_tag(constraint: Constraint) -> dict[str, Any]:
-    """The tag with the schemas in it checked and written as they are when they stand alone."""
+    """The tag, with its schemas checked and rewritten as schemas outside of tags are."""
     form = read_format(json.loads(constraint.text))
     strict = len(constraint.backends) > 1 and is_portable(form)
     for each in formats(form):
@@ -145,7 +153,7 @@ def _structural_tag(constraint: Constraint) -> dict[str, Any]:
 
 
 def _open(schema: Any) -> Any:
-    """The schema with objects that say that they are open, as in a tag they are closed otherwise."""
+    """The schema, with explicitly open objects: in a tag, objects are closed by default."""
     for node in walk(schema):
         if isinstance(node, dict) and (node.get("type") == "object" or "properties" in node):
             node.setdefault("additionalProperties", True)
@@ -153,7 +161,7 @@ def _open(schema: Any) -> Any:
 
 
 def _write_in_one_line(form: dict[str, Any], schema: Any) -> None:
-    """Makes a JSON format a grammar, because only a schema that stands alone can be without whitespace."""
+    """Turns a JSON format into a grammar, because XGrammar can forbid whitespace only for a schema outside of tags."""
     others = {name: value for name, value in form.items() if name not in ("type", "json_schema", "style") and value}
     if others:
         raise GrammarError(f"{next(iter(others))} does not go with disable_any_whitespace")
@@ -164,7 +172,7 @@ def _write_in_one_line(form: dict[str, Any], schema: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The library's own words, without the place in its source."""
+    """The library's own message, without the place in its source."""
     line = str(error).strip().split("\n")[-1]
     head, _, rest = line.partition(".cc:")
     text = rest.partition(": ")[2] if rest else head

@@ -246,7 +246,7 @@ def test_completions_take_patterns_and_choices(client: openai.OpenAI) -> None:
         (
             {"guided_json": {"pattern": "^a+$", "maxLength": 4}, "guided_decoding_backend": "xgrammar"},
             "guided_json",
-            "maxLength beside pattern is not supported as it is used here. Only xgrammar was to be tried: with auto",
+            "maxLength beside pattern is not supported as it is used here. Only the backend xgrammar was tried",
         ),
     ],
 )  # fmt: skip
