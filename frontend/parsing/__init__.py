@@ -1,1 +1,1 @@
-"""Text of a model's answer in, events out: reasoning and tool calls are told apart from the answer."""
+"""Parses the text of a model's answer into events: content, reasoning and tool calls."""

@@ -1,4 +1,4 @@
-"""Ids of calls: those that answers give, and those that a template takes."""
+"""Ids of calls: random ids for answers, and ids that Mistral's templates accept."""
 
 import hashlib
 import secrets
@@ -6,26 +6,26 @@ import string
 from typing import Any
 
 CHAT_PREFIX = "chatcmpl-tool-"
-"""How ids begin in chat completions, as clients see them from vLLM."""
+"""The prefix of ids in chat completions; the same as vLLM's."""
 
 _ALPHANUMERIC = string.digits + string.ascii_letters
 _MISTRAL_CHARACTERS = 9
 
 
 def random_call_id(prefix: str = CHAT_PREFIX) -> str:
-    """An id that no other call has, in the form of a protocol."""
+    """A unique id, after a protocol's prefix."""
     return prefix + secrets.token_hex(16)
 
 
 def mistral_call_id() -> str:
-    """Nine letters or digits, which is all that Mistral's templates accept."""
+    """A unique id of nine letters or digits: Mistral's templates accept no other form."""
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(_MISTRAL_CHARACTERS))
 
 
 def with_mistral_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with ids that Mistral's templates accept, whichever server or client made them up.
+    """The messages with call ids in the form that Mistral's templates accept.
 
-    Equal ids stay equal, and those of the right form stay as they are. Malformed calls are left to the template.
+    Equal ids stay equal. Ids of the right form stay unchanged. Malformed calls are left to the template.
     """
     return [_with_mistral_ids(each) if "tool_calls" in each or "tool_call_id" in each else each for each in messages]
 

@@ -1,4 +1,4 @@
-"""What every shape of calls can do. A shape is the code; a model's format is the data that fills its fields."""
+"""The base of all shapes of calls. A shape is code; a model's format is a shape whose fields are filled with data."""
 
 from typing import Any
 
@@ -14,34 +14,34 @@ class CallShape(Struct, frozen=True, kw_only=True):
     """How a model writes calls.
 
     Attributes:
-        dropped: of `stray`, what is never content, called or not.
+        dropped: markers of `stray` that are never content, even in an answer without calls.
     """
 
     dropped: tuple[str, ...] = ()
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """What may begin a call."""
+        """Markers that may begin a call."""
         raise NotImplementedError
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Literals of the format that may be special tokens, so that they must not be skipped in the text."""
+        """Literals of the format that may be special tokens, and must not be skipped in the text."""
         return ()
 
     @property
     def stray(self) -> tuple[str, ...]:
-        """Ends that are no content even where they stand alone, once there was a call."""
+        """Closing markers that are not content after a call, even if nothing opened them."""
         return ()
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
-        """Reads the calls after a trigger that was just read, as far as they go.
+        """Reads the calls after a trigger, which was just read.
 
         Raises:
-            Malformed: there is no call; what the reader has on record is content.
+            Malformed: there is no call; the reader's record is content.
         """
         raise NotImplementedError
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
-        """The format around the arguments' schemas, by function; None for a notation that no grammar describes."""
+        """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
         return None

@@ -1,4 +1,4 @@
-"""A format of calls as text around JSON schemas: what a grammar needs to know of it."""
+"""A format of calls as text around JSON schemas, from which a grammar is made."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from msgspec import Struct
 
 
 class CallTag(Struct, frozen=True):
-    """One call, or all of them where the model writes a list: `begin`, then what `content` matches, then `end`.
+    """One call, or all calls if the model writes a list: `begin`, then text that matches `content`, then `end`.
 
-    `content` is a format of xgrammar's structural tags.
+    `content` is a format of XGrammar's structural tags.
     """
 
     begin: str
@@ -20,13 +20,13 @@ class CallTags(Struct, frozen=True, kw_only=True):
     """How calls follow one another.
 
     Attributes:
-        tags: the alternatives, one per function; a single one where `whole`.
-        trigger: what every tag begins with and answers without calls do not hold; empty when there is no such thing.
-        separator: what stands between two tags.
-        section: what stands around all of them.
-        whole: one tag is all calls at once.
-        before: what may precede calls, as a format of xgrammar's.
-        single: an answer holds one call at most.
+        tags: the alternatives: one tag per function, or a single tag if `whole`.
+        trigger: the text with which every tag begins, and which answers without calls do not contain; may be empty.
+        separator: the text between two tags.
+        section: the texts before the first tag and after the last.
+        whole: one tag contains all calls.
+        before: a format, in XGrammar's notation, for text that may precede the calls.
+        single: an answer has at most one call.
     """
 
     tags: list[CallTag]
@@ -39,15 +39,15 @@ class CallTags(Struct, frozen=True, kw_only=True):
 
 
 def schema_content(schema: dict[str, Any], style: str = "json") -> dict[str, Any]:
-    """The content that follows `schema`, in one of xgrammar's notations."""
+    """A format for content that matches `schema`, written in one of XGrammar's styles."""
     content: dict[str, Any] = {"type": "json_schema", "json_schema": schema}
     return content if style == "json" else {**content, "style": style}
 
 
 def call_list_schema(schemas: dict[str, dict[str, Any]], arguments_key: str) -> dict[str, Any]:
-    """A JSON list of at least one call object; `schemas` are the arguments' by function.
+    """The schema of a JSON list of at least one call object; `schemas` are the arguments', by function.
 
-    References within a schema point to its own root, so its definitions move to the list's root under names of theirs.
+    References within a schema point to its own root. So its definitions move to the list's root, under unique names.
     """
     definitions: dict[str, Any] = {}
     items = []
@@ -73,7 +73,7 @@ def call_list_schema(schemas: dict[str, dict[str, Any]], arguments_key: str) -> 
 
 
 def _redirect(schema: Any, moved: dict[str, str]) -> Any:
-    """`schema` with references to moved definitions pointing to where they are now."""
+    """`schema` with its references to moved definitions redirected."""
     if isinstance(schema, list):
         return [_redirect(each, moved) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Collects events: joins deltas, numbers calls, and drops the white space that only frames calls and reasoning."""
+"""Collects events: joins deltas, numbers calls, and drops the white space around calls and reasoning."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ from quire.frontend.parsing.call_ids import random_call_id
 
 
 class EventLog:
-    """The events of one sequence, in order, each handed out once by `drain`.
+    """The events of one sequence, in order; `drain` returns each event once.
 
-    White space before a call, between calls and after one belongs to the format, not to the answer; so does what
-    surrounds reasoning. White space is therefore kept back until something follows it.
+    White space before, between and after calls, and around reasoning, belongs to the format and not to the answer. So
+    white space is held back until other text follows.
 
     Args:
-        make_call_id: makes the id of a call whose format does not carry one.
+        make_call_id: makes the id of a call whose format has none.
     """
 
     def __init__(self, make_call_id: Callable[[], str] = random_call_id) -> None:
@@ -27,31 +27,31 @@ class EventLog:
         self._reasoning = FramedText()
 
     def drain(self) -> list[Event]:
-        """The events since the last call."""
+        """The events since the last `drain`."""
         self._flush()
         events, self._events = self._events, []
         return events
 
     def text(self, text: str) -> None:
-        """More of the answer."""
+        """Adds content."""
         self._add(TextDelta, self._text.push(text))
 
     def reasoning(self, text: str) -> None:
-        """More reasoning."""
+        """Adds reasoning."""
         self._add(ReasoningDelta, self._reasoning.push(text))
 
     def reasoning_begins(self) -> None:
-        """A block of reasoning was opened."""
+        """Notes that a block of reasoning was opened."""
         self._text.cut()
         self._reasoning.cut()
 
     def reasoning_ends(self) -> None:
-        """A block of reasoning was closed."""
+        """Notes that a block of reasoning was closed."""
         self._reasoning.cut()
         self._text.cut()
 
     def call_starts(self, name: str, call_id: str | None = None) -> None:
-        """A call of `name`."""
+        """Begins a call of the function `name`."""
         self._text.cut()
         self._flush()
         self._events.append(ToolCallStart(self.num_calls, call_id or self._make_call_id(), name))
@@ -59,18 +59,18 @@ class EventLog:
         self.in_call = True
 
     def arguments(self, text: str) -> None:
-        """More of the open call's arguments."""
+        """Adds to the open call's arguments."""
         self._add(ToolCallArguments, text)
 
     def call_ends(self) -> None:
-        """The open call is complete; without one, nothing happens."""
+        """Ends the open call, if any."""
         if self.in_call:
             self._flush()
             self._events.append(ToolCallEnd(self.num_calls - 1))
             self.in_call = False
 
     def finish(self) -> None:
-        """The text ended: what was kept back and frames nothing is given out."""
+        """Ends the text: closes the open call, and adds the white space that was held back."""
         self.call_ends()
         self._add(ReasoningDelta, self._reasoning.flush())
         self._add(TextDelta, self._text.flush())
@@ -97,17 +97,17 @@ class EventLog:
 
 
 class FramedText:
-    """Text that loses the white space at its cuts, but not all that parts what stands before from what stands after."""
+    """Text without the white space at its cuts. If text continues after a cut, one side's white space separates it."""
 
     def __init__(self) -> None:
-        self._held: list[str] = []  # white space that may be the last
+        self._held: list[str] = []  # white space at the end, which may come before a cut
         self._gap: list[str] = []  # white space at the cut
         self._gap_is_before = False
         self._after_cut = False
         self._any = False
 
     def push(self, text: str) -> str:
-        """The part of the text that is certain, with what was held before it."""
+        """Adds text; returns the held white space and the new text, without the white space at its end."""
         if self._after_cut:
             text = self._pass_cut(text)
         body = text.rstrip()
@@ -123,20 +123,20 @@ class FramedText:
         return whole
 
     def cut(self) -> None:
-        """White space here is not part of the text, unless text goes on."""
+        """Marks a cut: the white space here is dropped, unless more text follows."""
         if not self._after_cut:
             self._gap, self._held = self._held, []
             self._gap_is_before = any(self._gap)
         self._after_cut = True
 
     def flush(self) -> str:
-        """What is held."""
+        """Returns the white space that is held, which ends the text."""
         text = "".join(self._held)
         self._held.clear()
         return text
 
     def _pass_cut(self, text: str) -> str:
-        """`text` after a cut: nothing as long as it is white space."""
+        """`text` after a cut: empty as long as it is white space; the first other text gets the gap before it."""
         body = text.lstrip()
         if not self._gap_is_before:
             self._gap.append(text[: len(text) - len(body)])

@@ -1,4 +1,4 @@
-"""gpt-oss's channels: reasoning, calls and the answer are messages of one text, each with a header.
+"""The Harmony format of gpt-oss: reasoning, calls and the answer are messages in one text, each with a header.
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`; the format is specified at
 https://cookbook.openai.com/articles/openai-harmony. The prompt ends with `<|start|>assistant`.
@@ -19,7 +19,7 @@ _HEADER_BEGINS = ("<|start|>", "<|channel|>", " to=")
 
 
 class Harmony(Struct, frozen=True):
-    """The channel format, which holds reasoning and calls alike."""
+    """The Harmony format, which includes both reasoning and calls."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Harmony(Struct, frozen=True):
 
 
 def read_harmony(reader: Reader, log: EventLog, *, calls: bool) -> Steps[None]:
-    """Reads a whole answer. Calls are content unless they are asked for; text without a header is the answer."""
+    """Reads a whole answer. Calls are content if `calls` is false. Text without a header is content."""
     found = yield from reader.accept(*_HEADER_BEGINS)
     while True:
         if found in _HEADER_BEGINS:
@@ -59,7 +59,7 @@ def read_harmony(reader: Reader, log: EventLog, *, calls: bool) -> Steps[None]:
 
 
 def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> Steps[str]:
-    """One message, whose first marker was read. Returns the marker after it, or nothing at the text's end."""
+    """Reads one message, after its first marker. Returns the marker after it, or "" at the end of the text."""
     reader.start_record(begin)
     pieces = ["" if begin == "<|start|>" else begin]
     end = yield from reader.until(_HEADER_ENDS, pieces.append)
@@ -88,7 +88,7 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
 
 
 def _parse_header(header: str) -> tuple[str, str]:
-    """Channel and recipient of a message; empty where there is none."""
+    """Channel and recipient of a message; each is empty if the header has none."""
     channel = recipient = ""
     for part in header.replace("<|channel|>", " <|channel|>").replace("<|constrain|>", " ").split():
         if part.startswith("<|channel|>"):

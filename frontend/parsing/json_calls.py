@@ -1,6 +1,6 @@
-"""Calls written as JSON objects that hold the function's name and its arguments: one, several, or a list of them.
+"""Calls written as JSON objects with the function's name and arguments: one object, several, or a list.
 
-`<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, `[{"name": ...}, ...]` and their kin.
+For example `<tool_call>{"name": "f", "arguments": {...}}</tool_call>` or `[{"name": ...}, ...]`.
 """
 
 import re
@@ -22,13 +22,13 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     """Calls as JSON objects.
 
     Attributes:
-        begin: what opens a block of calls, the model's own spelling first.
-        end: what closes a block; empty when the JSON's own end does.
-        bare: calls may stand in the text without a tag. They must then have a name and arguments, and no other key but
-            a type and an id, or they are content.
-        listed: the model writes a list of objects, not single objects. In a block, both are read.
-        arguments_key: the model's own key for arguments. All known ones are read.
-        separator: what may stand between two objects that are neither in a list nor in a block with an end.
+        begin: markers that open a block of calls, the model's own spelling first.
+        end: markers that close a block; empty if a block ends with its JSON.
+        bare: calls may appear in the text without a tag. Such a call must have a name and arguments, and no other key
+            than a type and an id; any other object is content.
+        listed: the model writes a list of objects, not single objects. Within a block, both are read.
+        arguments_key: the model's own key for arguments. All known keys are read.
+        separator: the text between two objects that are neither in a list nor in a block with an end.
         gap: white space that the model writes inside its tags.
     """
 
@@ -42,7 +42,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """What may begin a call."""
+        """Markers that may begin a call."""
         return (*self.begin, "[" if self.listed else "{") if self.bare else self.begin
 
     @property
@@ -52,11 +52,11 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def stray(self) -> tuple[str, ...]:
-        """Ends that are no content even where they stand alone, once there was a call."""
+        """Closing markers that are not content after a call, even if nothing opened them."""
         return tuple(end for end in self.end if end.startswith("<"))
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
-        """Reads the calls after a trigger that was just read."""
+        """Reads the calls after a trigger, which was just read."""
         calls = _Calls(reader, log, Markers(self.end), strict=trigger not in self.begin)
         if calls.strict:
             yield from calls.read_list() if self.listed else calls.read_objects(self.separator)
@@ -79,7 +79,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
                 raise Malformed
             elif char in (",", ";"):
                 yield from reader.char()
-            else:  # braces too many are dropped
+            else:  # extra closing brackets are dropped
                 yield from reader.run(_STRAY, lambda _: None)
                 return
 
@@ -102,7 +102,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 
 
 class _Calls:
-    """Reads call objects. A call is told of as soon as its name is known and its arguments begin."""
+    """Reads call objects. A call's first event is logged as soon as its name is known and its arguments begin."""
 
     def __init__(self, reader: Reader, log: EventLog, ends: Markers, *, strict: bool) -> None:
         self._reader = reader
@@ -111,7 +111,7 @@ class _Calls:
         self.strict = strict
 
     def read_list(self) -> Steps[bool]:
-        """Objects with commas between, after the opening bracket. Returns False when the block was closed as well."""
+        """Reads objects with commas between them, after the opening bracket. Returns False if the block ended, too."""
         reader = self._reader
         if (yield from reader.space()) == "]" and not self.strict:
             yield from reader.char()
@@ -127,7 +127,7 @@ class _Calls:
                 return True
 
     def read_objects(self, separator: str) -> Steps[bool]:
-        """Objects with separators between, after the first one's opening brace. Returns as `read_list`."""
+        """Reads objects with separators between them, after the first opening brace. Returns like `read_list`."""
         reader = self._reader
         while True:
             if not (yield from self._read_object()):
@@ -142,9 +142,9 @@ class _Calls:
             yield from reader.expect("{")
 
     def _read_object(self) -> Steps[bool]:
-        """One call, after its opening brace. Returns False when the block or the text ended before its last brace."""
+        """Reads one call, after its opening brace. Returns False if the block or the text ended before the call."""
         reader, log = self._reader, self._log
-        name = arguments = ""  # empty while not known
+        name = arguments = ""  # empty until known
         while (yield from reader.space()) != "}":
             if log.in_call and (not (yield from reader.peek()) or (yield from reader.accept(*self._ends.strings))):
                 log.call_ends()
@@ -183,7 +183,7 @@ class _Calls:
         self._log.call_starts(name)
 
     def _read_arguments(self) -> Steps[str]:
-        """Arguments as a whole: an object before the name, a string that holds one, or null."""
+        """Reads arguments that cannot be streamed: an object before the name, an object in a string, or null."""
         pieces: list[str] = []
         if not (yield from read_value(self._reader, pieces.append)):
             raise Malformed
@@ -198,17 +198,17 @@ class _Calls:
 
 
 class BareArguments(CallShape, frozen=True, kw_only=True):
-    """The text is the arguments of one call whose name is known: what a grammar enforces for a named function."""
+    """The whole text is the arguments of one call: a grammar enforces this if the client names the function."""
 
     name: str
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """What may begin a call."""
+        """Markers that may begin a call."""
         return ("{",)
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
-        """Reads the object whose opening brace was just read; later ones are content."""
+        """Reads the object whose opening brace was just read; later objects are content."""
         if log.num_calls:
             raise Malformed
         reader.stop_record()

@@ -1,11 +1,11 @@
-"""JSON read in pieces: finds where values end, and passes their text on as it is."""
+"""Reads JSON that arrives in pieces: finds the ends of values, and passes their text on unchanged."""
 
 import json
 import re
 
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps
 
-_PLAIN = re.compile(r'[^"{}\[\]<]*')  # outside strings; "<" may begin a marker, and is no JSON
+_PLAIN = re.compile(r'[^"{}\[\]<]*')  # outside of strings; "<" is not JSON and may begin a marker
 _SCALAR = re.compile(r"[\w.+\-]*")
 _STRING = re.compile(r'[^"\\]*')
 _NO_MARKERS = Markers(())
@@ -14,12 +14,12 @@ _CLOSING = frozenset("}]")
 
 
 def quote(text: str) -> str:
-    """`text` as the inside of a JSON string: quoted pieces join up to the quoted whole."""
+    """`text` escaped for a JSON string. Quoted pieces, joined, are the quoted whole."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def read_string(reader: Reader, sink: Sink) -> Steps[None]:
-    """Hands on a JSON string with its quotes. Raises `Malformed` when it does not end."""
+    """Passes on a JSON string with its quotes. Raises `Malformed` if it does not end."""
     sink((yield from reader.expect('"')))
     while True:
         yield from reader.run(_STRING, sink)
@@ -29,18 +29,18 @@ def read_string(reader: Reader, sink: Sink) -> Steps[None]:
         sink(char)
         if char == '"':
             return
-        sink((yield from reader.char()))  # what a backslash escapes
+        sink((yield from reader.char()))  # the escaped character
 
 
 def read_text(reader: Reader) -> Steps[str]:
-    """The text that a JSON string stands for."""
+    """Reads a JSON string; returns its decoded text."""
     pieces: list[str] = []
     yield from read_string(reader, pieces.append)
     return decode_string("".join(pieces))
 
 
 def decode_string(literal: str) -> str:
-    """The text that a JSON string stands for; control characters may stand in it unescaped."""
+    """The decoded text of a JSON string, which may contain unescaped control characters."""
     try:
         return str(json.loads(literal, strict=False))
     except ValueError:
@@ -48,10 +48,10 @@ def decode_string(literal: str) -> str:
 
 
 def read_value(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[bool]:
-    """Hands on one JSON value: its brackets are counted, the rest is not judged.
+    """Passes on one JSON value: brackets are counted, the rest is not checked.
 
     Returns:
-        True when the value is complete; False when the text ended within it or a marker of `end` came, which is read.
+        True if the value is complete; False if the text, or a marker of `end` (which is read), ended it.
     """
     first = yield from reader.peek()
     if first == '"':
@@ -68,7 +68,7 @@ def read_value(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[
 
 
 def read_rest(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[bool]:
-    """Hands on the rest of an object or array whose opening bracket was read. Returns as `read_value`."""
+    """Passes on the rest of an object or array after its opening bracket. Returns like `read_value`."""
     depth = 1
     while depth:
         yield from reader.run(_PLAIN, sink)

@@ -1,4 +1,4 @@
-"""Python's literals, and notations like them, read in pieces and written as JSON."""
+"""Reads Python literals, and similar notations, that arrive in pieces, and writes them as JSON."""
 
 import math
 import re
@@ -20,9 +20,9 @@ class Notation(Struct, frozen=True):
     """How strings are written.
 
     Attributes:
-        quotes: what opens and closes a string.
-        escapes: a backslash escapes, and three quotes make a longer quote.
-        bare_keys: names stand for themselves as keys of an object.
+        quotes: markers that open and close a string.
+        escapes: a backslash escapes a character, and three quotes open and close a string, too.
+        bare_keys: an object's keys are written without quotes.
     """
 
     quotes: tuple[str, ...]
@@ -35,10 +35,10 @@ ESCAPED = Notation(("<escape>",), escapes=False, bare_keys=True)
 
 
 def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0) -> Steps[None]:
-    """Hands on one literal as JSON.
+    """Passes on one literal as JSON.
 
     Raises:
-        Malformed: there is no literal, or it is nested too deep, or the text ends within it.
+        Malformed: there is no literal, or it is nested too deeply, or the text ends within it.
     """
     if depth > _MAX_DEPTH:
         raise Malformed
@@ -63,13 +63,13 @@ def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0)
         yield from _read_string(reader, sink, notation, opening)
     else:
         word = yield from reader.word(_WORD)
-        if not (yield from reader.peek()):  # the text ends, maybe within the word
+        if not (yield from reader.peek()):  # the text ends, perhaps within the word
             raise Malformed
         sink(scalar_to_json(word))
 
 
 def scalar_to_json(word: str) -> str:
-    """A number, truth value or null of Python's or JSON's as JSON. Raises `Malformed` when it is none."""
+    """A number, boolean or null of Python's or JSON's as JSON. Raises `Malformed` if `word` is none of them."""
     if known := _WORDS.get(word):
         return known
     if _JSON_NUMBER.fullmatch(word):
@@ -88,7 +88,7 @@ def scalar_to_json(word: str) -> str:
 
 
 def literal_to_json(text: str) -> str | None:
-    """A whole list, tuple or dictionary of Python's as JSON; None when `text` is none."""
+    """A Python list, tuple or dictionary as JSON; None if `text` is none of them."""
     reader = Reader()
     pieces: list[str] = []
     reader.feed(text)
@@ -102,7 +102,7 @@ def literal_to_json(text: str) -> str | None:
 
 
 def _read_items(reader: Reader, sink: Sink, notation: Notation, depth: int, closing: str) -> Steps[int]:
-    """Items with commas between. Returns how many; a comma after the only one of a tuple counts as another."""
+    """Reads items with commas between them. Returns their number; 2 for one item and a comma in a tuple."""
     count = 0
     while (yield from reader.space()) != closing:
         if count:
@@ -141,7 +141,7 @@ def _read_pairs(reader: Reader, sink: Sink, notation: Notation, depth: int) -> S
 
 
 def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -> Steps[None]:
-    """A string after its opening quote."""
+    """Reads a string, after its opening quote."""
     if notation.escapes and (yield from reader.accept(opening)):
         if not (yield from reader.accept(opening)):
             sink('""')
@@ -157,7 +157,7 @@ def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -
 
 
 def _read_escape(reader: Reader, sink: Sink) -> Steps[None]:
-    """What follows a backslash."""
+    """Reads an escape, after its backslash."""
     char = yield from reader.char()
     if digits := _HEX_DIGITS.get(char):
         code = ""

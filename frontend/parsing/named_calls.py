@@ -1,4 +1,4 @@
-"""Calls that give the function's name outside of the arguments' JSON, as `<begin>name<separator>{...}<end>`."""
+"""Calls with the function's name outside of the arguments' JSON: `<begin>name<separator>{...}<end>`."""
 
 import re
 from typing import Any
@@ -20,14 +20,14 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
     """Calls whose name precedes the arguments.
 
     Attributes:
-        section: what opens and closes a group of calls, if the model has such.
-        call_begin: what opens a call.
-        prefix: what the model writes between that and the name.
-        name_end: what ends the name; it may be missing where `name_end_optional`.
-        call_id: what precedes an id that the model gives between name and `name_end`.
-        arguments_end: what the model writes right after the arguments.
-        call_end: what closes a call.
-        separator: what the model writes between two calls.
+        section: markers that open and close a group of calls, if the model has groups.
+        call_begin: the marker that opens a call.
+        prefix: the text between `call_begin` and the name.
+        name_end: the marker that ends the name; it may be missing if `name_end_optional`.
+        call_id: the marker before the call's id, which the model may write between the name and `name_end`.
+        arguments_end: the text right after the arguments.
+        call_end: the marker that closes a call.
+        separator: the text between two calls.
         escaped: arguments are in FunctionGemma's notation, not JSON.
         indexed: the name is `functions.NAME:INDEX`, which is also the call's id.
         older: another format that the same `call_begin` may open.
@@ -48,7 +48,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """What may begin a call."""
+        """Markers that may begin a call."""
         return (self.section[0], self.call_begin) if self.section else (self.call_begin,)
 
     @property
@@ -59,11 +59,11 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def stray(self) -> tuple[str, ...]:
-        """Ends that are no content even where they stand alone, once there was a call."""
+        """Closing markers that are not content after a call, even if nothing opened them."""
         return tuple(end for end in (self.section[1] if self.section else "", self.call_end) if end)
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
-        """Reads the calls after a trigger that was just read."""
+        """Reads the calls after a trigger, which was just read."""
         section = self.section
         if section is None or trigger == self.call_begin:
             if self.older and (yield from reader.space()) in ("[", "{"):
@@ -87,7 +87,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
             trigger = begin
 
     def _read_call(self, reader: Reader, log: EventLog) -> Steps[None]:
-        """One call, after `call_begin`."""
+        """Reads one call, after `call_begin`."""
         yield from reader.space()
         if self.prefix:
             yield from reader.expect(self.prefix)
@@ -111,7 +111,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         yield from self._read_arguments(reader, log)
 
     def _read_arguments(self, reader: Reader, log: EventLog) -> Steps[None]:
-        """The arguments and the end of the call."""
+        """Reads the arguments and the end of the call."""
         end = Markers((self.call_end,) if self.call_end else ())
         try:
             if self.escaped:
@@ -127,7 +127,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
             yield from reader.accept(self.call_end)
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
-        """The format around the arguments' schemas, by function; None for a notation that no grammar describes."""
+        """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
         if self.escaped:
             return None
         return CallTags(

@@ -1,4 +1,4 @@
-"""What turns one sequence's text into events, piece by piece: reasoning first, then calls in what it leaves."""
+"""Turns one sequence's text into events, piece by piece: reasoning is split off first, then calls."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,35 +11,35 @@ from quire.frontend.parsing.tools import Tool
 
 
 class OutputParser(Protocol):
-    """Parses the answer of one sequence. Never raises on any text; joined deltas do not depend on how it is cut."""
+    """Parses the answer of one sequence. Never raises, whatever the text; joined deltas do not depend on its cuts."""
 
     @property
     def num_tool_calls(self) -> int:
-        """Calls told of so far; with one or more, an answer that stopped finishes with "tool_calls"."""
+        """Number of calls so far. With one or more, an answer that stopped has the finish reason "tool_calls"."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are as many calls as may be made: nothing more is told of, whatever follows."""
+        """Whether the answer has as many calls as are allowed; later text makes no events."""
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
-        """Takes the next piece of text; returns what is certain by now, often nothing."""
+        """Takes the next piece of text; returns the events that are certain by now, often none."""
 
     def finish(self) -> list[Event]:
-        """The rest, once, when no more text comes: text kept back, the end of an open call. No `Finish`."""
+        """Ends the text, once: returns the text that was held back and the end of an open call, but no `Finish`."""
 
 
 class Stage(Protocol):
-    """Takes text, and writes events to a log or hands text on."""
+    """Takes text, and writes events to a log or passes text on."""
 
     def push(self, text: str) -> None:
         """Takes the next piece of text."""
 
     def finish(self) -> None:
-        """No more text comes."""
+        """Ends the text."""
 
 
 class Machine:
-    """The stage that runs a parser's steps."""
+    """A stage that runs a parser's steps."""
 
     def __init__(self, reader: Reader, steps: Steps[None]) -> None:
         self._reader = reader
@@ -51,7 +51,7 @@ class Machine:
         self._resume()
 
     def finish(self) -> None:
-        """No more text comes."""
+        """Ends the text."""
         self._reader.end()
         self._resume()
 
@@ -64,8 +64,8 @@ class EventParser:
     """An `OutputParser` of one or two stages that write to one log.
 
     Args:
-        stages: in the order in which text passes them; the first is pushed to, and feeds the second itself.
-        max_calls: the answer ends with this many calls.
+        stages: in the order in which text passes through them. The first stage feeds the second.
+        max_calls: the number of calls after which no event is returned; None for no limit.
     """
 
     def __init__(self, log: EventLog, stages: Sequence[Stage], *, max_calls: int | None) -> None:
@@ -76,12 +76,12 @@ class EventParser:
 
     @property
     def num_tool_calls(self) -> int:
-        """Calls told of so far."""
+        """Number of calls so far."""
         return self._log.num_calls if self._max_calls is None else min(self._log.num_calls, self._max_calls)
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are as many calls as may be made: nothing more is told of, whatever follows."""
+        """Whether the answer has as many calls as are allowed; later text makes no events."""
         return self._is_complete
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
@@ -91,7 +91,7 @@ class EventParser:
         return self._drain()
 
     def finish(self) -> list[Event]:
-        """The rest, once."""
+        """Ends the text, once; returns the last events."""
         for stage in self._stages:
             stage.finish()
         self._log.finish()
@@ -110,7 +110,7 @@ class EventParser:
 
 
 def read_calls(reader: Reader, log: EventLog, form: CallShape, tools: Sequence[Tool]) -> Steps[None]:
-    """Reads a whole text: calls where the format finds them, and all else as content."""
+    """Reads a whole text: calls in the format `form`, and everything else as content."""
     by_name = {tool.name: tool for tool in tools}
     triggers = form.triggers
     markers = Markers((*triggers, *form.stray))

@@ -1,4 +1,4 @@
-"""The parsers that a server was told to use, and what each request gets of them."""
+"""The parsers that a server is configured with; makes the parser and the grammar of each request."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -31,29 +31,29 @@ _REQUIRED_CALLS = JsonCalls(bare=True, listed=True, arguments_key="parameters")
 
 
 class CallConstraint(Struct, frozen=True):
-    """What a grammar must enforce for a request's calls: exactly one of the two is set."""
+    """The structure that a grammar must enforce for a request's calls; exactly one field is set."""
 
     structural_tag: dict[str, Any] | None = None
     json_schema: dict[str, Any] | None = None
 
 
 class ReasoningMarks(NamedTuple):
-    """What opens and closes reasoning; `begin` is None when the prompt has opened it."""
+    """The markers that open and close reasoning; `begin` is None if the prompt has opened it."""
 
     begin: str | None
     end: str
 
 
 class OutputParsers:
-    """Made once per server; `open` makes the parser of one sequence.
+    """A server's parsers; `open` makes the parser of one sequence.
 
     Args:
         tool_parser, reasoning_parser: names, as in `--tool-call-parser` and `--reasoning-parser`.
-        tool_plugin, reasoning_plugin: Python files that may define more of them.
-        auto_tools: calls are looked for when the client leaves the choice to the model.
+        tool_plugin, reasoning_plugin: Python files that may define more parsers.
+        auto_tools: whether calls are parsed if the client leaves the choice to the model.
 
     Raises:
-        ConfigError: a name that no parser has, or a plugin that cannot be loaded.
+        ConfigError: no parser has the name, or a plugin cannot be loaded.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class OutputParsers:
 
     @property
     def finds_calls(self) -> bool:
-        """Whether calls are looked for when the client leaves the choice to the model."""
+        """Whether calls are parsed if the client leaves the choice to the model."""
         return self._auto_tools
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is told apart from the answer."""
+        """Whether reasoning is parsed."""
         return self._reasoning is not None
 
     def thinking_marks(self, prompt_text: str, encode: Callable[[str], list[int]]) -> ThinkingMarks | None:
-        """How reasoning is set apart after a prompt, in tokens; None where nobody knows, or no mark ends it."""
+        """The markers of reasoning after a prompt, as tokens; None unless a `ReasoningFormat` describes them."""
         if not isinstance(self._reasoning, ReasoningFormat):
             return None
         return ThinkingMarks(
@@ -97,12 +97,12 @@ class OutputParsers:
         )
 
     def markers(self, tools: Sequence[Tool] = (), choice: ToolChoice | None = None) -> tuple[str, ...]:
-        """Literals that `open`'s parser must see: special tokens among them must not be skipped in the text."""
+        """Literals that the parser from `open` needs: special tokens among them must not be skipped in the text."""
         forms = (self._tool_format(tools, choice or ToolChoice()), self._reasoning)
         return tuple(marker for form in forms if form is not None for marker in form.markers)
 
     def readable(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A conversation with such ids of calls as the model's template accepts; clients may send any."""
+        """A conversation whose call ids have the form that the model's template accepts."""
         return with_mistral_ids(messages) if self._mistral else messages
 
     def open(
@@ -113,13 +113,13 @@ class OutputParsers:
         prompt_text: str = "",
         call_prefix: str = CHAT_PREFIX,
     ) -> OutputParser | None:
-        """The parser of one sequence; None when its text needs none, as in a plain chat.
+        """The parser of one sequence; None if its text needs no parser, as in a plain chat.
 
         Args:
             tools: the functions that the client offers.
-            choice: what it wants called; "auto" when None.
+            choice: the calls that the client wants; None means "auto".
             prompt_text: the rendered prompt, whose end may have opened reasoning.
-            call_prefix: how ids of calls begin, unless the model's format or template has a form of its own.
+            call_prefix: the prefix of call ids, unless the model's format or template requires another form.
         """
         choice = choice or ToolChoice()
         form = self._tool_format(tools, choice)
@@ -140,9 +140,9 @@ class OutputParsers:
         return EventParser(log, stages, max_calls=choice.max_calls)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> CallConstraint | None:
-        """What a grammar must enforce of the answer (after its reasoning); `open` parses what comes of it.
+        """The structure that a grammar must enforce in the answer, after its reasoning; None if any answer is allowed.
 
-        None when the model may write what it likes.
+        The parser from `open` reads the answers that the grammar allows.
         """
         if self._structured and (tag := tool_call_structure(self._structured, tools, choice)):
             return CallConstraint(structural_tag=tag)
@@ -150,7 +150,7 @@ class OutputParsers:
         return CallConstraint(json_schema=schema) if schema else None
 
     def reasoning_marks(self, prompt_text: str) -> ReasoningMarks | None:
-        """What frames the reasoning of an answer to this prompt; None when it has none, or no description says so."""
+        """The markers around the reasoning in an answer to this prompt; None if there is none, or none is described."""
         form = self._reasoning
         if not isinstance(form, ReasoningFormat) or prompt_text.rstrip().endswith(form.end):
             return None
@@ -158,11 +158,11 @@ class OutputParsers:
 
     @property
     def _structured(self) -> CallShape | Harmony | None:
-        """The description of the format, unless it is a plugin's."""
+        """The format of calls; None for a plugin's parser."""
         return None if isinstance(self._tools, type) else self._tools
 
     def _tool_format(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolSource | None:
-        """How the answer to this request writes calls; None when none are looked for."""
+        """The format of calls in the answer to this request; None if calls are not parsed."""
         if not tools or choice.mode == "none":
             return None
         if choice.mode == "auto":
@@ -183,7 +183,7 @@ def reasoning_parser_names() -> list[str]:
 
 
 def find_tool_parser(name: str | None, plugin: str | None = None) -> ToolSource | None:
-    """The description of a format, or a plugin's class; None when no name is given.
+    """A format, or a plugin's class; None if no name is given.
 
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.
@@ -201,7 +201,7 @@ def find_tool_parser(name: str | None, plugin: str | None = None) -> ToolSource 
 
 
 def find_reasoning_parser(name: str | None, plugin: str | None = None) -> ReasoningSource | None:
-    """The description of a format, or a plugin's class; None when no name is given, or nothing is set apart.
+    """A format, or a plugin's class; None if no name is given, or the name is `identity`.
 
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.

@@ -1,6 +1,6 @@
-"""Parsers that a user brings in a Python file, for `--tool-parser-plugin` and `--reasoning-parser-plugin`.
+"""Parsers from a user's Python file, for `--tool-parser-plugin` and `--reasoning-parser-plugin`.
 
-The file defines a class for each parser it adds:
+The file defines a class for each parser:
 
     from quire.frontend.chat.events import TextDelta
     from quire.frontend.parsing.plugins import ToolParser
@@ -27,7 +27,7 @@ from quire.frontend.parsing.tools import Tool
 
 
 class ToolParser(ABC):
-    """Tells calls from content in one sequence's text. Subclasses set `name` and define `push`.
+    """Splits one sequence's text into calls and content. Subclasses set `name` and define `push`.
 
     Attributes:
         name: the parser's name for `--tool-call-parser`.
@@ -45,12 +45,12 @@ class ToolParser(ABC):
         """Takes the next piece of text; returns `TextDelta` and the events of calls, in order."""
 
     def finish(self) -> list[Event]:
-        """What was kept back, when no more text comes."""
+        """Ends the text; returns the events that were held back."""
         return []
 
 
 class ReasoningParser(ABC):
-    """Tells reasoning from the rest in one sequence's text. Subclasses set `name` and define `push`.
+    """Splits one sequence's text into reasoning and content. Subclasses set `name` and define `push`.
 
     Attributes:
         name: the parser's name for `--reasoning-parser`.
@@ -68,15 +68,15 @@ class ReasoningParser(ABC):
         """Takes the next piece of text; returns `ReasoningDelta` and `TextDelta`, in order."""
 
     def finish(self) -> list[Event]:
-        """What was kept back, when no more text comes."""
+        """Ends the text; returns the events that were held back."""
         return []
 
 
 class PluginStage:
-    """The stage of a plugin's parser, whose calls are numbered anew.
+    """A stage that runs a plugin's parser and numbers its calls.
 
     Args:
-        content: takes the text that the parser passes on.
+        content: takes the parser's content.
     """
 
     def __init__(self, parser: ToolParser | ReasoningParser, log: EventLog, content: Sink) -> None:
@@ -89,7 +89,7 @@ class PluginStage:
         self._write(self._parser.push(text))
 
     def finish(self) -> None:
-        """No more text comes."""
+        """Ends the text."""
         self._write(self._parser.finish())
 
     def _write(self, events: list[Event]) -> None:
@@ -116,7 +116,7 @@ def load_plugin(path: str, base: Plugin, flag: str) -> dict[str, Plugin]:
     """The subclasses of `base` that the file at `path` defines, by name.
 
     Raises:
-        ConfigError: the file cannot be run, defines none, or leaves `push` out of one.
+        ConfigError: the file cannot be run, defines no subclass, or a subclass does not define `push`.
     """
     if not Path(path).is_file():
         raise ConfigError(f"{flag}: there is no file {path!r}.")

@@ -1,4 +1,4 @@
-"""Calls written as Python: `[f(a=1), g(b="x")]`, or one a line between tags."""
+"""Calls written as Python: `[f(a=1), g(b="x")]`, or one call a line between tags."""
 
 import re
 
@@ -17,9 +17,9 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
     """Calls as Python expressions with keyword arguments.
 
     Attributes:
-        begin: what opens a block of calls.
-        end: what closes a block.
-        bare: a list of calls may stand in the text without a tag; only functions that were offered are called then.
+        begin: markers that open a block of calls.
+        end: markers that close a block.
+        bare: a list of calls may appear in the text without a tag. It may then only call functions that were offered.
     """
 
     begin: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """What may begin a call."""
+        """Markers that may begin a call."""
         return (*self.begin, "[") if self.bare else self.begin
 
     @property
@@ -38,11 +38,11 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def stray(self) -> tuple[str, ...]:
-        """Ends that are no content even where they stand alone, once there was a call."""
+        """Closing markers that are not content after a call, even if nothing opened them."""
         return self.end
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
-        """Reads the calls after a trigger that was just read."""
+        """Reads the calls after a trigger, which was just read."""
         if trigger not in self.begin:
             yield from self._read_list(reader, log, tools)
         elif (yield from reader.space()) == "[":
@@ -56,7 +56,7 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
 
     @staticmethod
     def _read_list(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:
-        """Calls with commas between, to the closing bracket."""
+        """Reads calls with commas between them, to the closing bracket."""
         while True:
             yield from reader.space()
             yield from _read_call(reader, log, tools)
@@ -69,7 +69,7 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
                 return
 
     def _read_lines(self, reader: Reader, log: EventLog) -> Steps[None]:
-        """Calls with white space between, as far as there are names."""
+        """Reads calls with white space between them, as long as a name follows."""
         yield from _read_call(reader, log, None)
         while True:
             reader.start_record()
@@ -80,7 +80,7 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
 
 
 def _read_call(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:
-    """One call; of `tools` only, where given. It is told of when its first argument begins."""
+    """Reads one call, of one of `tools` if given. The call's first event is logged when its first argument begins."""
     name = yield from reader.word(_NAME)
     if not name or (tools and name not in tools):
         raise Malformed

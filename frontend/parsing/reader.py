@@ -1,8 +1,8 @@
 """Reads a text that arrives in pieces, so that a parser can be written as if the whole text were there.
 
 A parser is a generator: it calls the steps below with `yield from`, and a bare `yield` inside them waits for more text.
-Nothing is read twice, so the cost of a text is linear in its length however it is cut; and what a step returns never
-depends on the cuts.
+Nothing is read twice, so the time for a text is linear in its length. Results do not depend on how the text is cut into
+pieces.
 """
 
 import re
@@ -17,13 +17,13 @@ _SPACE = re.compile(r"\s*")
 
 
 class Malformed(Exception):
-    """The text is no call in this format. Never leaves the parsers: the text read for the call becomes content."""
+    """The text is not a call in this format. The parsers catch it, and the text that was read becomes content."""
 
 
 class Markers:
-    """Strings to look for, compiled once; of two that begin at one place, the longer counts.
+    """Strings to search for, compiled once. If two begin at the same place, the longer one is found.
 
-    None may stand further inside another: what is found first would depend on how much has arrived.
+    A marker must not occur inside another, after its first character: the result would depend on the cuts.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class Markers:
         self._longest = max((len(string) for string in self.strings), default=0)
 
     def find(self, text: str, start: int, ended: bool) -> re.Match[str] | None:
-        """The first marker in `text[start:]`, unless more text could make it a longer one."""
+        """The first marker in `text[start:]`; None if there is none, or if more text could make it a longer one."""
         match = self._pattern.search(text, start)
         if match and not ended and len(text) - match.start() < self._longest:
             rest = text[match.start() :]
@@ -45,7 +45,7 @@ class Markers:
         return match
 
     def held_from(self, text: str, start: int) -> int:
-        """Where a marker may begin that `text` does not complete; the text's length when none may."""
+        """The index of an incomplete marker at the end of `text`; the text's length if there is none."""
         for index in range(max(start, len(text) - self._longest + 1), len(text)):
             if text[index] in self._firsts:
                 tail = text[index:]
@@ -55,7 +55,7 @@ class Markers:
 
 
 class Reader:
-    """The text that has arrived and is not read yet; a record of what was read, while one is kept."""
+    """The text that has arrived and is not read yet, and an optional record of the text that was read."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -64,29 +64,29 @@ class Reader:
         self._record: list[str] | None = None
 
     def feed(self, text: str) -> None:
-        """More text has arrived."""
+        """Adds text that has arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def end(self) -> None:
-        """No more text will arrive."""
+        """Marks the end of the text."""
         self._ended = True
 
     # ------------------------------------------------------------------------------------------------------- record
 
     def start_record(self, text: str = "") -> None:
-        """Keeps what is read from here on; `text` was read just before."""
+        """Starts a record of the text that is read. The record begins with `text`, which was read just before."""
         self._record = [text]
 
     def stop_record(self) -> str:
-        """What was read since `start_record`, which ends with it; empty when no record is kept."""
+        """Ends the record, and returns the text read since `start_record`; "" if there is no record."""
         record, self._record = self._record, None
         return "".join(record) if record else ""
 
     # -------------------------------------------------------------------------------------------------------- steps
 
     def peek(self) -> Steps[str]:
-        """The next character, which stays unread; empty at the end of the text."""
+        """The next character, which stays unread; "" at the end of the text."""
         while self._at >= len(self._text):
             if self._ended:
                 return ""
@@ -94,12 +94,12 @@ class Reader:
         return self._text[self._at]
 
     def char(self) -> Steps[str]:
-        """The next character; empty at the end of the text."""
+        """Reads the next character; "" at the end of the text."""
         char = yield from self.peek()
         return self._take(self._at + len(char))
 
     def space(self) -> Steps[str]:
-        """White space, as much as there is; returns the character after it, unread."""
+        """Reads white space; returns the character after it, which stays unread, or "" at the end of the text."""
         while True:
             end = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]  # matches always
             self._take(end)
@@ -110,7 +110,7 @@ class Reader:
             yield
 
     def accept(self, *options: str) -> Steps[str]:
-        """Reads whichever option comes next, the longest of several; returns it, or nothing, having read nothing."""
+        """Reads the longest option that comes next, and returns it. If none does, reads nothing and returns ""."""
         longest = max(map(len, options), default=0)
         while True:
             rest = self._text[self._at : self._at + longest]
@@ -121,14 +121,14 @@ class Reader:
         return self._take(self._at + len(best))
 
     def expect(self, *options: str) -> Steps[str]:
-        """As `accept`. Raises `Malformed` when none comes next."""
+        """Like `accept`, but raises `Malformed` if no option comes next."""
         found = yield from self.accept(*options)
         if not found:
             raise Malformed
         return found
 
     def run(self, pattern: re.Pattern[str], sink: Sink) -> Steps[None]:
-        """Hands on all characters that `pattern`, a repeated class of characters, matches from here."""
+        """Passes on all characters that `pattern`, a repeated class of characters, matches from here."""
         while True:
             end = pattern.match(self._text, self._at).end()  # type: ignore[union-attr]  # matches always
             if end > self._at:
@@ -138,15 +138,15 @@ class Reader:
             yield
 
     def word(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """All characters that `pattern` matches from here."""
+        """Reads all characters that `pattern` matches from here."""
         pieces: list[str] = []
         yield from self.run(pattern, pieces.append)
         return "".join(pieces)
 
     def until(self, markers: Markers, sink: Sink, *, keep_partial: bool = True) -> Steps[str]:
-        """Hands on the text before the next marker and reads that; returns it, or nothing at the end of the text.
+        """Passes on the text before the next marker, and reads the marker. Returns it, or "" at the end of the text.
 
-        Where the text ends within what may be a marker, `keep_partial` says whether that is text.
+        If the text ends with an incomplete marker, `keep_partial` says whether that is passed on, too.
         """
         while True:
             if match := markers.find(self._text, self._at, self._ended):

@@ -1,4 +1,4 @@
-"""Reasoning that stands between two marks before the answer, and how each model writes them."""
+"""Reasoning between two markers before the answer, and each model's markers."""
 
 from msgspec import Struct
 
@@ -7,15 +7,15 @@ from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
 
 
 class ReasoningFormat(Struct, frozen=True, kw_only=True):
-    """How a model sets its reasoning apart.
+    """How a model marks its reasoning.
 
     Attributes:
-        begin: what opens reasoning. The prompt may have done so already.
-        end: what closes it.
-        opened: without a word from the prompt, the answer begins within reasoning: the model writes no `begin`.
+        begin: markers that open reasoning. The prompt may end with one.
+        end: markers that close reasoning.
+        opened: answers begin within reasoning even if the prompt does not open it: the model writes no `begin`.
         anywhere: reasoning may also be opened in the middle of the answer.
-        answer: what encloses the answer after it, if anything does.
-        yields_to: beginnings of calls that end reasoning which the model forgot to close.
+        answer: markers before and after the answer that follows the reasoning, if the model writes any.
+        yields_to: beginnings of calls, which end reasoning that the model forgot to close.
     """
 
     begin: tuple[str, ...] = ("<think>",)
@@ -38,11 +38,11 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         return self.opened or tail.endswith(self.begin)
 
     def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
-        """Reads a whole answer: reasoning goes to the log, all else to `content`.
+        """Reads a whole answer: reasoning goes to the log, everything else to `content`.
 
         Args:
             opened: the answer begins within reasoning.
-            calls: calls are looked for in the content, so that one may end reasoning.
+            calls: calls are parsed in the content, so a call may end reasoning.
         """
         ends = Markers(self.end + (self.yields_to if calls else ()))
         begins = Markers(self.begin)
@@ -76,7 +76,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         yield from self._read_answer(reader, content)
 
     def _read_answer(self, reader: Reader, content: Sink) -> Steps[None]:
-        """The answer, without what encloses it."""
+        """Reads the answer, without the markers around it."""
         if self.answer:
             begin, end = self.answer
             reader.start_record()
@@ -120,7 +120,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "step3": ReasoningFormat(opened=True),
     "step3p5": ReasoningFormat(opened=True, yields_to=(_ANGLE,)),
 }
-"""By name, as in `--reasoning-parser`."""
+"""Formats by name, as in `--reasoning-parser`."""
 
 REASONING_ALIASES = {
     "deepseek_v31": "deepseek_v3",

@@ -1,4 +1,4 @@
-"""What a grammar must enforce so that an answer holds the calls that a request asks for."""
+"""Structural tags and JSON schemas that make an answer contain the calls that a request asks for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,14 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-    """The calls of `choice` in the model's own format, as one of xgrammar's structural tags.
+    """The calls of `choice` in the model's own format, as a structural tag in XGrammar's notation.
 
-    A function's schema is enforced when it is strict, and, as far as libraries can, when a call is required. With
-    "auto", only the calls are constrained, and only if some function is strict.
+    The schema of a strict function is enforced. If a call is required, other schemas are enforced as far as libraries
+    can. With "auto", only the calls are constrained, and only if a function is strict.
 
     Returns:
-        `{"type": "structural_tag", "format": {...}}`, the same that `response_format` takes; None when nothing is to be
-        enforced or the format cannot be written so.
+        `{"type": "structural_tag", "format": {...}}`, as `response_format` takes it; None if nothing is enforced, or if
+        no structural tag can describe the format.
     """
     schemas = _schemas(tools, choice)
     if not schemas or (choice.mode == "auto" and not any(tool.strict for tool in tools)):
@@ -36,7 +36,7 @@ def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice
 
 
 def tool_call_schema(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-    """JSON schema of the whole answer, for a model without a format or with one that no structure describes.
+    """The JSON schema of the whole answer, for a model without a format or without a structural tag for it.
 
     A named function's answer is its arguments; a required call is a list of `{"name", "parameters"}`.
     """
@@ -50,7 +50,7 @@ def tool_call_schema(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any
 
 
 def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, dict[str, Any]]:
-    """Schemas of the arguments, by the functions that may be called."""
+    """Schemas of the arguments of the functions that may be called, by name."""
     return {
         tool.name: _schema(tool, choice)
         for tool in tools
@@ -59,7 +59,7 @@ def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, dict[str, A
 
 
 def _schema(tool: Tool, choice: ToolChoice) -> dict[str, Any]:
-    """What arguments are held to: a function that is not strict is not refused for a keyword of its schema."""
+    """The schema to enforce. If a function is not strict, keywords that cannot be enforced are left out."""
     if not tool.parameters:
         return _ANY_OBJECT
     if tool.strict:

@@ -1,4 +1,4 @@
-"""How each model writes calls: one description per format, which both parses and constrains."""
+"""Each model's format of calls. One description serves both the parser and the grammar."""
 
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.json_calls import JsonCalls
@@ -138,7 +138,7 @@ TOOL_FORMATS: dict[str, CallShape] = {
         begin=("```json", "```", "<tool_call>", "[TOOL_CALLS]"), end=("```", "</tool_call>"), bare=True, listed=True
     ),
 }
-"""By name, as in `--tool-call-parser`."""
+"""Formats by name, as in `--tool-call-parser`."""
 
 TOOL_ALIASES = {
     "glm4_moe": "glm45",

@@ -1,4 +1,4 @@
-"""The functions that a model may call, and whether it must, in one form for all protocols."""
+"""The functions that a model may or must call, in one form for all protocols."""
 
 from typing import Any, Literal
 
@@ -11,12 +11,12 @@ class Tool(Struct, frozen=True, kw_only=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON schema of the arguments, an object
-    strict: bool = False  # the arguments must follow the schema
+    strict: bool = False  # the arguments must match the schema
 
 
 class ToolChoice(Struct, frozen=True, kw_only=True):
-    """What the client wants to be called: `name` says which function when `mode` is "named"."""
+    """The calls that the client wants; `name` is the function if `mode` is "named"."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str | None = None
-    max_calls: int | None = None  # the most in an answer
+    max_calls: int | None = None  # most calls in an answer; None for no limit

@@ -1,4 +1,4 @@
-"""Text of an argument, from formats that do not write JSON, as JSON of the type that the function's schema asks for."""
+"""Turns the text of an argument, from formats without JSON, into JSON of the type in the function's schema."""
 
 import json
 import math
@@ -15,7 +15,7 @@ _MAX_REFERENCES = 8
 
 
 def argument_types(tool: Tool | None, argument: str) -> frozenset[str]:
-    """JSON types that the tool's schema allows for `argument`; empty when it does not say."""
+    """The JSON types that the tool's schema allows for `argument`; empty if it does not say."""
     schema = tool.parameters if tool else None
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not isinstance(schema, dict):
@@ -50,9 +50,9 @@ def _type_of(value: Any) -> str:
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """`text` as JSON of one of `types`; as a string when it is of none of them.
+    """`text` as JSON of one of `types`; as a string if it has none of them.
 
-    Without types, JSON of any type is taken as it is. Objects, lists and constants may be written as Python does.
+    Without types, JSON of any type stays unchanged. Objects, lists and constants may be in Python's notation.
     """
     stripped = text.strip()
     lowered = stripped.lower()
@@ -75,7 +75,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
 
 
 def _from_python(text: str, types: frozenset[str]) -> str | None:
-    """A Python object, list or constant as JSON; None when `text` is none that `types` allow."""
+    """A Python dictionary, list or constant as JSON; None if `text` is none that `types` allow."""
     kind = "object" if text.startswith("{") else "array" if text.startswith(("[", "(")) else ""
     if not types and text in ("True", "False", "None"):
         return scalar_to_json(text)

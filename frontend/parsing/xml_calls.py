@@ -1,6 +1,7 @@
-"""Calls whose arguments stand in tags of their own: `<function=f><parameter=a>1</parameter></function>` and its kin.
+"""Calls with each argument in a tag of its own, such as `<function=f><parameter=a>1</parameter></function>`.
 
-Values are text; the function's schema says what they are. Strings are passed on as they arrive, others when complete.
+Values are text; the function's schema gives their types. Strings are passed on as they arrive, other values when
+complete.
 """
 
 import re
@@ -23,20 +24,20 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     """Calls with tagged arguments.
 
     Attributes:
-        section: what opens and closes a group of calls. Without one, every call stands alone.
-        call_begin, name_end: what stands before and after the function's name. Without `name_end`, the name ends where
-            its characters do.
-        call_end: what closes a call.
-        wrapper: what encloses a single call within the section.
-        key_begin, key_ends: what stands before and after an argument's name; a value says how the key's end types it:
-            "string", "json", or nothing where the function's schema decides.
-        value_begin: what precedes the value, when the key's end does not.
-        value_end: what closes a value.
-        unclosed: values also end where the next argument or the call's end comes, as some models forget to close.
+        section: markers that open and close a group of calls, if the model has groups.
+        call_begin, name_end: markers before and after the function's name. Without `name_end`, the name ends at the
+            first character that a name cannot have.
+        call_end: the marker that closes a call.
+        wrapper: markers before and after a single call within the section.
+        key_begin, key_ends: markers before and after an argument's name. Each end maps to the value's type: "string",
+            "json", or "" if the function's schema decides.
+        value_begin: the marker before the value, if the key's end is not enough.
+        value_end: the marker that closes a value.
+        unclosed: the next argument or the call's end also ends a value, because some models forget to close it.
         trim: white space around strings that belongs to the format: "newline" (one on each side), "space" or "".
-        grouped: one section holds all calls; else each call has one of its own.
+        grouped: one section contains all calls; otherwise each call has its own section.
         gap: white space that the model writes between tags.
-        style: xgrammar's name of this notation for arguments, if it has one.
+        style: XGrammar's name for this notation of arguments, if there is one.
     """
 
     call_begin: str
@@ -56,7 +57,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """What may begin a call."""
+        """Markers that may begin a call."""
         return (self.section[0], self.call_begin) if self.section else (self.call_begin,)
 
     @property
@@ -68,12 +69,12 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def stray(self) -> tuple[str, ...]:
-        """Ends that are no content even where they stand alone, once there was a call."""
+        """Closing markers that are not content after a call, even if nothing opened them."""
         every = (self.section[1] if self.section else "", self.wrapper[1], self.call_end)
         return tuple(end for end in every if end)
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
-        """Reads the calls after a trigger that was just read."""
+        """Reads the calls after a trigger, which was just read."""
         before, after = self.wrapper
         if trigger == self.call_begin:
             yield from _Call(self, reader, log, tools).read()
@@ -97,7 +98,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
             trigger = self.call_begin
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
-        """The format around the arguments' schemas, by function; None for a notation that no grammar describes."""
+        """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
         if not self.style:
             return None
         section_begin, section_end = self.section or ("", "")
@@ -119,7 +120,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
 
 
 class _Call:
-    """Reads one call, after what opens it."""
+    """Reads one call, after its opening marker."""
 
     def __init__(self, form: XmlCalls, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> None:
         self._form = form
@@ -137,7 +138,7 @@ class _Call:
         char = yield from reader.space()
         if not name:
             raise Malformed
-        if not form.name_end:  # what follows tells a name from a word
+        if not form.name_end:  # only a following marker shows that the word is a name
             found = yield from reader.expect(form.key_begin, form.call_end)
         elif char == "{":
             yield from self._read_json(name)
@@ -152,7 +153,7 @@ class _Call:
             log.text(junk)
 
     def _read_json(self, name: str) -> Steps[None]:
-        """Arguments as one JSON object, which some models write in place of tags."""
+        """Reads arguments as one JSON object, which some models write instead of tags."""
         form, log = self._form, self._log
         self._reader.stop_record()
         log.call_starts(name)
@@ -163,7 +164,7 @@ class _Call:
         log.call_ends()
 
     def _read_arguments(self, name: str, found: str) -> Steps[None]:
-        """Arguments to the call's end. `found` is what was read already: the first key's begin, or the end."""
+        """Reads arguments to the call's end. `found` is the marker just read, if any: `key_begin` or an end."""
         form, reader, log = self._form, self._reader, self._log
         ends = (form.call_end, form.section[1]) if form.section else (form.call_end,)
         markers = Markers((form.key_begin, *ends))
@@ -182,7 +183,7 @@ class _Call:
             log.arguments("{}" if first else "}")
 
     def _read_key(self, name: str) -> Steps[tuple[str, frozenset[str]]]:
-        """The argument's name, and the types that its value may have; no name where there is none."""
+        """Reads an argument's name; returns it and the types that its value may have. The name is "" if malformed."""
         form, reader = self._form, self._reader
         key = yield from reader.word(_KEY)
         end = yield from reader.accept(*form.key_ends)
@@ -198,7 +199,7 @@ class _Call:
         return key.strip(), frozenset() if typing == "json" else argument_types(self._tools.get(name), key.strip())
 
     def _read_value(self, types: frozenset[str]) -> Steps[str | None]:
-        """Hands on the value. Returns the marker that ended it unless it is the value's own; None at the text's end."""
+        """Passes on a value. Returns "" after `value_end`, another marker that ended the value, or None at the end."""
         form, reader, log = self._form, self._reader, self._log
         markers = Markers((form.value_end, form.key_begin, form.call_end) if form.unclosed else (form.value_end,))
         if types == _STRING:
@@ -221,7 +222,7 @@ class _Call:
 
 
 class _Trimmed:
-    """A string without the white space that the format puts around it; what may be the last is kept back."""
+    """A string without the format's white space around it. White space that may be at the end is held back."""
 
     def __init__(self, trim: str) -> None:
         self._trim = trim
@@ -229,7 +230,7 @@ class _Trimmed:
         self._at_start = True
 
     def push(self, text: str) -> str:
-        """The part that is certain."""
+        """Adds text; returns the text that is certain by now."""
         if not self._trim or not text:
             return text
         by_line = self._trim == "newline"
