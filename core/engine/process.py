@@ -59,7 +59,7 @@ class EngineProcess:
             code = 1
             await self._wait_for_frontend()
             self._report(error)
-        await self._executor.close()
+        await self._executor.close(hung=self._engine is not None and self._engine.is_hung)
         self._channel.close(linger_ms=FAREWELL_LINGER_MS)
         return code
 
@@ -78,9 +78,8 @@ class EngineProcess:
 
     async def _start_and_step(self) -> None:
         ready = await self._executor.start()
-        limits = self._config.limits
         self._scheduler = Scheduler(
-            limits,
+            self._config.limits,
             kv_groups=ready.kv_groups,
             num_blocks=ready.num_blocks,
             max_model_len=ready.max_model_len,
@@ -89,7 +88,6 @@ class EngineProcess:
         self._engine = Engine(
             self._scheduler,
             self._executor,
-            depth=2 if limits.async_scheduling else 1,
             step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S"),
             on_deltas=self._send_deltas,
             timeline=self._timeline,

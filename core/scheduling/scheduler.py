@@ -157,6 +157,16 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Plans whose results are not back."""
+        return len(self._in_flight)
+
+    @property
+    def seconds_in_flight(self) -> float:
+        """The age of the oldest of those plans; 0 when there is none."""
+        return self._clock() - self._in_flight[0].planned_at if self._in_flight else 0.0
+
     # --------------------------------------------------------------------------------------------------------- plan
 
     def schedule(self) -> StepPlan | None:

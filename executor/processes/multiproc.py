@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 
 import msgspec
@@ -33,7 +32,7 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
-from quire.executor.processes.pending import PendingSteps
+from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.ring import RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle, create_ring
 from quire.executor.processes.worker_process import WorkerAssignment
@@ -42,7 +41,6 @@ logger = get_logger(__name__)
 
 DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
 TERMINATE_GRACE_SECONDS = 5.0
-HUNG_SECONDS = 10.0  # a step older than this at `close` has its workers' stacks dumped
 
 
 class _Link:
@@ -80,12 +78,12 @@ class MultiProcExecutor:
     """
 
     def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
+        self.depth = 2 if config.limits.async_scheduling else 1
         self._config = config
         self._factory = factory
         self._encoder = encoder()
         self._decoder: msgspec.msgpack.Decoder[WorkerOutput] = msgspec.msgpack.Decoder(WorkerOutput)
-        self._pending = PendingSteps()
-        self._sent_at: deque[float] = deque()  # CLOCK_MONOTONIC seconds of each step in flight
+        self._results = ResultInbox()
         self._unsent: deque[bytes] = deque()  # plans that wait for room in the ring
         self._links: list[_Link] = []
         self._plans_handle: RingHandle | None = None
@@ -120,22 +118,26 @@ class MultiProcExecutor:
             kv_groups=kv_groups,
         )
 
-    def submit(self, plan: StepPlan) -> asyncio.Future[StepResult]:
+    def submit(self, plan: StepPlan) -> None:
         """Sends a plan to all workers. Never blocks: a plan that finds the ring full goes as soon as there is room."""
-        future = self._pending.add()
-        if not future.done():
-            self._sent_at.append(time.monotonic())
-            self._send(self._encoder.encode(plan))
-        return future
+        self._send(self._encoder.encode(plan))
 
-    async def close(self) -> None:
-        """Ends the workers and frees their rings. Steps in flight fail. Idempotent."""
+    async def next_result(self) -> StepResult:
+        """The oldest result that has not been taken. Raises EngineError when there will be none."""
+        return await self._results.get()
+
+    async def close(self, *, hung: bool) -> None:
+        """Ends the workers and frees their rings. Idempotent.
+
+        Args:
+            hung: have each worker write to stderr where it is.
+        """
         if self._closed:
             return
         self._closed = True
-        if self._sent_at and time.monotonic() - self._sent_at[0] > HUNG_SECONDS:
+        if hung:
             await self._dump_stacks()
-        self._pending.fail(EngineError("The executor was closed before this step was done."))
+        self._results.fail(EngineError("The executor was closed before this step was done."))
         try:
             if self._plans is not None:
                 self._plans.close()
@@ -237,9 +239,10 @@ class MultiProcExecutor:
 
     def _flush(self) -> None:
         """Writes what fits; the loop calls again when a worker has freed a slot."""
-        assert self._plans is not None, "start() comes first"
         if self._closed or self._failure is not None:
             self._unsent.clear()
+            return
+        assert self._plans is not None, "start() comes first"
         while self._unsent and self._plans.try_write(self._unsent[0]):
             self._unsent.popleft()
         if self._unsent:
@@ -256,8 +259,7 @@ class MultiProcExecutor:
         for payload in link.results.drain():
             match self._decoder.decode(payload):
                 case StepResult() as result:
-                    self._sent_at.popleft()
-                    self._pending.resolve(result)
+                    self._results.put(result)
                 case WorkerReady() as ready:
                     if not link.ready.done():
                         link.ready.set_result(ready)
@@ -278,7 +280,7 @@ class MultiProcExecutor:
             if not link.ready.done():
                 link.ready.set_exception(error)
                 link.ready.exception()  # marks it as seen: `start` raises the first only
-        self._pending.fail(error if isinstance(error, EngineError) else EngineError(str(error)))
+        self._results.fail(error if isinstance(error, EngineError) else EngineError(str(error)))
 
     async def _all_ready(self) -> list[WorkerReady]:
         loaded = await asyncio.gather(*(link.ready for link in self._links))

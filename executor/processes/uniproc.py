@@ -5,6 +5,7 @@ Must not import torch itself: the thread does, while the loop goes on with the r
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import pkgutil
 import queue
@@ -18,7 +19,7 @@ from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady, StepPlan, StepResult, WorkerReady
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
-from quire.executor.processes.pending import PendingSteps
+from quire.executor.processes.result_inbox import ResultInbox
 
 logger = get_logger(__name__)
 
@@ -34,10 +35,11 @@ class UniProcExecutor:
     """
 
     def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
+        self.depth = 2 if config.limits.async_scheduling else 1
         self._config = config
         self._factory = factory
         self._inbox: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._pending = PendingSteps()
+        self._results = ResultInbox()
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,19 +62,26 @@ class UniProcExecutor:
             kv_groups=ready.kv_groups,
         )
 
-    def submit(self, plan: StepPlan) -> asyncio.Future[StepResult]:
+    def submit(self, plan: StepPlan) -> None:
         """Queues a plan; plans run in order."""
-        future = self._pending.add()
-        if not future.done():
-            self._inbox.put(plan)
-        return future
+        self._inbox.put(plan)
 
-    async def close(self) -> None:
-        """Ends the thread after the step it is in, if that ends soon. Steps not answered fail. Idempotent."""
-        self._pending.fail(EngineError("The executor was closed before this step was done."))
+    async def next_result(self) -> StepResult:
+        """The oldest result that has not been taken. Raises EngineError when there will be none."""
+        return await self._results.get()
+
+    async def close(self, *, hung: bool) -> None:
+        """Ends the thread after the step it is in, if that ends soon. Idempotent.
+
+        Args:
+            hung: write to stderr what every thread of this process is at.
+        """
+        self._results.fail(EngineError("The executor was closed before this step was done."))
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        if hung:
+            faulthandler.dump_traceback()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._inbox.get_nowait()
@@ -118,9 +127,9 @@ class UniProcExecutor:
             except Exception as error:  # the worker's state is unknown now: no later step may run
                 logger.exception("the worker failed in step %d", plan.step_id)
                 text = f"The worker failed in step {plan.step_id}: {type(error).__name__}: {error}"
-                self._post(self._pending.fail, EngineError(text))
+                self._post(self._results.fail, EngineError(text))
                 return
-            self._post(self._pending.resolve, result)
+            self._post(self._results.put, result)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None

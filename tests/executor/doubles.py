@@ -3,10 +3,12 @@
 import os
 import signal
 import time
+from collections.abc import Iterable
 
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
+from quire.core.engine.engine import Executor
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
@@ -35,6 +37,15 @@ def make_config(tensor_parallel_size: int = 1) -> EngineConfig:
 def make_plan(step_id: int, num_admitted_tokens: int = 0) -> StepPlan:
     """One decode in slot 3 at position `step_id`; a double takes `num_admitted_tokens` released slots as ballast."""
     return StepPlan(step_id, list(range(num_admitted_tokens)), [], [3], [step_id], [1], [1], [])
+
+
+def submit(executor: Executor, step_ids: Iterable[int]) -> None:
+    for step_id in step_ids:
+        executor.submit(make_plan(step_id))
+
+
+async def results_of(executor: Executor, num_steps: int) -> list[StepResult]:
+    return [await executor.next_result() for _ in range(num_steps)]
 
 
 def token_of(step_id: int) -> list[list[int]]:

@@ -20,7 +20,7 @@ from quire.core.wire.protocol import EngineReady
 from quire.executor.processes import multiproc
 from quire.executor.processes.cores import usable_cores
 from quire.executor.processes.multiproc import MultiProcExecutor
-from tests.executor.doubles import make_config, make_plan, token_of
+from tests.executor.doubles import make_config, make_plan, results_of, submit, token_of
 
 ROOT = Path(__file__).parents[3]
 NULL = "quire.executor.processes.null_worker:NullWorker"
@@ -57,7 +57,7 @@ async def running(size: int, factory: str = NULL) -> AsyncIterator[tuple[MultiPr
     try:
         yield executor, await executor.start()
     finally:
-        await executor.close()
+        await executor.close(hung=False)
 
 
 def test_results_come_in_the_order_of_plans() -> None:
@@ -67,8 +67,9 @@ def test_results_come_in_the_order_of_plans() -> None:
             assert ready.num_blocks == 32
             assert ready.device_name == "null"
             # More than the ring holds, every tenth longer than a slot: submit must neither block nor lose any.
-            futures = [executor.submit(make_plan(step, 20_000 if step % 10 == 0 else 0)) for step in range(200)]
-            results = await asyncio.gather(*futures)
+            for step in range(200):
+                executor.submit(make_plan(step, 20_000 if step % 10 == 0 else 0))
+            results = await results_of(executor, 200)
             assert [result.step_id for result in results] == list(range(200))
             assert [result.token_ids for result in results] == [token_of(step) for step in range(200)]
 
@@ -82,7 +83,8 @@ def test_all_ranks_allocate_what_the_smallest_can_hold() -> None:
             assert ready.weights_bytes == 30
             assert ready.kv_cache_bytes == 3 * 600  # every rank's page takes 10 bytes
             assert ready.kv_groups == [KVGroupSpec("full", [0], page_bytes=10)]
-            result = await executor.submit(make_plan(0))
+            submit(executor, [0])
+            (result,) = await results_of(executor, 1)
             assert result.token_ids == [[60, 32]]
 
     run(test())
@@ -103,16 +105,15 @@ def test_killed_worker_fails_every_step_with_its_name(rank: int) -> None:
         before = child_pids()
         async with running(2, double("StuckWorker")) as (executor, _):
             pids = sorted(child_pids() - before)
-            futures = [executor.submit(make_plan(step)) for step in range(3)]
+            submit(executor, range(3))
             await asyncio.sleep(0.05)
             started = time.monotonic()
             os.kill(pids[rank], signal.SIGKILL)
-            for future in [*futures, executor.submit(make_plan(9))]:
+            for step in range(3, 6):  # steps that come later fail like those in flight
                 with pytest.raises(EngineError, match=rf"Worker tp{rank} \(pid {pids[rank]}\) was killed by SIGKILL"):
-                    await future
+                    await executor.next_result()
+                submit(executor, [step])
             assert time.monotonic() - started < 1
-            with pytest.raises(EngineError):  # a step that comes later fails like them
-                await executor.submit(make_plan(10))
 
     run(test())
 
@@ -120,13 +121,15 @@ def test_killed_worker_fails_every_step_with_its_name(rank: int) -> None:
 def test_failing_step_of_any_rank_fails_all_and_says_why() -> None:
     async def test() -> None:
         async with running(2, double("RaisingWorker")) as (executor, _):
-            results = await asyncio.gather(*[executor.submit(make_plan(step)) for step in range(3)])
+            submit(executor, range(3))
+            results = await results_of(executor, 3)
             assert [result.step_id for result in results] == [0, 1, 2]
             # Rank 0 still answers step 3: which of the two the executor hears first does not matter for step 4.
-            executor.submit(make_plan(3))
+            submit(executor, [3])
             await asyncio.sleep(0.2)
+            submit(executor, [4])
             with pytest.raises(EngineError, match="Worker tp1 failed: ValueError: three is too much"):
-                await executor.submit(make_plan(4))
+                await results_of(executor, 2)
 
     run(test())
 
@@ -157,11 +160,11 @@ def test_close_leaves_no_process_file_or_descriptor(tmp_path: Path, monkeypatch:
         executor = MultiProcExecutor(make_config(2), factory=double("StuckWorker"))
         await executor.start()
         assert os.listdir(tmp_path) == []
-        future = executor.submit(make_plan(0))
-        await executor.close()
-        await executor.close()
+        submit(executor, [0])
+        await executor.close(hung=False)
+        await executor.close(hung=False)
         with pytest.raises(EngineError, match="closed before this step was done"):
-            await future
+            await executor.next_result()
         assert (child_pids(), set(os.listdir("/proc/self/fd")), shared_memory_files()) == before
 
     run(test())
@@ -174,23 +177,20 @@ def test_worker_deaf_to_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> No
         before = child_pids()
         executor = MultiProcExecutor(make_config(1), factory=double("StubbornWorker"))
         await executor.start()
-        executor.submit(make_plan(0))
+        submit(executor, [0])
         await asyncio.sleep(0.1)
-        await executor.close()
+        await executor.close(hung=False)
         assert child_pids() == before
 
     run(test())
 
 
-def test_closing_on_a_hung_step_shows_where_it_hangs(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(multiproc, "HUNG_SECONDS", 0.05)
-
+def test_closing_on_a_hung_step_shows_where_it_hangs(capfd: pytest.CaptureFixture[str]) -> None:
     async def test() -> None:
         async with running(2, double("StuckWorker")) as (executor, _):
-            executor.submit(make_plan(0))
+            submit(executor, [0])
             await asyncio.sleep(0.1)
+            await executor.close(hung=True)
 
     run(test())
     assert capfd.readouterr().err.count("in execute") == 2
@@ -199,10 +199,11 @@ def test_closing_on_a_hung_step_shows_where_it_hangs(
 def test_close_before_start_is_harmless() -> None:
     async def test() -> None:
         executor = MultiProcExecutor(make_config(2))
-        await executor.close()
-        await executor.close()
+        await executor.close(hung=False)
+        await executor.close(hung=False)
+        submit(executor, [0])
         with pytest.raises(EngineError, match="closed"):
-            await executor.submit(make_plan(0))
+            await executor.next_result()
 
     before = child_pids()
     run(test())
@@ -217,7 +218,8 @@ def test_cores_are_shared_out_and_interrupts_ignored(setting: str | None, monkey
 
     async def test() -> None:
         async with running(2, double("CoreWorker")) as (executor, _):
-            result = await executor.submit(make_plan(0))
+            submit(executor, [0])
+            (result,) = await results_of(executor, 1)
             assert result.token_ids == [[int(setting or max(1, usable_cores() // 2)), 1]]
 
     run(test())
@@ -229,7 +231,7 @@ def test_workers_die_with_their_parent_and_need_no_main_guard(tmp_path: Path) ->
         textwrap.dedent("""
         import asyncio, sys
         from quire.executor.processes.multiproc import MultiProcExecutor
-        from tests.executor.doubles import make_config, make_plan
+        from tests.executor.doubles import results_of, submit, make_config, make_plan
 
         async def main():
             executor = MultiProcExecutor(make_config(2), factory="tests.executor.doubles:StuckWorker")

@@ -12,7 +12,7 @@ import pytest
 from quire.core.errors import EngineError, ModelLoadError
 from quire.executor.processes import uniproc
 from quire.executor.processes.uniproc import UniProcExecutor
-from tests.executor.doubles import make_config, make_plan, token_of
+from tests.executor.doubles import make_config, results_of, submit, token_of
 
 
 def make_executor(factory: str) -> UniProcExecutor:
@@ -36,11 +36,12 @@ def test_results_come_in_the_order_of_plans_and_close_ends_the_thread() -> None:
         executor = make_executor("NullWorker")
         ready = await executor.start()
         assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (32, 8, 64)
-        results = await asyncio.gather(*[executor.submit(make_plan(step)) for step in range(100)])
+        submit(executor, range(100))
+        results = await results_of(executor, 100)
         assert [result.token_ids for result in results] == [token_of(step) for step in range(100)]
         assert len(worker_threads()) == 1
-        await executor.close()
-        await executor.close()
+        await executor.close(hung=False)
+        await executor.close(hung=False)
         assert worker_threads() == []
 
     run(test())
@@ -50,14 +51,15 @@ def test_the_loop_stays_free_while_steps_run() -> None:
     async def test() -> None:
         executor = make_executor("SlowWorker")  # 20 ms a step
         await executor.start()
-        futures = [executor.submit(make_plan(step)) for step in range(10)]
+        submit(executor, range(10))
+        results = asyncio.create_task(results_of(executor, 10))
         longest_seconds, before = 0.0, time.monotonic()
-        while not futures[-1].done():
+        while not results.done():
             await asyncio.sleep(0.001)
             now = time.monotonic()
             longest_seconds, before = max(longest_seconds, now - before), now
         assert longest_seconds < 0.1
-        await executor.close()
+        await executor.close(hung=False)
 
     run(test())
 
@@ -66,13 +68,14 @@ def test_failing_step_fails_it_and_all_later_ones() -> None:
     async def test() -> None:
         executor = make_executor("RaisingWorker")
         await executor.start()
-        futures = [executor.submit(make_plan(step)) for step in range(6)]
-        results = await asyncio.gather(*futures[:3])
+        submit(executor, range(6))
+        results = await results_of(executor, 3)
         assert [result.step_id for result in results] == [0, 1, 2]
-        for future in [*futures[3:], executor.submit(make_plan(6))]:
+        for step in range(6, 10):
             with pytest.raises(EngineError, match="failed in step 3: ValueError: three is too much"):
-                await future
-        await executor.close()
+                await executor.next_result()
+            submit(executor, [step])
+        await executor.close(hung=False)
 
     run(test())
 
@@ -82,7 +85,7 @@ def test_unreadable_checkpoint_is_a_load_error() -> None:
         executor = make_executor("UnloadableWorker")
         with pytest.raises(ModelLoadError, match="cut short; download it again"):
             await executor.start()
-        await executor.close()
+        await executor.close(hung=False)
         assert worker_threads() == []
 
     run(test())
@@ -93,7 +96,7 @@ def test_other_failures_while_loading_are_engine_errors() -> None:
         executor = UniProcExecutor(make_config(), factory="tests.executor.doubles:NoSuchWorker")
         with pytest.raises(EngineError, match="failed to start: AttributeError"):
             await executor.start()
-        await executor.close()
+        await executor.close(hung=False)
 
     run(test())
 
@@ -104,15 +107,30 @@ def test_close_does_not_wait_for_ever_and_fails_what_is_in_flight(monkeypatch: p
     async def test() -> None:
         executor = make_executor("OnceStuckWorker")
         await executor.start()
-        futures = [executor.submit(make_plan(step)) for step in range(2)]
+        submit(executor, range(2))
         started = time.monotonic()
-        await executor.close()
+        await executor.close(hung=False)
         assert time.monotonic() - started < 0.5
-        for future in futures:
-            with pytest.raises(EngineError, match="closed before this step was done"):
-                await future
+        with pytest.raises(EngineError, match="closed before this step was done"):
+            await executor.next_result()
 
     run(test())
+
+
+def test_closing_on_a_hung_step_shows_where_it_hangs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(uniproc, "CLOSE_GRACE_SECONDS", 0.1)
+
+    async def test() -> None:
+        executor = make_executor("OnceStuckWorker")
+        await executor.start()
+        submit(executor, [0])
+        await asyncio.sleep(0.05)
+        await executor.close(hung=True)
+
+    run(test())
+    assert "in execute" in capfd.readouterr().err
 
 
 def test_importing_it_imports_no_torch() -> None:

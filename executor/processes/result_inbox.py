@@ -1,0 +1,34 @@
+"""Results that workers have sent and the engine has not taken: oldest first, with the failure that ends them."""
+
+import asyncio
+
+from quire.core.errors import EngineError
+from quire.core.wire.protocol import StepResult
+
+
+class ResultInbox:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._results: asyncio.Queue[StepResult | None] = asyncio.Queue()
+        self._failure: EngineError | None = None
+
+    def put(self, result: StepResult) -> None:
+        """Adds a result, unless it crossed the failure's path."""
+        if self._failure is None:
+            self._results.put_nowait(result)
+
+    def fail(self, error: EngineError) -> None:
+        """Nothing more will come. The first error stays."""
+        if self._failure is None:
+            self._failure = error
+            self._results.put_nowait(None)
+
+    async def get(self) -> StepResult:
+        """The oldest result, once there is one. Raises the failure when all results before it are taken."""
+        result = await self._results.get()
+        if result is not None:
+            return result
+        assert self._failure is not None
+        self._results.put_nowait(None)  # for the next caller
+        raise self._failure

@@ -1,0 +1,124 @@
+"""The engine loop with an executor that answers when it is told to."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.core.config.resolved import SchedulerLimits
+from quire.core.engine.engine import Engine
+from quire.core.errors import EngineError
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.trace import Timeline
+from quire.core.wire.protocol import EngineReady, RequestDelta, StepPlan, StepResult
+from tests.core.scheduling.fake_worker import FULL, Clock, make_request
+
+
+class ManualExecutor:
+    """Keeps plans until `answer` is called."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.plans: deque[StepPlan] = deque()
+        self._results: asyncio.Queue[StepResult] = asyncio.Queue()
+
+    async def start(self) -> EngineReady:
+        raise AssertionError("the engine process starts executors")
+
+    def submit(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+
+    async def next_result(self) -> StepResult:
+        return await self._results.get()
+
+    async def close(self, *, hung: bool) -> None:
+        raise AssertionError("the engine process closes executors")
+
+    def answer(self) -> None:
+        plan = self.plans.popleft()
+        self._results.put_nowait(StepResult(plan.step_id, [[7] for wanted in plan.num_wanted if wanted]))
+
+
+class Loop:
+    def __init__(self, depth: int, step_timeout_seconds: float = 60.0) -> None:
+        self.clock = Clock()
+        limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4)
+        self.scheduler = Scheduler(
+            limits, kv_groups=[FULL], num_blocks=64, max_model_len=64, eos_token_ids=(), clock=self.clock
+        )
+        self.executor = ManualExecutor(depth)
+        self.deltas: list[RequestDelta] = []
+        self.engine = Engine(
+            self.scheduler,
+            self.executor,
+            step_timeout_seconds=step_timeout_seconds,
+            on_deltas=self.deltas.extend,
+            timeline=Timeline(Path()),
+        )
+
+    def add(self, request_id: str) -> None:
+        assert self.scheduler.add(make_request(request_id, 6, max_tokens=20)) is None
+        self.engine.fill()
+
+
+def run(test: Callable[[], object]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await test()  # type: ignore[misc]
+
+    asyncio.run(limited())
+
+
+async def settle() -> None:
+    """Lets every task do what it can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_as_many_steps_are_in_flight_as_the_executor_is_deep(depth: int) -> None:
+    async def test() -> None:
+        loop = Loop(depth)
+        running = asyncio.create_task(loop.engine.run())
+        loop.add("a")
+        await settle()
+        assert len(loop.executor.plans) == depth
+        loop.add("b")  # while a result is waited for
+        assert len(loop.executor.plans) == depth
+        loop.executor.answer()
+        await settle()
+        assert len(loop.executor.plans) == depth
+        assert len(loop.executor.plans[-1].slots) == 2
+        assert [delta.token_ids for delta in loop.deltas] == [[7]]
+        running.cancel()
+
+    run(test)
+
+
+def test_a_step_without_a_result_ends_the_engine() -> None:
+    async def test() -> None:
+        loop = Loop(depth=2, step_timeout_seconds=0.05)
+        loop.add("a")
+        with pytest.raises(EngineError, match="QUIRE_ENGINE_ITERATION_TIMEOUT_S raises the limit"):
+            await loop.engine.run()
+
+    run(test)
+
+
+def test_the_oldest_step_in_flight_tells_whether_workers_hang() -> None:
+    async def test() -> None:
+        loop = Loop(depth=2)
+        running = asyncio.create_task(loop.engine.run())
+        assert not loop.engine.is_hung
+        loop.add("a")
+        loop.clock.now += 60.0
+        assert loop.engine.is_hung
+        loop.executor.answer()
+        loop.executor.answer()
+        await settle()
+        assert not loop.engine.is_hung  # what is in flight now was planned just now
+        running.cancel()
+
+    run(test)
