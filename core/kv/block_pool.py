@@ -18,17 +18,13 @@ def root_hash(cache_salt: str | None) -> bytes:
     ).digest()
 
 
-def block_hash(parent: bytes, token_bytes: bytes | memoryview, extra: bytes = b"") -> bytes:
+def block_hash(parent: bytes, token_bytes: bytes, extra: bytes = b"") -> bytes:
     """SHA-256 over everything that a full block's keys and values depend on.
 
     `parent` (32 bytes) stands for all tokens before the block, and `token_bytes` has one fixed length for all blocks
     of a pool, so no two different inputs run together. `extra` is what else changes the content (an adapter, an image).
     """
-    digest = sha256(parent)
-    digest.update(token_bytes)
-    if extra:
-        digest.update(extra)
-    return digest.digest()
+    return sha256(parent + token_bytes + extra).digest()
 
 
 class BlockPool:
@@ -62,13 +58,11 @@ class BlockPool:
         Raises:
             ValueError: fewer are available; callers ask `num_available` before.
         """
-        if num_pages > self.num_available:
-            raise ValueError(f"asked for {num_pages} pages, {self.num_available} are available")
         free = self._free
-        num_free = min(num_pages, len(free))
-        pages = free[len(free) - num_free :]
-        pages.reverse()
-        del free[len(free) - num_free :]
+        if num_pages > len(free) + len(self._cached):
+            raise ValueError(f"asked for {num_pages} pages, {self.num_available} are available")
+        pages = free[: -num_pages - 1 : -1]  # the last ones, the very last first
+        del free[len(free) - len(pages) :]
         while len(pages) < num_pages:
             page, _ = self._cached.popitem(last=False)
             self._forget(page)

@@ -47,7 +47,7 @@ class FullGroup:
         return 0
 
     def num_blocks(self, num_tokens: int, end: int) -> int:
-        return -(-max(num_tokens, end) // self.block_size)
+        return -(-(num_tokens if num_tokens > end else end) // self.block_size)
 
     def settled_until(self, first: int, end: int) -> int:
         return end * self.block_size

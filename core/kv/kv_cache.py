@@ -81,7 +81,7 @@ class KVCacheManager:
         request.block_tables = prefix
         request.num_cached_blocks = prefix[0].end
         request.num_planned_tokens = prefix[0].end * self._block_size
-        self._extend_tables(request, self._num_missing(request, num_tokens))
+        self.grow(request, num_tokens)
         if self._caching and not request.num_preemptions:
             self._num_queries += request.num_tokens
             self._num_hits += request.num_planned_tokens
@@ -119,15 +119,21 @@ class KVCacheManager:
         may still read what is given back, the plan in the making must not: call it before the request's row is planned.
         """
         self.cache_full_blocks(request)  # first, so that what is given back can be found
-        position = request.num_computed_tokens  # nothing before it is computed again
-        for table in request.block_tables:
+        pool, tables = self._pool, request.block_tables
+        position, num_known = request.num_computed_tokens, request.num_tokens  # nothing before `position` comes again
+        num_missing = []
+        for table in tables:
             first = table.group.first_needed_block(position)
             if first > table.first:
-                self._pool.release(table.drop_before(first))
-        num_missing = self._num_missing(request, num_tokens)
-        if sum(num_missing) > self._pool.num_available:
+                pool.release(table.drop_before(first))
+            num_missing.append(max(0, table.group.num_blocks(num_known, num_tokens) - table.end))
+        if sum(num_missing) > pool.num_available:
             return None
-        return self._extend_tables(request, num_missing)
+        added = [pool.allocate(count) for count in num_missing]
+        for table, pages in zip(tables, added, strict=True):
+            table.pages += pages
+        request.pages_settled_until = min([table.group.settled_until(table.first, table.end) for table in tables])
+        return added
 
     def cache_full_blocks(self, request: Request) -> None:
         """Announces the full blocks of `request` that are planned to be computed and whose token ids are known.
@@ -194,25 +200,6 @@ class KVCacheManager:
         find = self._pool.find
         return lambda block: find((hashes[block], index)) is not None
 
-    def _num_missing(self, request: Request, num_tokens: int) -> list[int]:
-        """Pages that each of the request's tables lacks for the first `num_tokens` tokens."""
-        known = request.num_tokens
-        return [
-            max(0, table.group.num_blocks(known, num_tokens) - table.first - len(table.pages))
-            for table in request.block_tables
-        ]
-
-    def _extend_tables(self, request: Request, num_pages: list[int]) -> list[list[int]]:
-        added = []
-        settled_until = sys.maxsize
-        for table, count in zip(request.block_tables, num_pages, strict=True):
-            pages = self._pool.allocate(count)
-            table.pages += pages
-            added.append(pages)
-            settled_until = min(settled_until, table.group.settled_until(table.first, table.end))
-        request.pages_settled_until = settled_until
-        return added
-
     def _hash_blocks(self, request: Request, num_blocks: int) -> None:
         """Extends `request.block_hashes` to the first `num_blocks` blocks, whose tokens are known."""
         hashes = request.block_hashes
@@ -221,7 +208,7 @@ class KVCacheManager:
         if start >= num_blocks:
             return
         parent = hashes[-1] if hashes else root_hash(request.cache_salt)
-        token_bytes = memoryview(array("q", request.token_ids[start * size : num_blocks * size])).cast("B")
+        token_bytes = array("q", request.token_ids[start * size : num_blocks * size]).tobytes()
         stride = size * 8
         if request.prompt_embeds is None:
             for offset in range(0, len(token_bytes), stride):
