@@ -81,7 +81,8 @@ class KVCacheManager:
         request.block_tables = prefix
         request.num_cached_blocks = prefix[0].end
         request.num_planned_tokens = prefix[0].end * self._block_size
-        self.grow(request, num_tokens)
+        added = self.grow(request, num_tokens)
+        assert added is not None, "a group took more pages than it said at most"
         if self._caching and not request.num_preemptions:
             self._num_queries += request.num_tokens
             self._num_hits += request.num_planned_tokens

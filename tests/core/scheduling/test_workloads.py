@@ -106,10 +106,18 @@ GROUP_CASES = [
     # as many pages as one request may need, and half as many again
     {"share": 1.0, "max_num_seqs": 8, "max_num_batched_tokens": 16},
     {"share": 1.5, "max_num_seqs": 8, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 5},
+    {"share": 1.0, "max_num_seqs": 8, "max_num_batched_tokens": 9, "long_prefill_token_threshold": 1, "block_size": 1},
     {"share": 1.0, "max_num_seqs": 5, "max_num_batched_tokens": 48, "enable_chunked_prefill": False},
     {"share": 1.2, "max_num_seqs": 4, "max_num_batched_tokens": 3, "block_size": 2},
     {"share": 1.0, "max_num_seqs": 8, "max_num_batched_tokens": 7, "block_size": 1, "enable_prefix_caching": False},
 ]
+
+
+def num_pages_alone(groups: str, limits: dict, num_tokens: int) -> int:
+    """Pages that a request of `num_tokens` tokens needs at most."""
+    chunk = limits.get("long_prefill_token_threshold", limits["max_num_batched_tokens"])
+    sizes = {"block_size": limits["block_size"], "largest_chunk": chunk}
+    return sum(group.max_pages(num_tokens, **sizes) for group in GROUPS[groups])
 
 
 @pytest.mark.parametrize(("depth", "drafting"), [(1, False), (3, False), (2, True)])
@@ -120,10 +128,8 @@ def test_every_kv_group_reads_what_it_needs_and_one_request_always_fits(
 ) -> None:
     rng = random.Random(f"{groups} {case} {depth}")
     limits = {name: value for name, value in case.items() if name != "share"}
-    block_size, chunk = limits.setdefault("block_size", 4), limits["max_num_batched_tokens"]
-    chunk = limits.get("long_prefill_token_threshold", chunk)
-    sizes = {"block_size": block_size, "largest_chunk": chunk}
-    num_alone = sum(group.max_pages(MAX_MODEL_LEN - 1, **sizes) for group in GROUPS[groups])
+    limits.setdefault("block_size", 4)
+    num_alone = num_pages_alone(groups, limits, MAX_MODEL_LEN - 1)
     harness = Harness(
         max_model_len=MAX_MODEL_LEN,
         num_blocks=int(num_alone * case["share"]),
@@ -135,6 +141,26 @@ def test_every_kv_group_reads_what_it_needs_and_one_request_always_fits(
     requests = random_requests(rng, 120)
     drive(harness, requests, rng, abort_rate=0.1)
     expect_outputs(harness, requests)
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_a_request_that_is_alone_is_never_preempted(groups: str, case: dict, drafting: bool) -> None:
+    limits = {"block_size": 4} | {name: value for name, value in case.items() if name != "share"}
+    for length in (1, 7, 20, MAX_MODEL_LEN - 1):
+        harness = Harness(
+            max_model_len=MAX_MODEL_LEN,
+            num_blocks=num_pages_alone(groups, limits, MAX_MODEL_LEN - 1),
+            kv_groups=GROUPS[groups],
+            drafter=FakeDrafter(length) if drafting else None,
+            **limits,
+        )
+        harness.add("alone", length, max_tokens=None)
+        harness.run()
+        last = harness.streams["alone"].last
+        assert last is not None
+        assert (last.finish_reason, last.num_preemptions) == (FinishReason.LENGTH, 0)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
