@@ -1,1 +1,1 @@
-"""Everything with text in it: HTTP, the Python API, the command line. No torch in this process."""
+"""The frontend: HTTP, the Python API, the command line, and all text. The frontend process does not import torch."""

@@ -1,4 +1,4 @@
-"""The asynchronous front door: prompts in, streams of outputs out. The HTTP server and `LLM` both stand on it."""
+"""The asynchronous Python API: takes prompts, and returns streams of outputs. The HTTP server and `LLM` use it."""
 
 import functools
 import weakref
@@ -37,13 +37,13 @@ logger = get_logger(__name__)
 
 
 class AsyncLLM:
-    """One model behind an engine. Use from one event loop; the engine starts with the first use, or with `start`.
+    """One model and its engine. To be used from one event loop. The engine starts with the first use, or with `start`.
 
     Args:
-        config: what the engine was resolved to.
+        config: the engine's resolved options.
         model: names and per-request defaults.
-        client: the engine.
-        tokenizer: None to run on token ids alone.
+        client: the engine's client.
+        tokenizer: None to serve only token ids.
         metrics: counts requests; None counts nothing.
     """
 
@@ -95,7 +95,7 @@ class AsyncLLM:
         """Finds the checkpoint, resolves every option and prepares an engine, which starts with the first use.
 
         Args:
-            args: engine options in groups; or give them as keywords: `model="...", max_num_seqs=64`.
+            args: engine options in groups. They may be keywords instead: `model="...", max_num_seqs=64`.
             usage: sets defaults that differ between offline and online use.
 
         Raises:
@@ -107,7 +107,7 @@ class AsyncLLM:
 
     @classmethod
     def from_setup(cls, setup: EngineSetup) -> "AsyncLLM":
-        """As `from_engine_args`, with options that are resolved and an engine that may have been launched ahead.
+        """Like `from_engine_args`, with resolved options and an engine that may have been launched already.
 
         Raises:
             ConfigError: the tokenizer or the checkpoint's sampling defaults are wrong.
@@ -134,16 +134,16 @@ class AsyncLLM:
         return self._ready
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine is gone for good."""
+        """Raises EngineDeadError if the engine is dead and will not be restarted."""
         self.client.check_health()
 
     def engine_status(self) -> EngineStatus:
-        """How the engine is, and when it last spoke."""
+        """The engine's state, and the time since its last message."""
         return self.client.status()
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is gone for good."""
+        """Whether the engine is dead and will not be restarted."""
         try:
             self.client.check_health()
         except EngineDeadError:
@@ -183,20 +183,20 @@ class AsyncLLM:
         truncation: Truncation | None = None,
         fit_context: bool = False,
     ) -> RequestStream:
-        """Checks a request and hands it to the engine: whatever is wrong with it is raised here, before any output.
+        """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.
 
         Args:
             prompt: text, token ids, `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`, or a
                 text with the token ids that our tokenizer made of it.
-            sampling_params: the checkpoint's defaults when None.
+            sampling_params: None for the checkpoint's defaults.
             request_id: unique among running requests.
             priority: lower runs first, with `--scheduling-policy priority`.
-            cache_salt: keeps the prefix cache apart from that of requests with another salt.
+            cache_salt: only requests with the same salt share pages in the prefix cache.
             truncation: cuts a prompt that is too long; None refuses it.
-            fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
+            fit_context: reduce a `max_tokens` that does not fit the context, instead of refusing it.
 
         Returns:
-            The outputs. Close it when it is not read to its end: that aborts the request.
+            The stream of outputs. Close a stream that is not read to its end: that aborts the request.
 
         Raises:
             ParameterError: a parameter or the prompt is wrong, by name.
@@ -223,10 +223,10 @@ class AsyncLLM:
         add_special_tokens: bool = True,
         tells_logprobs: bool = True,
     ) -> BeamSearch:
-        """A beam search from a prompt, checked; nothing runs yet. Arguments as in `open`.
+        """Prepares a beam search from a prompt, and validates it; nothing runs yet. Other arguments as in `open`.
 
         Args:
-            tells_logprobs: the output holds the log-probabilities that led to it.
+            tells_logprobs: the output includes the log-probabilities of its tokens.
 
         Raises:
             ParameterError: the prompt is wrong, or too long for max_tokens.
@@ -250,7 +250,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Outputs of one request as they arrive; arguments and errors as in `open`.
+        """Yields outputs of one request as they arrive; arguments and errors are those of `open`.
 
         Closing the iterator, or cancelling the task that reads it, aborts the request.
         """
@@ -262,21 +262,21 @@ class AsyncLLM:
             stream.close()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests: their readers get a last output with finish_reason "abort". Unknown ids are ignored."""
+        """Ends requests. Their streams end with an output with finish_reason "abort". Unknown ids are ignored."""
         self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in flight."""
+        """Number of running requests."""
         return len(self._requests)
 
     async def reset_prefix_cache(self) -> None:
-        """Forgets cached pages that no request uses."""
+        """Removes the pages that no request uses from the prefix cache."""
         await self.start()
         self.client.reset_prefix_cache()
 
     async def start_profile(self) -> None:
-        """Begins to record what engine and worker do when. Needs `profiler_config`."""
+        """Starts to record a timeline of engine and workers. Needs `profiler_config`."""
         await self._profile(True)
 
     async def stop_profile(self) -> str | None:
@@ -303,9 +303,9 @@ class AsyncLLM:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and output together, in tokens; final once the engine has started."""
+        """Most tokens of prompt and output together; final when the engine has started."""
         return self.limit.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint recommends for requests that name nothing."""
+        """The checkpoint's defaults for sampling parameters."""
         return self.sampling_input.default_params()

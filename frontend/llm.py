@@ -1,4 +1,4 @@
-"""The blocking front door: `LLM(model).generate(prompts)` for scripts and notebooks."""
+"""The blocking Python API: `LLM(model).generate(prompts)` for scripts and notebooks."""
 
 import asyncio
 import itertools
@@ -20,23 +20,23 @@ from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.text.chat_template import Message
 
 _TOKENIZED_AT_ONCE = 256
-"""Prompts per batch of tokenization: the engine starts on the first batch while the second is read."""
+"""Prompts per batch of tokenization. The engine works on the first batch while the second is tokenized."""
 
 OnOutput = Callable[[RequestOutput], None]
 
 
 class LLM:
-    """A model in this process's hands, for offline work.
+    """A model for offline work.
 
         with LLM("Qwen/Qwen3-0.6B") as llm:
             [output] = llm.generate("The capital of France is", SamplingParams(max_tokens=8))
             print(output.outputs[0].text)
 
-    The engine runs in a process of its own, started here and ended by `shutdown`, by leaving the `with` block, or
-    with the interpreter at the latest.
+    The engine runs in a process of its own. `shutdown`, or leaving the `with` block, ends the engine; so does the end
+    of the interpreter.
 
     Args:
-        model: folder or hub id; the embedded demo model when left out.
+        model: folder or hub id; None for the embedded demo model.
         options: any engine option, by the flag's name: `max_model_len=4096`, `tensor_parallel_size=2`.
 
     Raises:
@@ -50,7 +50,7 @@ class LLM:
         except BaseException:
             self._thread.close()
             raise
-        # Bound to the parts and not to self, which must stay collectable; runs at interpreter exit as well.
+        # The finalizer must not refer to self, or self would never be collected. It runs at interpreter exit, too.
         self._end = weakref.finalize(self, _end, self._thread, self._llm)
         self._request_numbers = itertools.count()
         try:
@@ -74,13 +74,13 @@ class LLM:
         Args:
             prompts: one or many; each a text, a list of token ids, `{"prompt_token_ids": [...]}`, or with
                 `enable_prompt_embeds=True` `{"prompt_embeds": rows}`, a tensor or an array [num_tokens, hidden].
-            sampling_params: for all prompts, or one each; the checkpoint's defaults when None. A `max_tokens` that the
-                context has no room for ends the output at the context's limit.
-            use_tqdm: show a progress bar; only on a terminal when None.
+            sampling_params: for all prompts, or one each; None for the checkpoint's defaults. If `max_tokens` does not
+                fit the context, the output ends at the context's limit.
+            use_tqdm: show a progress bar; None shows it only on a terminal.
             priority: one number a prompt; lower runs first, with `scheduling_policy="priority"`.
 
         Raises:
-            ParameterError: a prompt or parameter is wrong; nothing is generated any more.
+            ParameterError: a prompt or parameter is wrong; all running requests are aborted.
         """
         many = _listed(prompts)
         return self._run(many, _one_each(many, sampling_params), priority, use_tqdm, add_special_tokens=True)
@@ -131,11 +131,11 @@ class LLM:
         Args:
             prompts: as for `generate`.
             params: for all prompts.
-            use_tqdm: show a progress bar; only on a terminal when None.
-            concurrency_limit: prompts searched at once; None leaves it to the engine's queue.
+            use_tqdm: show a progress bar; None shows it only on a terminal.
+            concurrency_limit: prompts searched at once; None for as many as the engine's queue takes.
 
         Raises:
-            ParameterError: a prompt or parameter is wrong; nothing is searched any more.
+            ParameterError: a prompt or parameter is wrong; all running searches are aborted.
         """
         many = _listed(prompts)
         with open_progress("Searching", len(many), use_tqdm) as progress:
@@ -195,7 +195,7 @@ class LLM:
         add_special_tokens: bool,
         on_output: OnOutput,
     ) -> list[RequestOutput]:
-        """Puts every prompt in flight at once, or as many as the engine's queue takes."""
+        """Submits all prompts at once, or as many as the engine's queue takes."""
         places = asyncio.Semaphore(self._llm.config.limits.max_num_queued_reqs or len(prompts) or 1)
         tasks: list[asyncio.Task[RequestOutput]] = []
         try:
@@ -212,7 +212,7 @@ class LLM:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tokenize(self, prompts: list[PromptLike], add_special_tokens: bool) -> list[PromptLike | Prompt]:
-        """The same prompts with ids for those that are text alone."""
+        """The prompts, with token ids added to those that are plain text."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [*prompts]
@@ -249,25 +249,25 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer as Transformers' own class."""
-        from transformers import AutoTokenizer  # 5 s, which nothing else here needs
+        from transformers import AutoTokenizer  # imported here: it takes 5 s, and nothing else needs it
 
         return AutoTokenizer.from_pretrained(str(self._llm.async_tokenizer.tokenizer.folder))
 
     @property
     def config(self) -> EngineConfig:
-        """What the options were resolved to."""
+        """The engine's resolved options."""
         return self._llm.config
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint recommends for requests that name nothing."""
+        """The checkpoint's defaults for sampling parameters."""
         return self._llm.get_default_sampling_params()
 
     def reset_prefix_cache(self) -> None:
-        """Forgets cached pages that no request uses."""
+        """Removes the pages that no request uses from the prefix cache."""
         self._thread.run(self._llm.reset_prefix_cache())
 
     def start_profile(self) -> None:
-        """Begins to record what engine and worker do when. Needs `profiler_config`."""
+        """Starts to record a timeline of engine and workers. Needs `profiler_config`."""
         self._thread.run(self._llm.start_profile())
 
     def stop_profile(self) -> str | None:
@@ -275,7 +275,7 @@ class LLM:
         return self._thread.run(self._llm.stop_profile())
 
     def shutdown(self) -> None:
-        """Ends the engine. Harmless when called again."""
+        """Ends the engine. Idempotent."""
         self._end()
 
     def __enter__(self) -> "LLM":
@@ -286,10 +286,10 @@ class LLM:
 
 
 def _end(thread: EventLoopThread, llm: AsyncLLM) -> None:
-    if thread.is_inherited:  # a fork ends, and the engine is not its own
+    if thread.is_inherited:  # a forked process ends, which must not end its parent's engine
         return
     try:
-        if not thread.is_current:  # the garbage collector may run anywhere
+        if not thread.is_current:  # the garbage collector may run in the event loop's own thread
             thread.run(llm.aclose())
     finally:
         llm.shutdown()
@@ -297,7 +297,7 @@ def _end(thread: EventLoopThread, llm: AsyncLLM) -> None:
 
 
 def _listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """One prompt as a list of one; a list of numbers is one prompt."""
+    """The prompts as a list. A list of numbers is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
     if not isinstance(prompts, Iterable):

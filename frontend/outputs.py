@@ -1,4 +1,4 @@
-"""What a request gives back: texts, token ids, log-probabilities and times, with vLLM's attribute names."""
+"""The output of a request: texts, token ids, log-probabilities and times, with vLLM's attribute names."""
 
 from msgspec import Struct
 
@@ -6,8 +6,8 @@ from msgspec import Struct
 class Logprob(Struct):
     """One token's log-probability at one position.
 
-    `rank` is 1-based within the whole distribution, and None for a token that the request named (logprob_token_ids);
-    `decoded_token` is None when text was not asked for.
+    `rank` is 1-based within the whole distribution, and None for a token of the request's `logprob_token_ids`.
+    `decoded_token` is None if the request asked for no text.
     """
 
     logprob: float
@@ -18,7 +18,7 @@ class Logprob(Struct):
 class CompletionOutput(Struct, kw_only=True):
     """One of a request's `n` completions.
 
-    With `RequestOutputKind.DELTA`, `text`, `token_ids` and `logprobs` hold only what is new since the last output.
+    With `RequestOutputKind.DELTA`, `text`, `token_ids` and `logprobs` contain only the part since the last output.
     `cumulative_logprob` always covers the whole completion.
     """
 
@@ -28,7 +28,7 @@ class CompletionOutput(Struct, kw_only=True):
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None  # per token: the sampled one first, then the likeliest
     finish_reason: str | None = None  # stop, length, abort or error
-    stop_reason: int | str | None = None  # the stop string or stop token id that ended it; None for EOS
+    stop_reason: int | str | None = None  # the stop string or stop token id that ended the completion; None for EOS
 
     @property
     def finished(self) -> bool:
@@ -36,10 +36,10 @@ class CompletionOutput(Struct, kw_only=True):
 
 
 class RequestTimes(Struct, kw_only=True):
-    """When things happened to a request: CLOCK_MONOTONIC seconds, except `arrival_time` (Unix seconds).
+    """The times of a request's events: CLOCK_MONOTONIC seconds, except `arrival_time` (Unix seconds).
 
-    Fields are None until they have happened. With n > 1 the earliest completion sets the first times and the last one
-    `finished_time`.
+    A field is None until its event has happened. With n > 1, the earliest completion sets the first times, and the last
+    completion sets `finished_time`.
     """
 
     arrival_time: float

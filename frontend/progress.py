@@ -1,4 +1,4 @@
-"""A progress bar over requests, with tokens per second; on a terminal, or when asked for."""
+"""A progress bar over requests, with tokens per second; shown on a terminal, or on request."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ class RequestProgress(Protocol):
     """Counts finished requests. May be called from any thread."""
 
     def advance(self, num_tokens: int) -> None:
-        """One more request is done; it generated `num_tokens`."""
+        """Counts a finished request that generated `num_tokens`."""
 
 
 class _NoProgress:
@@ -21,16 +21,16 @@ class _NoProgress:
 
 @contextlib.contextmanager
 def open_progress(title: str, total: int | None, show: bool | None = None) -> Iterator[RequestProgress]:
-    """A bar on stderr for the duration of the block.
+    """A bar on stderr for the duration of the `with` block.
 
     Args:
-        total: how many requests there will be; None when that is not known.
-        show: None shows it only on a terminal.
+        total: number of requests; None if unknown.
+        show: None shows the bar only on a terminal.
     """
     if show is False or (show is None and not sys.stderr.isatty()):
         yield _NoProgress()
         return
-    # Imported here because most processes never show a bar.
+    # Imported here, because most processes never show a bar.
     from rich import progress
     from rich.console import Console
 

@@ -1,1 +1,1 @@
-"""Finding a checkpoint and reading what it says about itself."""
+"""Finds a checkpoint, and reads its configuration files."""

@@ -1,6 +1,6 @@
 """Finds a checkpoint: the embedded demo model, a local folder, or a repository on the Hugging Face hub.
 
-It knows names and folders, and nothing of what the files in them say.
+This module handles names and folders, and reads no file.
 """
 
 import difflib
@@ -16,15 +16,15 @@ from quire.frontend.checkpoint.model_spec import read_model_spec
 __all__ = ["DEMO_MODEL_NAME", "find_model", "find_tokenizer", "read_model_spec"]
 
 DEMO_MODEL_NAME = "quire-demo"
-"""What clients call the model that is served when none was named."""
+"""The name for clients of the embedded model, which is served by default."""
 
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _MODEL_FILES = ["*.safetensors", *_TOKENIZER_FILES]
-_SKIPPED_FILES = ["original/*", "onnx/*", "consolidated*", "*.pth"]  # the same weights in other people's formats
+_SKIPPED_FILES = ["original/*", "onnx/*", "consolidated*", "*.pth"]  # the same weights in other formats
 
 
 def find_model(model: ModelConfig, load: LoadConfig) -> Path:
-    """The local folder of the checkpoint that `model` names, downloaded when it is on the hub.
+    """The local folder of the checkpoint that `model` names, downloaded if it is on the hub.
 
     Raises:
         ConfigError: there is no such checkpoint, or the hub cannot be reached.
@@ -68,7 +68,7 @@ def _is_path(name: str) -> bool:
 
 
 def _hint(folder: Path) -> str:
-    """What the user may have meant instead of a folder that does not exist."""
+    """A suggestion instead of a folder that does not exist."""
     parent = folder.parent
     if not parent.is_dir():
         return f"{str(parent)!r} does not exist either. A model on the hub is named owner/name."
@@ -82,7 +82,7 @@ def _hint(folder: Path) -> str:
 def _download(
     repository: str, flag: str, revision: str | None, patterns: list[str], token: str | None, cache: str | None
 ) -> Path:
-    # Imported here because a local model, the common case in production, needs neither the hub client nor its 0.3 s.
+    # Imported here, because a local model does not need the hub client, whose import takes 0.3 s.
     import huggingface_hub
     from huggingface_hub import errors
 

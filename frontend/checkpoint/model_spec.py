@@ -1,6 +1,6 @@
-"""Reads what a checkpoint says about itself: config.json, generation_config.json, and the tokenizer's EOS token.
+"""Reads a checkpoint's configuration: config.json, generation_config.json, and the tokenizer's EOS token.
 
-Files are JSON, read once, without torch or transformers.
+The files are JSON. They are read once, without torch or Transformers.
 """
 
 import json
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ConfigError: the file is missing, unreadable, or holds no JSON object; the message names it.
+        ConfigError: the file is missing, unreadable, or not a JSON object; the message names the file.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -57,18 +57,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_present(path: Path) -> dict[str, Any]:
-    """As `read_json`, and empty when there is no such file."""
+    """Like `read_json`, but empty if there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
 def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | None = None) -> ModelSpec:
-    """The facts about the checkpoint in `folder`, with `--hf-overrides` applied.
+    """The specification of the checkpoint in `folder`, with `--hf-overrides` applied.
 
     Args:
-        tokenizer_folder: where the tokenizer is, when not in `folder`; its EOS token ends generation too.
+        tokenizer_folder: the tokenizer's folder, if not `folder`; its EOS token ends generation, too.
 
     Raises:
-        ConfigError: config.json is missing, invalid, or lacks what every language model needs.
+        ConfigError: config.json is missing, invalid, or lacks a field that every language model needs.
     """
     path = folder / "config.json"
     config = _flatten(_merge(read_json(path), model.hf_overrides))
@@ -96,12 +96,13 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
 
 
 def read_default_sampling(folder: Path, model: ModelConfig) -> dict[str, Any]:
-    """Sampling parameters that a request which names none gets, as `SamplingParams` keywords.
+    """The checkpoint's defaults for sampling parameters, as `SamplingParams` keywords.
 
-    From generation_config.json (or what `--generation-config` names instead), then `--override-generation-config`.
+    They come from generation_config.json, of the folder that `--generation-config` names if any, and from
+    `--override-generation-config`, which takes precedence.
 
     Raises:
-        ConfigError: a file is missing or malformed, or what overrides it is no sampling parameter.
+        ConfigError: a file is missing or malformed, or an override is not a sampling parameter.
     """
     for name in model.override_generation_config:
         if name not in (*_SAMPLING_DEFAULTS, "max_new_tokens"):
@@ -117,9 +118,10 @@ def read_default_sampling(folder: Path, model: ModelConfig) -> dict[str, Any]:
 
 
 def read_output_limit(folder: Path, model: ModelConfig) -> int | None:
-    """Most output tokens of any request to a server; only the owner of a server sets one, never the checkpoint itself.
+    """Most output tokens of any request to a server; None for no limit.
 
-    It is `max_new_tokens` of `--override-generation-config`, else of the folder that `--generation-config` names.
+    The limit is `max_new_tokens` of `--override-generation-config`, or else of the folder that `--generation-config`
+    names. The checkpoint itself sets no limit.
     """
     config = {} if model.generation_config == "auto" else _generation_config(folder, model)
     return {**config, **model.override_generation_config}.get("max_new_tokens")
@@ -139,7 +141,7 @@ def _generation_config(folder: Path, model: ModelConfig) -> dict[str, Any]:
 
 
 def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """`config` with `overrides` laid over it, objects within objects too."""
+    """`config` with `overrides` merged into it, recursively."""
     merged = dict(config)
     for key, value in overrides.items():
         old = merged.get(key)
@@ -148,7 +150,7 @@ def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(config: dict[str, Any]) -> dict[str, Any]:
-    """Lifts the language model's part of a multi-part checkpoint to the top; the outer architecture stays."""
+    """Moves the language model's part of a multi-part checkpoint to the top level, and keeps the outer architecture."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
@@ -175,7 +177,7 @@ def _positive_int(config: dict[str, Any], keys: tuple[str, ...], path: Path, def
 
 
 def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What the checkpoint says about rotary scaling; empty when it says nothing."""
+    """The checkpoint's rotary scaling; empty if it has none."""
     for key in ("rope_parameters", "rope_scaling"):
         if (value := config.get(key)) is not None and not isinstance(value, dict):
             raise ConfigError(f"{path}: {key} must be an object, got {value!r}.")
@@ -183,15 +185,15 @@ def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _context_length(config: dict[str, Any], positions: int, path: Path) -> int:
-    """Tokens that the model can attend over, with the stretching that its rotary scaling stands for."""
+    """The context length in tokens, including the extension by rotary scaling."""
     rope = _rope(config, path)
     if str(config.get("model_type")).startswith("gemma3"):
         return positions  # stated after stretching, whatever the kind
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
     if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
-        return positions  # llama3 and longrope give the stretched length already
+        return positions  # llama3 and longrope give the extended length already
     if kind == "yarn":
-        # Qwen's configs state the length before stretching in both places, DeepSeek's after it in the first one.
+        # Qwen's configs give the original length in both fields, DeepSeek's give the extended length in the first.
         return max(positions, int(rope.get("original_max_position_embeddings", positions) * factor))
     return int(positions * factor)
 
@@ -209,13 +211,13 @@ def _dtype(
 
 
 def _stored_dtype(folder: Path) -> str | None:
-    """Type of the first floating-point tensor in the weight files; their headers are JSON with a length before it."""
+    """The dtype of the first floating-point tensor in the weight files, from their headers (a length, then JSON)."""
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 0 < length <= 100 * 1024**2:
-                return None  # corrupt; reading the weights says so with more detail
+                return None  # corrupt; loading the weights reports it in detail
             try:
                 header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
             except msgspec.DecodeError:
@@ -235,13 +237,13 @@ class _AddedToken(Struct):
 
 
 class _TokenizerJson(Struct):
-    """The only part of tokenizer.json wanted here; msgspec skips the vocabulary without building it."""
+    """The part of tokenizer.json that is read here; msgspec skips the vocabulary without building it."""
 
     added_tokens: list[_AddedToken] = []
 
 
 def _eos_token_ids(config: dict[str, Any], model: ModelConfig, folder: Path, tokenizer_folder: Path) -> list[int]:
-    """Every id that ends a generation, by any of the three files that may name one."""
+    """All ids that end an output, from generation_config.json, config.json and the tokenizer."""
     found: list[int] = []
     for name, source in (("generation_config.json", _generation_config(folder, model)), ("config.json", config)):
         value = source.get("eos_token_id")
@@ -256,7 +258,7 @@ def _eos_token_ids(config: dict[str, Any], model: ModelConfig, folder: Path, tok
 
 
 def _tokenizer_eos(folder: Path) -> int | None:
-    """Id of the tokenizer's EOS token, or None when it has none or is absent."""
+    """Id of the tokenizer's EOS token; None if there is no tokenizer, or it has no EOS token."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = read_json_if_present(folder / name).get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token

@@ -1,4 +1,4 @@
-"""What the frontend knows about the model it serves, beyond what the engine needs."""
+"""The frontend's facts about the served model, which the engine does not need."""
 
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from quire.frontend.checkpoint.model_spec import read_default_sampling, read_out
 class ServedModel(Struct, frozen=True, kw_only=True):
     """Names and per-request defaults of the served model."""
 
-    names: list[str]  # what clients may call it; the first is reported
+    names: list[str]  # names for clients; responses give the first
     folder: str
-    default_sampling: dict[str, Any] = {}  # SamplingParams keywords of a request that names none
-    max_output_tokens: int | None = None  # of a request to a server, whatever it asks for
-    max_logprobs: int = 20  # -1 lifts the limit
-    stream_interval: int = 1  # tokens per output of a stream, unless a request wants more
+    default_sampling: dict[str, Any] = {}  # defaults for requests, as SamplingParams keywords
+    max_output_tokens: int | None = None  # limit for every request to a server
+    max_logprobs: int = 20  # -1 for no limit
+    stream_interval: int = 1  # tokens per output of a stream; a request may ask for more
     has_logits_processors: bool = False
     takes_embeds: bool = False  # prompts may be embeddings
     log_requests: bool = False
@@ -36,7 +36,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         """Reads the defaults of the checkpoint in `folder`.
 
         Raises:
-            ConfigError: they are no sampling parameters.
+            ConfigError: the defaults are not valid sampling parameters.
         """
         default_sampling = read_default_sampling(folder, args.model)
         try:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about how its answers are to be read, for options that nobody set."""
+"""A checkpoint's defaults for the options that name parsers."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ class ServingDefaults(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def with_serving_defaults(server: ServerConfig, folder: Path) -> ServerConfig:
-    """The same options, those that are unset filled in from the checkpoint in `folder`, if it has a `serving.json`.
+    """The options, with unset ones filled in from `serving.json` in `folder`, if there is one.
 
     Raises:
         ConfigError: the file is malformed, or names a parser that does not exist.

@@ -1,1 +1,1 @@
-"""What is counted and logged while the engine works."""
+"""Metrics: the counters of `/metrics`, and a log line of them."""

@@ -1,7 +1,7 @@
-"""What the server counts, under the names that dashboards built for vLLM look for.
+"""The metrics of engine and requests, under vLLM's names, so that dashboards for vLLM work.
 
-`EngineMetrics` holds plain numbers that the request path bumps (no locks: one event loop), and turns them into
-Prometheus families only when `/metrics` is read. It knows nothing of HTTP; `middleware.py` counts that.
+`EngineMetrics` has plain numbers, which the event loop increments without locks. They become Prometheus families only
+when `/metrics` is read. HTTP requests are counted in `middleware.py`.
 """
 
 import math
@@ -37,7 +37,7 @@ PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
 
 class FinishedRequest(Struct):
-    """One sequence that ended, for whatever reason. Times are CLOCK_MONOTONIC seconds; 0 means that it never came."""
+    """One sequence that ended, for any reason. Times are CLOCK_MONOTONIC seconds; 0 if the event did not happen."""
 
     finish_reason: FinishReason
     num_prompt_tokens: int
@@ -53,7 +53,7 @@ class FinishedRequest(Struct):
 
 
 class Histogram:
-    """Counts per bucket. `observe` is a binary search and two additions."""
+    """Counts per bucket; `observe` takes a binary search and two additions."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -65,7 +65,7 @@ class Histogram:
         self._sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts as (upper bound, count), the way Prometheus wants them."""
+        """Cumulative counts as (upper bound, count), as Prometheus takes them."""
         total = 0
         out: list[tuple[str, float]] = []
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
@@ -88,12 +88,12 @@ def length_bounds(longest: int) -> list[int]:
 
 
 class EngineMetrics(Collector):
-    """Everything one engine and its requests did.
+    """The metrics of one engine and its requests.
 
     Args:
         model_name: the `model_name` label; the first served name.
-        max_model_len: tokens; the largest bucket of length histograms.
-        cache_info: labels of `vllm:cache_config_info`, facts about the KV cache.
+        max_model_len: the largest bucket of length histograms, in tokens.
+        cache_info: labels of `vllm:cache_config_info`: facts about the KV cache.
     """
 
     def __init__(self, model_name: str, max_model_len: int, cache_info: dict[str, str] | None = None) -> None:
@@ -129,7 +129,7 @@ class EngineMetrics(Collector):
     # ------------------------------------------------------------------------------------------ the request path
 
     def on_stats(self, stats: SchedulerStats) -> None:
-        """A step or a heartbeat of the scheduler."""
+        """Takes the statistics of a step or of a heartbeat."""
         self.stats = stats
         self.prefix_cache_queries += stats.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits
@@ -138,19 +138,19 @@ class EngineMetrics(Collector):
             self._step_tokens.observe(stats.num_scheduled_tokens)
 
     def on_first_tokens(self, num_tokens: int, seconds: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
-        """A sequence's first `num_tokens` output tokens, `seconds` after the request arrived."""
+        """Counts a sequence's first `num_tokens` output tokens, `seconds` after the request arrived."""
         self.generation_tokens += num_tokens
         self.prompt_tokens += num_prompt_tokens
         self.cached_tokens += num_cached_tokens
         self._ttft.observe(seconds)
 
     def on_tokens(self, num_tokens: int, seconds: float) -> None:
-        """Further output tokens of a sequence, `seconds` after the ones before."""
+        """Counts further output tokens of a sequence, `seconds` after the previous ones."""
         self.generation_tokens += num_tokens
         self._inter_token.observe(seconds)
 
     def on_request_finished(self, request: FinishedRequest) -> None:
-        """A sequence ended; with n > 1 each of the n ends by itself."""
+        """Counts a sequence that ended; with n > 1, called for each of the n sequences."""
         self._finished[request.finish_reason] += 1
         self._e2e.observe(request.finished_at - request.arrived_at)
         self._prompt_length.observe(request.num_prompt_tokens)
@@ -169,20 +169,20 @@ class EngineMetrics(Collector):
                 self._per_output_token.observe(decode / (request.num_generation_tokens - 1))
 
     def on_params(self, n: int, max_tokens: int | None, num_generation_tokens: int) -> None:
-        """A whole request ended: what it asked for, and the length of its longest output in tokens."""
+        """Counts a request whose sequences have all ended: its parameters, and its longest output in tokens."""
         self._params_n.observe(n)
         self._longest_generation.observe(num_generation_tokens)
         if max_tokens is not None:
             self._params_max_tokens.observe(max_tokens)
 
     def on_rejected(self) -> None:
-        """A request was turned away because the queue is full."""
+        """Counts a request that was refused because the queue is full."""
         self.rejections += 1
 
     # --------------------------------------------------------------------------------------------------- scraping
 
     def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
+        """Yields the families for one scrape."""
         yield from self._gauges()
         yield from self._counters()
         for name, text, histogram in self._histograms():

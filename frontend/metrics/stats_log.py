@@ -10,7 +10,7 @@ logger = get_logger(__name__)
 
 
 class StatsLog:
-    """Reads the counters at intervals and logs what changed; an idle engine logs one line and then nothing."""
+    """Logs the changes of the counters at intervals; an idle engine logs one line, and then nothing."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
@@ -26,7 +26,7 @@ class StatsLog:
                 logger.info("%s", line)
 
     def next_line(self) -> str | None:
-        """What happened since the last call; None when nothing did, twice in a row."""
+        """The changes since the last call; None if this interval and the last one were idle."""
         now = self._counters()
         prompt, output, queries, hits = (a - b for a, b in zip(now, self._before, strict=True))
         self._before = now

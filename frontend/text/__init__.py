@@ -1,1 +1,1 @@
-"""Text and token ids: tokenizer, streams of text, chat templates."""
+"""Text and token ids: the tokenizer, detokenization, stop strings and chat templates."""

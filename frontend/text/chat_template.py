@@ -1,6 +1,6 @@
-"""Turns a conversation into a prompt with the checkpoint's Jinja template, as Transformers would render it.
+"""Renders a conversation as a prompt with the checkpoint's Jinja template, as Transformers does.
 
-Templates come from strangers: they run in a sandbox (`template_sandbox.py`) and see plain JSON data only.
+Templates are not trusted: they run in a sandbox (`template_sandbox.py`) and get only plain JSON data.
 """
 
 import json
@@ -17,7 +17,7 @@ from quire.frontend.text.template_sandbox import SandboxedTemplate
 logger = get_logger(__name__)
 
 ContentFormat = Literal["string", "openai"]
-"""How a template reads a message's content: as one string, or as OpenAI's list of parts."""
+"""The type of a message's content that a template takes: a string, or OpenAI's list of parts."""
 
 _TEXT_FIELDS = {
     "text": "text",
@@ -28,8 +28,8 @@ _TEXT_FIELDS = {
 }
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _END_MARK = "\ue0fe\ue0ff "
-"""Marks the end of the last message while it is rendered: private-use characters, which no template looks for, and a
-space, which tells whether the template trims messages."""
+"""Marks the end of the last message while it is rendered: private-use characters, which templates do not contain, and
+a space, which shows whether the template trims messages."""
 
 Message = dict[str, Any]
 
@@ -39,10 +39,10 @@ class ChatTemplate:
 
     Args:
         source: Jinja text.
-        special_tokens: the tokenizer's, for templates that write `bos_token` and the like.
+        special_tokens: the tokenizer's named tokens, for templates that write `bos_token` and the like.
 
     Raises:
-        ParameterError: the text is no valid Jinja, or too long.
+        ParameterError: the source is not valid Jinja, or too long.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
@@ -63,15 +63,15 @@ class ChatTemplate:
         content_format: Literal["auto", "string", "openai"] = "auto",
         variables: dict[str, Any] | None = None,
     ) -> str:
-        """The prompt.
+        """Renders the prompt.
 
         Args:
-            add_generation_prompt: end with what opens the assistant's turn.
-            continue_final_message: leave the last message open, so that the model goes on writing it.
-            variables: more names for the template, such as `enable_thinking`.
+            add_generation_prompt: end the prompt with the beginning of the assistant's turn.
+            continue_final_message: leave the last message open, so that the model continues it.
+            variables: more variables for the template, such as `enable_thinking`.
 
         Raises:
-            ParameterError: the messages cannot be rendered, in the template's own words where it has some.
+            ParameterError: the messages cannot be rendered; the text includes the template's own message, if any.
         """
         if continue_final_message and add_generation_prompt:
             raise ParameterError(
@@ -97,12 +97,12 @@ class ChatTemplate:
         }
         try:
             prompt = self._template.render(context)
-        except Exception as error:  # the template is foreign code: whatever goes wrong in it is the request's fault
+        except Exception as error:  # a template may raise anything, and only this request fails
             raise ParameterError(f"The chat template refused the messages: {error}", param="messages") from error
         return _cut_at_mark(prompt) if continue_final_message else prompt
 
     def _prepare(self, message: Message, index: int, content_format: ContentFormat) -> None:
-        """Gives `message`, which is plain and ours, the shape that templates expect."""
+        """Gives `message`, a plain copy, the form that templates expect."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ParameterError(f"messages[{index}] must be an object with a role.", param="messages")
         content = message.get("content")
@@ -128,7 +128,7 @@ class ChatTemplate:
 
 
 def _plain(value: Any) -> Any:
-    """JSON types all the way down, copied, so that a template can neither call methods nor change the caller's data."""
+    """A copy of JSON types only, so that a template can neither call methods nor change the caller's data."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))
     except UnicodeEncodeError as error:
@@ -150,7 +150,7 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _parse_arguments(calls: Any, index: int) -> None:
-    """OpenAI sends a call's arguments as JSON text; templates want the object."""
+    """Replaces each call's arguments, JSON text in OpenAI's protocol, by the object that templates take."""
     if not isinstance(calls, list):
         raise ParameterError(f"messages[{index}].tool_calls must be a list.", param="messages")
     for i, call in enumerate(calls):
@@ -166,9 +166,10 @@ def _parse_arguments(calls: Any, index: int) -> None:
 
 
 def _as_object(arguments: Any) -> dict[str, Any] | None:
-    """Arguments of a call, none being given as such; None for those that are no object.
+    """A call's arguments as an object, empty if there are none; None if they are not an object.
 
-    Models write them so, or were cut short. Such a call stands in its conversation for good: refused, it would end it.
+    A model may write malformed arguments, or be cut off. Such a call stays in its conversation, so refusing it would
+    end the conversation.
     """
     if isinstance(arguments, str) and arguments.strip():
         try:
@@ -208,8 +209,8 @@ def _cut_at_mark(prompt: str) -> str:
 
 
 def _iterates_over_content(tree: nodes.Template) -> bool:
-    """Whether the template loops over a message's content, directly or by way of a variable or macro argument."""
-    names = {"content"}  # the name that macros give their argument
+    """Whether the template loops over a message's content, directly or through a variable or macro argument."""
+    names = {"content"}  # the usual name of a macro's argument
     for assignment in tree.find_all(nodes.Assign):
         if isinstance(assignment.target, nodes.Name) and any(map(_is_content, _operands(assignment.node))):
             names.add(assignment.target.name)
@@ -218,7 +219,7 @@ def _iterates_over_content(tree: nodes.Template) -> bool:
 
 
 def _operands(node: nodes.Node | None) -> Iterator[nodes.Node]:
-    """The expressions that `node` may evaluate to, below filters and conditions."""
+    """The expressions whose value `node` may have, without filters and conditions."""
     if isinstance(node, nodes.Filter):
         yield from _operands(node.node)
     elif isinstance(node, nodes.CondExpr):
@@ -229,7 +230,7 @@ def _operands(node: nodes.Node | None) -> Iterator[nodes.Node]:
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """`x.content` or `x['content']`."""
+    """Whether `node` is `x.content` or `x['content']`."""
     if isinstance(node, nodes.Getattr):
         return node.attr == "content"
     return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"

@@ -1,4 +1,4 @@
-"""Which of a checkpoint's chat templates writes the prompt of a conversation, and the prompt that it writes."""
+"""Chooses among a checkpoint's chat templates, and renders conversations."""
 
 import functools
 from typing import Any, Literal
@@ -12,9 +12,9 @@ class ChatTemplates:
     """The templates of one model; each is compiled once.
 
     Args:
-        tokenizer: has the checkpoint's templates and the special tokens that templates write; None when the server runs
-            on token ids alone.
-        model: its name, for errors.
+        tokenizer: has the checkpoint's templates, and the special tokens that templates write; None to serve only
+            token ids.
+        model: the model's name, for errors.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, model: str) -> None:
@@ -34,13 +34,13 @@ class ChatTemplates:
         content_format: Literal["auto", "string", "openai"] = "auto",
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """The prompt for a conversation; tokenize it with `add_special_tokens=False`, the template writes its own.
+        """The prompt of a conversation. To be tokenized without special tokens, because the template writes them.
 
         Args:
-            chat_template: Jinja text to use instead of the checkpoint's, or the name of one of its several.
+            chat_template: a Jinja template to use instead of the checkpoint's, or the name of one of the checkpoint's.
 
         Raises:
-            ParameterError: there is no template, or it refuses the messages.
+            ParameterError: there is no template, or the template refuses the messages.
         """
         if not messages:
             raise ParameterError("messages must not be empty.", param="messages")

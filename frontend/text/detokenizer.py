@@ -1,4 +1,4 @@
-"""One completion's text: token ids become text as they arrive, and stop strings end it."""
+"""Turns one completion's token ids into text as they arrive, and finds stop strings."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,13 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Text of one completion.
+    """The text of one completion.
 
-    Text that may begin a stop string is kept back until it is clear that it does not. `text` grows only at its end.
+    Text that may be the beginning of a stop string is held back until that is decided.
 
     Args:
-        prompt_token_ids: what the completion continues; decides leading spaces and characters cut in two.
+        prompt_token_ids: the tokens that the completion continues. They decide about leading spaces, and about a
+            character that begins in the prompt.
     """
 
     __slots__ = ("_held", "_include_stop", "_min_tokens", "_num_tokens", "_scanner", "_stream", "stop")
@@ -32,12 +33,14 @@ class Detokenizer:
         self._include_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
         self._num_tokens = 0
-        self._held = ""  # decoded, but may begin a stop string
+        self._held = ""  # decoded text that may be the beginning of a stop string
         self.stop: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Takes the next tokens. Returns new text, and how many of the tokens count: all, unless a stop string was
-        completed by an earlier one, which `stop` then names."""
+        """Takes the next tokens. Returns new text, and the number of tokens that count.
+
+        All tokens count, unless one completes a stop string, which `stop` then is; later tokens do not count.
+        """
         if self._scanner is None:
             if len(token_ids) == 1:  # nearly always
                 return self._stream.push(token_ids[0]), 1
@@ -51,7 +54,7 @@ class Detokenizer:
         return "".join(released), len(token_ids)
 
     def finish(self) -> str:
-        """The rest of the text, when the completion ended for another reason. May find a stop string in it."""
+        """Returns the rest of the text, if no stop string ended the completion. May find a stop string in the rest."""
         rest = self._stream.flush()
         if self._scanner is None:
             return rest
@@ -62,7 +65,7 @@ class Detokenizer:
         return released
 
     def _scan(self, text: str, *, may_stop: bool) -> str:
-        """Appends decoded text; returns what of it, and of the text kept back, can be given out."""
+        """Appends decoded text; returns the text that is certain by now."""
         assert self._scanner is not None
         if not text:
             return ""

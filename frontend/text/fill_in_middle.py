@@ -1,4 +1,4 @@
-"""Prompts with a gap: the text before and after it, in the order and between the tokens that a model was trained on."""
+"""Fill-in-the-middle prompts: the texts before and after a gap, in a model's own order and between its own tokens."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ AFTER: Part = "after"
 
 
 class Format(NamedTuple):
-    """One family's way of writing it: special tokens, and `BEFORE` and `AFTER` where the texts go."""
+    """One model family's format: special tokens, with `BEFORE` and `AFTER` in the places of the two texts."""
 
     parts: tuple[Part, ...]
 
@@ -40,11 +40,11 @@ FORMATS = (
     # Codestral
     Format(("[SUFFIX]", AFTER, "[PREFIX]", BEFORE)),
 )
-"""The first whose tokens a vocabulary holds is its model's."""
+"""A model's format is the first one whose tokens are all in the vocabulary."""
 
 
 def find_format(tokenizer: Tokenizer) -> Format | None:
-    """The format that the tokenizer has the tokens for; None when it has none."""
+    """The format whose tokens the tokenizer has; None if there is none."""
     for each in FORMATS:
         if all(tokenizer.token_id(token) is not None for token in each.tokens):
             return each
@@ -57,7 +57,7 @@ def fill_in_middle(
     """Token ids of the prompt whose continuation is the text between `before` and `after`.
 
     Raises:
-        ParameterError: the tokenizer has no tokens for it.
+        ParameterError: the tokenizer has no fill-in-the-middle tokens.
     """
     chosen = find_format(tokenizer)
     if chosen is None:

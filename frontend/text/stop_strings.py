@@ -1,18 +1,18 @@
-"""Finds stop strings in a text that arrives in pieces, and keeps back what may be the beginning of one."""
+"""Finds stop strings in a text that arrives in pieces."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class StopMatch(NamedTuple):
-    """The first stop string to be completed."""
+    """The stop string that was completed first."""
 
     stop: str
-    end: int  # characters of the piece just scanned, up to and including the match
+    end: int  # index in the piece just scanned, after the match
 
 
 class _Pattern:
-    """Knuth, Morris and Pratt's automaton for one stop string: `matched` characters of it end the text so far."""
+    """The Knuth-Morris-Pratt automaton of one stop string; the text so far ends with its first `matched` characters."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -26,11 +26,11 @@ class _Pattern:
             self._fallback[i] = length
 
     def find(self, text: str) -> int | None:
-        """Advances over `text`. Returns the characters of it up to the first match's end, or None."""
+        """Advances over `text`. Returns the index after the first match, or None."""
         stop, fallback, matched = self.stop, self._fallback, self.matched
         position = 0
         while position < len(text):
-            if not matched:  # the common case runs at the speed of str.find
+            if not matched:  # the common case, as fast as str.find
                 position = text.find(stop[0], position)
                 if position < 0:
                     break
@@ -48,15 +48,15 @@ class _Pattern:
 class StopScanner:
     """Scans one completion's text for several stop strings.
 
-    The result does not depend on how the text is cut into pieces: the stop string that is completed first wins, and
-    among those completed by the same character the longest.
+    The first stop string to be completed is found; among those that the same character completes, the longest. So the
+    result does not depend on how the text is cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._patterns = [_Pattern(stop) for stop in stops]
 
     def scan(self, text: str) -> StopMatch | None:
-        """Takes the next piece of text; after a match the scanner is spent."""
+        """Takes the next piece of text. The scanner must not be used after a match."""
         best: StopMatch | None = None
         for pattern in self._patterns:
             end = pattern.find(text)
@@ -75,5 +75,5 @@ class StopScanner:
 
     @property
     def held(self) -> int:
-        """Characters at the end of the text that may begin a stop string."""
+        """Number of characters at the end of the text that may be the beginning of a stop string."""
         return max((pattern.matched for pattern in self._patterns), default=0)

@@ -1,7 +1,7 @@
-"""Where chat templates run: Jinja's immutable sandbox, with limits on the time, the source and the text it makes.
+"""The sandbox of chat templates: Jinja's immutable sandbox, with limits on time, source and rendered text.
 
-Templates are programs from strangers, and what clients send decides how often their loops run. Every loop and macro
-looks at a clock, and every operator that can make a long text out of short ones is measured first.
+Templates are untrusted programs, and requests decide how often their loops run. Every loop and macro checks the time
+limit. Every operator that can make a long text out of short ones checks the length of its result first.
 """
 
 import json
@@ -21,11 +21,11 @@ from jinja2.visitor import NodeTransformer
 from quire.core.errors import ParameterError
 
 MAX_SOURCE_CHARACTERS = 256 * 1024
-"""Longest template; the longest that models ship has 40,000."""
+"""Longest template. The longest template of a known model has 40,000 characters."""
 MAX_TEXT_CHARACTERS = 64 * 1024 * 1024
-"""Longest text that a template may make, on the way or in the end: several times any request body."""
+"""Longest text that a template may make, also as an intermediate result: several times any request body."""
 MAX_SECONDS = 10.0
-"""A conversation of eight megabytes takes a well-written template less than a second."""
+"""Time limit. A well-written template renders a conversation of eight megabytes in less than a second."""
 
 _CLOCK = "_quire_clock"
 _TICK = "_quire_tick"
@@ -51,7 +51,7 @@ class SandboxedTemplate:
     """A compiled template.
 
     Raises:
-        ParameterError: the text is no valid Jinja, or too long.
+        ParameterError: the source is not valid Jinja, or too long.
     """
 
     def __init__(self, source: str) -> None:
@@ -69,10 +69,10 @@ class SandboxedTemplate:
         self._template = jinja2.Template.from_code(environment, compiled, environment.make_globals(None))
 
     def render(self, variables: dict[str, Any]) -> str:
-        """The text.
+        """Renders the template.
 
         Raises:
-            Exception: whatever goes wrong in foreign code.
+            Exception: the template may raise anything.
         """
         pieces, length = [], 0
         for piece in self._template.generate({**variables, _CLOCK: _Clock()}):
@@ -84,7 +84,7 @@ class SandboxedTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Transformers' environment for chat templates, and the limits."""
+    """Transformers' environment for chat templates, with the limits."""
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
 
@@ -93,19 +93,19 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters |= {"tojson": _tojson, "center": _center, "indent": _indent, "format": _format}
         self.filters |= {_TICK: _tick, _CONCAT: _concat}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        del self.globals["lipsum"]  # makes any amount of text out of nothing
+        del self.globals["lipsum"]  # makes texts of unlimited length
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """`obj.attribute`; nearly always a key of a message, which is found without asking the class first."""
+        """`obj.attribute`. The common case, a key of a message, skips the lookup in the class."""
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left` operator `right`, unless the result is known to be too long."""
+        """`left` operator `right`, if the result is not too long."""
         if operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
             _check_length(len(left) + len(right))
-            return left + right  # type: ignore[operator]  # one of each is the template's mistake
+            return left + right  # type: ignore[operator]  # a string and a list are the template's mistake
         elif operator == "*":
             _check_product(left, right)
             _check_product(right, left)
@@ -117,7 +117,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Watch(NodeTransformer):
-    """Puts a look at the clock into every loop and macro, and a measure on `~`."""
+    """Inserts a check of the clock into every loop and macro, and a check of the length into `~`."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         return self._watch(node)
@@ -140,12 +140,12 @@ class _Watch(NodeTransformer):
 
 
 def _filtered(value: nodes.Expr, name: str) -> nodes.Filter:
-    """A filter, as Jinja calls these at once, but functions by way of the sandbox, which takes ten times as long."""
+    """A call of a filter: only functions go through Jinja's sandbox, which takes ten times as long."""
     return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` ... `{% endgeneration %}` frames what the assistant wrote; only training cares."""
+    """`{% generation %}` ... `{% endgeneration %}` marks the assistant's text for training, and is ignored here."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
@@ -159,7 +159,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 @jinja2.pass_context
 def _tick(context: Context, _: None) -> None:
-    """At each turn of a loop and each call of a macro."""
+    """Checks the clock, in each iteration of a loop and each call of a macro."""
     context.parent[_CLOCK].check()
 
 
@@ -185,7 +185,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models read it: unlike Jinja's own filter, without HTML escapes."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     if indent is not None:
         _check_length(indent)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

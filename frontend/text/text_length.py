@@ -1,7 +1,7 @@
-"""The least number of tokens that a text can have, told by its length: what cannot fit is refused unread.
+"""A lower bound on the number of a text's tokens, from its length: a text that cannot fit is refused untokenized.
 
-A token stands for no more characters than the vocabulary's longest has. That bounds a text only where no character is
-lost on the way to the tokens, so what a tokenizer is made of is looked at, and there is no bound where that is unknown.
+No token has more characters than the vocabulary's longest token. So the length of a text bounds the number of its
+tokens, if the tokenizer drops no characters. The tokenizer's steps are inspected; if one is unknown, there is no bound.
 """
 
 import json
@@ -12,22 +12,22 @@ import tokenizers
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 _NORMALIZERS = {"Prepend": 1, "NFD": 1, "NFKD": 1, "Lowercase": 1, "NFC": 4, "NFKC": 4}
-"""Those that lose nothing, and how many characters they make one of at most (Unicode's longest composition)."""
+"""Normalizers that drop no characters, and the most characters that each composes into one (by Unicode)."""
 
 _PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
 
 
 class LengthBound(NamedTuple):
-    """How long the text of a token can be.
+    """The greatest length of a token's text.
 
-    `takes_spaces`: some tokens take all white space beside them, which is not counted in `characters_per_token`.
+    `takes_spaces`: some tokens absorb all white space beside them, which `characters_per_token` does not count.
     """
 
     characters_per_token: int
     takes_spaces: bool = False
 
     def least_tokens(self, text: str) -> int:
-        """No tokenization of `text` has fewer tokens than this."""
+        """A lower bound on the number of `text`'s tokens."""
         num_characters = len(text)
         if self.takes_spaces:
             num_characters -= sum(map(text.count, _SPACES))
@@ -35,7 +35,7 @@ class LengthBound(NamedTuple):
 
 
 def find_bound(backend: tokenizers.Tokenizer) -> LengthBound | None:
-    """The bound for a tokenizer; None when it may make one token, or none, of any number of characters."""
+    """The bound for a tokenizer; None if it may turn any number of characters into one token or none."""
     composed = _most_composed(backend.normalizer)
     if composed is None or not _splits_only(backend.pre_tokenizer) or not _spells_all(backend):
         return None
@@ -45,7 +45,7 @@ def find_bound(backend: tokenizers.Tokenizer) -> LengthBound | None:
 
 
 def _most_composed(normalizer: Any) -> int | None:
-    """Characters that become one at most; None when some may be dropped."""
+    """The most characters that a normalizer composes into one; None if it may drop characters."""
     most = 1
     for step in _steps(normalizer, "normalizers"):
         if step["type"] == "Replace":
@@ -60,13 +60,13 @@ def _most_composed(normalizer: Any) -> int | None:
 
 
 def _splits_only(pre_tokenizer: Any) -> bool:
-    """Whether every character ends up in one of the pieces."""
+    """Whether a pre-tokenizer only splits, so that each character is in one of the pieces."""
     steps = _steps(pre_tokenizer, "pretokenizers")
     return all(step["type"] in _PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps)
 
 
 def _steps(part: Any, key: str) -> list[dict[str, Any]]:
-    """What a normalizer or a pre-tokenizer does, one thing after another."""
+    """The steps of a normalizer or a pre-tokenizer, in order."""
     if part is None:
         return []
     state = json.loads(part.__getstate__())
@@ -75,7 +75,7 @@ def _steps(part: Any, key: str) -> list[dict[str, Any]]:
 
 
 def _spells_all(backend: tokenizers.Tokenizer) -> bool:
-    """Whether characters without a token of their own are spelled, or become a token each."""
+    """Whether each character without a token of its own becomes byte tokens, or one token for itself."""
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE):
         return False

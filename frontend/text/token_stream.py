@@ -1,6 +1,6 @@
-"""Token ids to text, a few at a time: what is given out joins up to the text of all ids at once.
+"""Incremental detokenization: turns token ids into pieces of text, which joined are the text of all ids.
 
-A token may hold a part of a character, so text is kept back until its characters are complete. Work per token does
+A token may be a part of a character, so text is held back until its characters are complete. The time per token does
 not grow with the length of the text.
 """
 
@@ -13,17 +13,17 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 _CONTEXT_TOKENS = 8
 _MAX_HELD_TOKENS = 64
-"""Tokens kept back at most while their text ends in U+FFFD; a character has four bytes, so these are no character."""
+"""Most tokens held back while their text ends in U+FFFD. A character has at most four bytes, so more are not one."""
 
 
 class TokenStream(Protocol):
-    """One text in the making."""
+    """The text of one sequence of tokens."""
 
     def push(self, token_id: int) -> str:
-        """Takes the next token; returns the text that is certain now and was not given out before."""
+        """Takes the next token; returns the new text that is certain by now."""
 
     def flush(self) -> str:
-        """The rest, at the end: incomplete characters become U+FFFD."""
+        """Ends the text; returns the rest, with incomplete characters as U+FFFD."""
 
 
 def open_stream(
@@ -34,10 +34,10 @@ def open_stream(
     shown_special_token_ids: Sequence[int] = (),
     spaces_between_special_tokens: bool = True,
 ) -> TokenStream:
-    """A stream that continues the text of `prompt_token_ids`, without giving that text out.
+    """A stream that continues the text of `prompt_token_ids`, and does not return that text.
 
     Args:
-        skip_special_tokens: leave special tokens out, but for `shown_special_token_ids`.
+        skip_special_tokens: leave out special tokens, except `shown_special_token_ids`.
     """
     skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
     if shown_special_token_ids:
@@ -54,10 +54,10 @@ def _utf8_decoder() -> codecs.IncrementalDecoder:
 
 
 class ByteLevelStream:
-    """Tokens are byte strings: their concatenation is decoded as UTF-8 (GPT-2, Llama 3, Qwen).
+    """Tokens are byte strings, whose concatenation is decoded as UTF-8 (GPT-2, Llama 3, Qwen).
 
-    Between characters, a token that is whole characters has a text of its own, which is looked up: nine of ten times,
-    this is all that a token costs.
+    If no character is incomplete, and the token's bytes are whole characters, the token's text is looked up. That is
+    true of nine in ten tokens.
     """
 
     __slots__ = ("_decoder", "_piece", "_skipped", "_whole_texts", "_within_character")
@@ -69,7 +69,7 @@ class ByteLevelStream:
         self._decoder = _utf8_decoder()
         self._within_character = False
         tail = prompt_token_ids[-_CONTEXT_TOKENS:]
-        if tail and (tail[-1] in skipped or not self._whole_texts[tail[-1]]):  # it may end within a character
+        if tail and (tail[-1] in skipped or not self._whole_texts[tail[-1]]):  # the prompt may end within a character
             for token_id in tail:
                 self.push(token_id)
 
@@ -88,9 +88,9 @@ class ByteLevelStream:
 
 
 class ByteFallbackStream:
-    """Tokens are text, and what the vocabulary lacks is spelled in runs of one-byte tokens (Llama 2, Gemma).
+    """Tokens are text; characters without a token are runs of byte tokens (Llama 2, Gemma).
 
-    A run is kept back until it ends: the decoder's rule is that one wrong byte turns every byte of its run into U+FFFD.
+    A run is held back until it ends, because in this decoder one invalid byte turns every byte of its run into U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> None:
@@ -125,7 +125,7 @@ class ByteFallbackStream:
             return "\N{REPLACEMENT CHARACTER}" * len(run)
 
     def _strip(self, text: str) -> str:
-        """`text` without the leading spaces that stand for the start of a text."""
+        """`text` without the leading spaces that the tokenizer adds at the start of a text."""
         if not self._spaces_to_strip or not text:
             return text
         stripped = text[: self._spaces_to_strip]
@@ -135,7 +135,7 @@ class ByteFallbackStream:
 
 
 class WindowStream:
-    """Any other decoder (WordPiece, Metaspace, ...): the difference between two decodings of the last few tokens."""
+    """Any other decoder (WordPiece, Metaspace, ...): decodes the last few tokens twice, and returns the difference."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class WindowStream:
         self._skipped = skipped
         self._glued = frozenset() if spaces_between_special_tokens else tokenizer.added_token_ids
         visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in skipped)
-        self._context = list(islice(visible, _CONTEXT_TOKENS))[::-1]  # their text has been given out
+        self._context = list(islice(visible, _CONTEXT_TOKENS))[::-1]  # tokens whose text has been returned
         self._held: list[int] = []
         self._last: int | None = None
 

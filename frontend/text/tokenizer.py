@@ -1,7 +1,7 @@
-"""Text to token ids and back, on the `tokenizers` library alone.
+"""Turns text into token ids and back, with the `tokenizers` library.
 
-`transformers.AutoTokenizer` takes seconds and hundreds of megabytes to import, so it is only called on for checkpoints
-without a tokenizer.json, to convert what they have. Everything else works on the converted tokenizer.
+`transformers.AutoTokenizer` takes seconds and hundreds of megabytes to import. So it is only used to convert the
+tokenizer of a checkpoint without a tokenizer.json.
 """
 
 import functools
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 PieceKind = Literal["byte_level", "byte_fallback", "other"]
-"""How tokens become text: each token is bytes (GPT-2), or text with single-byte tokens (Llama 2), or neither."""
+"""How tokens become text: tokens are bytes (GPT-2), or text with byte tokens (Llama 2), or neither."""
 
 
 class _WholeTexts(dict[int, str | None]):
@@ -46,11 +46,11 @@ class Tokenizer:
     """One checkpoint's tokenizer. Safe to call from several threads.
 
     Args:
-        backend: the tokenizer itself; truncation and padding are turned off.
+        backend: the tokenizer itself; its truncation and padding are disabled.
         special_tokens: named tokens such as `eos_token`, by name.
         chat_templates: Jinja texts by name; the usual one is called `default`.
-        folder: where it came from.
-        truncation_side: the end of a prompt that is cut off when a request wants it shorter and does not say where.
+        folder: the tokenizer's folder.
+        truncation_side: the end at which a prompt is truncated, if a request does not say.
     """
 
     def __init__(
@@ -73,15 +73,16 @@ class Tokenizer:
         self.added_token_ids = frozenset(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.kind, self.stripped_spaces = _piece_kind(backend)
-        self._pieces: dict[int, bytes] = {}  # filled as tokens are met; at most one entry a vocabulary entry
+        self._pieces: dict[int, bytes] = {}  # a cache, bounded by the vocabulary
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Reads tokenizer.json and the files beside it. As in Transformers 5, what frames a text (BOS, EOS) is up to
-        tokenizer.json, whatever `add_bos_token` says beside it.
+        """Reads tokenizer.json and the files beside it.
+
+        As in Transformers 5, only tokenizer.json decides whether BOS and EOS are added, and `add_bos_token` is ignored.
 
         Raises:
-            ConfigError: the folder holds no tokenizer, or a broken one.
+            ConfigError: the folder has no tokenizer, or a malformed one.
         """
         config = read_json_if_present(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(config, read_json_if_present(folder / "special_tokens_map.json"))
@@ -98,10 +99,10 @@ class Tokenizer:
     # --------------------------------------------------------------------------------------------------- text to ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with BOS and the like where the checkpoint wants them.
+        """Token ids of `text`, with BOS and the like if the checkpoint adds them.
 
         Raises:
-            ParameterError: the text is no valid Unicode.
+            ParameterError: the text is not valid Unicode.
         """
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -109,14 +110,14 @@ class Tokenizer:
             raise _surrogate_error(text) from None
 
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[tuple[int, int]]:
-        """Where each token of `encode` is in the text, in characters. Raises ParameterError."""
+        """The begin and end of each token of `encode` in the text, in characters. Raises ParameterError."""
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).offsets
         except TypeError:
             raise _surrogate_error(text) from None
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """As `encode`, on all cores and without holding Python's global lock."""
+        """Like `encode`, on all cores and without the interpreter's lock."""
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except TypeError:
@@ -124,7 +125,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that `text` has at least, without tokenizing it; 0 where that cannot be told."""
+        """A lower bound on the number of `text`'s tokens, without tokenizing it; 0 if there is no bound."""
         return self._length_bound.least_tokens(text) if self._length_bound is not None else 0
 
     @functools.cached_property
@@ -134,15 +135,15 @@ class Tokenizer:
     # --------------------------------------------------------------------------------------------------- ids to text
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all ids at once; ids outside the vocabulary are left out."""
+        """The text of `token_ids`; ids outside the vocabulary are left out."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def decode_batch(self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """As `decode`, on all cores and without holding Python's global lock."""
+        """Like `decode`, on all cores and without the interpreter's lock."""
         return self._backend.decode_batch([list(row) for row in rows], skip_special_tokens=skip_special_tokens)
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, wherever it occurs; a part of a character, perhaps."""
+        """The bytes of one token, which may be a part of a character."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._make_piece(token_id)
@@ -150,15 +151,15 @@ class Tokenizer:
 
     @functools.cached_property
     def whole_texts(self) -> Mapping[int, str | None]:
-        """The text of each token whose bytes are whole characters; None for others. Filled as it is read."""
+        """The text of each token whose bytes are whole characters, None for the others. Filled on lookup."""
         return _WholeTexts(self.piece)
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself as text; U+FFFD stands for parts of characters."""
+        """The text of one token, with parts of characters as U+FFFD."""
         return self.piece(token_id).decode("utf-8", "replace")
 
     def is_byte_token(self, token_id: int) -> bool:
-        """Whether the token is one of the 256 that spell what the vocabulary lacks (`<0x0A>`)."""
+        """Whether the token is one of the 256 byte tokens, such as `<0x0A>`."""
         return self.kind == "byte_fallback" and _fallback_byte(self.token(token_id) or "") is not None
 
     def _make_piece(self, token_id: int) -> bytes:
@@ -223,23 +224,23 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
         return _convert_backend(folder)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+    except Exception as error:  # the library raises a bare Exception for every error in the file
         raise ConfigError(f"Cannot read {path}: {error}.") from None
 
 
 def _convert_backend(folder: Path) -> tokenizers.Tokenizer:
-    """Lets Transformers turn another format (tokenizer.model, vocab.json and merges.txt) into ours."""
+    """Converts another format (tokenizer.model, or vocab.json and merges.txt) with Transformers."""
     if not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")):
         raise ConfigError(
             f"There is no tokenizer in {folder}: name one with --tokenizer, "
             "or run on token ids alone with --skip-tokenizer-init."
         )
     logger.info("converting the tokenizer in %s; a tokenizer.json there would start faster", folder)
-    from transformers import AutoTokenizer  # 5 s and 400 MB, which is why only this rare path pays for it
+    from transformers import AutoTokenizer  # imported here, because it takes 5 s and 400 MB and is rarely needed
 
     try:
         converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # whatever is wrong with a foreign file
+    except Exception as error:  # Transformers may raise anything on a malformed file
         raise ConfigError(f"Cannot convert the tokenizer in {folder}: {error}.") from error
     if not converted.is_fast:
         raise ConfigError(
@@ -250,7 +251,7 @@ def _convert_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _content(token: Any) -> str | None:
-    """A token in a config file: a string, or an object that holds one."""
+    """The text of a token in a config file, which is a string or an object with `content`."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) else None
 
@@ -261,7 +262,7 @@ def _special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[s
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Adds tokens that only tokenizer_config.json knows, in the order of their ids."""
+    """Adds the tokens that only tokenizer_config.json has, in the order of their ids."""
     listed = config.get("added_tokens_decoder") or {}
     for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
         if backend.token_to_id(entry["content"]) is None:
@@ -302,7 +303,7 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 
 def _piece_kind(backend: tokenizers.Tokenizer) -> tuple[PieceKind, int]:
-    """What the decoder does to tokens, and how many leading spaces it strips from a text."""
+    """How the decoder turns tokens into text, and the number of leading spaces that it strips from a text."""
     if backend.decoder is None:
         return "other", 0
     decoder = json.loads(backend.decoder.__getstate__())
@@ -333,7 +334,7 @@ def _byte_level_piece(token: str) -> bytes:
     symbols = _byte_of_symbol()
     try:
         return bytes([symbols[character] for character in token])
-    except KeyError:  # an added token, which is spelled as it reads
+    except KeyError:  # an added token, whose bytes are its text
         return token.encode()
 
 

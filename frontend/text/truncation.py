@@ -1,4 +1,4 @@
-"""Cutting prompts that are too long, where a request asks for it."""
+"""Truncates prompts that are too long, if the request asks for it."""
 
 from typing import Literal, NamedTuple
 
@@ -8,22 +8,22 @@ Side = Literal["left", "right"]
 
 
 class Truncation(NamedTuple):
-    """How much of a prompt is kept: that many tokens, or with -1 as many as the context has room for.
+    """The most tokens of a prompt to keep; -1 for as many as fit the context.
 
-    `side` is the end that is cut off; None leaves it to the tokenizer.
+    `side` is the end that is cut off; None for the tokenizer's default.
     """
 
     num_tokens: int
     side: Side | None = None
 
     def apply(self, token_ids: list[int], *, room: int, tokenizer_side: Side) -> list[int]:
-        """`token_ids`, or the part of them that is kept.
+        """The part of `token_ids` that is kept.
 
         Args:
-            room: the longest prompt that leaves place for the output asked for, in tokens.
+            room: the most tokens of a prompt that leave room for the requested output.
 
         Raises:
-            ParameterError: more is to be kept than there is room for.
+            ParameterError: `num_tokens` is more than `room`.
         """
         limit = room if self.num_tokens == -1 else self.num_tokens
         if limit > room or limit < 1:
