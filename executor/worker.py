@@ -27,9 +27,11 @@ from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.forward import Forward
+from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.transfers import Transfers, transfers_from
 from quire.executor.timed_ops import timed
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import open_weights
@@ -38,21 +40,25 @@ logger = get_logger(__name__)
 
 
 class Worker:
-    """Loads, allocates, then executes plans, in this order.
+    """Loads, allocates, then launches and collects steps, in this order.
 
     Args:
         config: the same for all ranks.
         rank: which of them this is.
         group: those with which it shares each layer's weights; already joined.
+        transfers: how values come to the host; None: as from any device of that kind.
     """
 
-    def __init__(self, config: EngineConfig, rank: Rank, group: ParallelGroup) -> None:
+    def __init__(
+        self, config: EngineConfig, rank: Rank, group: ParallelGroup, transfers: Transfers | None = None
+    ) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
         self._config = config
         self._rank = rank
         self._group = group
         self._device = torch.device(f"cuda:{rank.tensor}" if config.device == "cuda" else "cpu")
+        self._transfers = transfers or transfers_from(self._device)
         self._ops = ops.bind(config.device)
         self._spans: Spans = NO_SPANS
         if config.trace_folder is not None:
@@ -133,21 +139,25 @@ class Worker:
                 ops=self._ops,
                 logprobs_mode=mode,
                 custom=self._processors,
+                transfers=self._transfers,
             ),
-            PromptScorer(spec.vocab_size, mode),
+            PromptScorer(spec.vocab_size, mode, self._transfers),
             EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device),
+            self._transfers,
             self._spans,
             # Elsewhere inputs are sent to the device, and have no place of their own there.
             DecodeInputs(table) if self._device.type == "cpu" else None,
         )
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Runs one step."""
-        assert self._runner is not None, "allocate() comes before execute()"
-        with self._spans.span("step"):
-            result = self._runner.execute(plan)
-        result.spans = self._spans.take()
-        return result
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Starts one step; see `ModelRunner.launch`."""
+        assert self._runner is not None, "allocate() comes before launch()"
+        return self._runner.launch(plan)
+
+    def collect(self, step: LaunchedStep) -> StepResult:
+        """Reads what came of a step; see `ModelRunner.collect`."""
+        assert self._runner is not None
+        return self._runner.collect(step)
 
     def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int]:
         """The model, and the bytes of its weights. They are counted before any is read."""

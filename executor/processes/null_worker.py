@@ -1,9 +1,27 @@
 """A worker without a model: answers every plan at once, so that tests and benchmarks see the cost of all the rest."""
 
+from typing import NamedTuple
+
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
 from quire.core.wire.rank import Rank
+
+
+class AnsweredStep(NamedTuple):
+    """A step whose result is there when it is launched."""
+
+    result: StepResult
+
+    @property
+    def step_id(self) -> int:
+        """The plan's."""
+        return self.result.step_id
+
+    @property
+    def is_done(self) -> bool:
+        """Always."""
+        return True
 
 
 class NullWorker:
@@ -30,9 +48,13 @@ class NullWorker:
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         """There is nothing to allocate."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> AnsweredStep:
         """The token after position p of slot s is p + s, modulo the vocabulary."""
         ends = zip(plan.slots, plan.num_computed, plan.num_scheduled, plan.num_wanted, strict=True)
         vocab_size = self._config.spec.vocab_size
         tokens = [[(slot + start + count) % vocab_size] for slot, start, count, wanted in ends if wanted]
-        return StepResult(step_id=plan.step_id, token_ids=tokens)
+        return AnsweredStep(StepResult(step_id=plan.step_id, token_ids=tokens))
+
+    def collect(self, step: AnsweredStep) -> StepResult:
+        """What `launch` has made."""
+        return step.result

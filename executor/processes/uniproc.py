@@ -20,11 +20,51 @@ from quire.core.wire.protocol import EngineReady, StepPlan, StepResult, WorkerRe
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.result_inbox import ResultInbox
+from quire.executor.processes.step_loop import StepLoop, StepWorker
 
 logger = get_logger(__name__)
 
 DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
 CLOSE_GRACE_SECONDS = 5.0
+
+
+class InboxClosed(Exception):
+    """Nothing will come any more."""
+
+
+class PlanInbox:
+    """Plans for the worker's thread."""
+
+    def __init__(self) -> None:
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+
+    def put(self, plan: StepPlan) -> None:
+        """Adds a plan at the end."""
+        self._plans.put(plan)
+
+    def close(self) -> None:
+        """Throws away what was not taken, and wakes the thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._plans.get_nowait()
+        self._plans.put(None)
+
+    def wait(self) -> StepPlan:
+        """See `quire.executor.processes.step_loop.Plans`."""
+        return self._opened(self._plans.get())
+
+    def poll(self) -> StepPlan | None:
+        """See `quire.executor.processes.step_loop.Plans`."""
+        try:
+            return self._opened(self._plans.get_nowait())
+        except queue.Empty:
+            return None
+
+    @staticmethod
+    def _opened(plan: StepPlan | None) -> StepPlan:
+        if plan is None:
+            raise InboxClosed
+        return plan
 
 
 class UniProcExecutor:
@@ -38,7 +78,7 @@ class UniProcExecutor:
         self.depth = 2 if config.limits.async_scheduling else 1
         self._config = config
         self._factory = factory
-        self._inbox: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._inbox = PlanInbox()
         self._results = ResultInbox()
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
@@ -82,10 +122,7 @@ class UniProcExecutor:
             return
         if hung:
             faulthandler.dump_traceback()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._inbox.get_nowait()
-        self._inbox.put(None)
+        self._inbox.close()
         try:
             async with asyncio.timeout(CLOSE_GRACE_SECONDS):
                 await self._ended.wait()
@@ -120,16 +157,16 @@ class UniProcExecutor:
         self._post(_set_result, started, ready)
         self._step(worker)
 
-    def _step(self, worker: Any) -> None:
-        while (plan := self._inbox.get()) is not None:
-            try:
-                result = worker.execute(plan)
-            except Exception as error:  # the worker's state is unknown now: no later step may run
-                logger.exception("the worker failed in step %d", plan.step_id)
-                text = f"The worker failed in step {plan.step_id}: {type(error).__name__}: {error}"
-                self._post(self._results.fail, EngineError(text))
-                return
-            self._post(self._results.put, result)
+    def _step(self, worker: StepWorker[Any]) -> None:
+        loop = StepLoop(worker, self._inbox, lambda result: self._post(self._results.put, result))
+        try:
+            loop.run()
+        except InboxClosed:
+            return
+        except Exception as error:  # the worker's state is unknown now: no later step may run
+            logger.exception("the worker failed in step %d", loop.step_id)
+            text = f"The worker failed in step {loop.step_id}: {type(error).__name__}: {error}"
+            self._post(self._results.fail, EngineError(text))
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None

@@ -18,11 +18,20 @@ from msgspec import Struct
 from quire.core import logging
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
-from quire.core.wire.protocol import AllocateCache, StepPlan, WorkerFailed, WorkerInput, WorkerReady, encoder
+from quire.core.wire.protocol import (
+    AllocateCache,
+    StepPlan,
+    StepResult,
+    WorkerFailed,
+    WorkerInput,
+    WorkerReady,
+    encoder,
+)
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import usable_cores
 from quire.executor.processes.ring import RingClosed, RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle
+from quire.executor.processes.step_loop import StepLoop
 
 logger = logging.get_logger(__name__)
 
@@ -90,12 +99,26 @@ class WorkerProcess:
         self._send(ready)
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again
-        while True:
-            plan = self._receive()
-            assert isinstance(plan, StepPlan), plan
-            result = worker.execute(plan)
-            if told.rank.is_first:  # all ranks have the same result
-                self._send(result)
+        StepLoop(worker, self, self._report).run()
+
+    def wait(self) -> StepPlan:
+        """See `Plans.wait`."""
+        plan = self._receive()
+        assert isinstance(plan, StepPlan), plan
+        return plan
+
+    def poll(self) -> StepPlan | None:
+        """See `Plans.poll`."""
+        message = self._plans.try_read()
+        if message is None:
+            return None
+        plan = self._decoder.decode(message)
+        assert isinstance(plan, StepPlan), plan
+        return plan
+
+    def _report(self, result: StepResult) -> None:
+        if self._assignment.rank.is_first:  # all ranks have the same result
+            self._send(result)
 
     def _receive(self) -> WorkerInput:
         return self._decoder.decode(self._plans.read(check=self._check_parent))

@@ -8,6 +8,7 @@ import torch
 
 from quire.core.wire.protocol import NewSlot
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SampleBatch:
 
     def on_device(self, array: np.ndarray) -> torch.Tensor:
         """`array` as a tensor beside the logits; the host does not wait for the copy."""
-        return torch.from_numpy(array).to(self.table.device, non_blocking=True)
+        return to_device(array, self.table.device)
 
 
 class SamplingFeature(ABC):
@@ -85,4 +86,20 @@ class Mask(SamplingFeature):
             logits: [all rows of the step, vocab_size] of any float type.
             rows: [num_rows] int64, on the host; the rows of `logits` that use it, in order.
             batch: of these rows.
+        """
+
+
+class FollowingMask(Mask):
+    """A mask that the host makes of every token of the output. The sampler tells it each of them once, in order."""
+
+    @abstractmethod
+    def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
+        """Takes the tokens that a step has sampled, before the next mask is made.
+
+        Args:
+            slots: [num_rows] int64; -1 where the request has left its slot since.
+            token_ids: [num_rows]; they mean nothing where not `usable`.
+
+        Returns:
+            Rows whose token it had forbidden, because something brought it back after the mask.
         """

@@ -8,6 +8,7 @@ import torch
 from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot, TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
+from quire.executor.step.transfers import Transfer, Transfers
 
 _NONE = -2
 ALL = -1
@@ -20,27 +21,26 @@ def scores(logits: torch.Tensor, mode: LogprobsMode) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class StepLogprobs:
-    """What one step owes to the rows that asked; tensors on the device until `rows` reads them.
+    """What one step owes to the rows that asked, on its way to the host.
 
     Attributes:
         places: [num_asked] int64, on the host; index of the row among the step's sampled rows.
         num_shown: [num_asked] int64, on the host; how many tokens the row wants beside the sampled one.
         by_likelihood: [num_asked] bool, on the host; false where the row named its tokens.
-        token_ids: [num_asked, 1 + most wanted]; the sampled token, then the likeliest, best first, or those named.
-        values: like `token_ids`, float32.
-        nth_likeliest: [num_asked] int64; 1 for a sampled token that is the likeliest.
+        transfer: of three tensors. Token ids, [num_asked, 1 + most wanted]: the sampled token, then the likeliest, best
+            first, or those named. Their values, like the ids, float32. The sampled tokens' places by likelihood,
+            [num_asked] int64, 1 for the likeliest.
     """
 
     places: np.ndarray
     num_shown: np.ndarray
     by_likelihood: np.ndarray
-    token_ids: torch.Tensor
-    values: torch.Tensor
-    nth_likeliest: torch.Tensor
+    transfer: Transfer
 
     def rows(self) -> list[tuple[int, TokenLogprobs]]:
         """(index among sampled rows, log-probabilities) for each row that asked; waits for the device."""
-        positions = token_logprobs(self.token_ids, self.values, self.nth_likeliest, self.num_shown, self.by_likelihood)
+        token_ids, values, nth_likeliest = self.transfer.values()
+        positions = token_logprobs(token_ids, values, nth_likeliest, self.num_shown, self.by_likelihood)
         return list(zip(self.places.tolist(), positions, strict=True))
 
 
@@ -51,7 +51,7 @@ def token_logprobs(
     num_shown: np.ndarray,
     by_likelihood: np.ndarray,
 ) -> list[TokenLogprobs]:
-    """Rows of tensors, shaped as in `StepLogprobs`, for the wire; waits for the device."""
+    """Rows of tensors on the host, shaped as in `StepLogprobs`, for the wire."""
     columns = zip(
         token_ids.tolist(),
         values.tolist(),
@@ -66,9 +66,10 @@ def token_logprobs(
 class Logprobs:
     """Looks at the logits before other features change them, or after all have, and again when tokens are known."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, mode: LogprobsMode) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, mode: LogprobsMode, transfers: Transfers) -> None:
         self._vocab_size = vocab_size
         self._mode = mode
+        self._transfers = transfers
         self._num_top = np.full(max_num_seqs, _NONE, np.int64)
         self._named: dict[int, np.ndarray] = {}  # slot to the ids that its request named
 
@@ -111,7 +112,8 @@ class Logprobs:
             shown_ids = self._with_named(shown_ids, named, int(num_shown.max()))
             shown = values.gather(1, shown_ids)
         token_ids = torch.cat([own_ids, shown_ids], 1)
-        return StepLogprobs(places, num_shown, by_likelihood, token_ids, torch.cat([own, shown], 1), nth_likeliest)
+        transfer = self._transfers.to_host([token_ids, torch.cat([own, shown], 1), nth_likeliest])
+        return StepLogprobs(places, num_shown, by_likelihood, transfer)
 
     @staticmethod
     def _with_named(top_ids: torch.Tensor, named: list[np.ndarray | None], width: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ class Penalties(Feature):
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         table, device = batch.table, logits.device
         longest = int(batch.positions.max())
-        token_ids = table.token_ids[torch.from_numpy(batch.slots).to(device), :longest].long()  # [num_rows, longest]
+        token_ids = table.token_ids[batch.on_device(batch.slots), :longest].long()  # [num_rows, longest]
         column = torch.arange(longest, device=device)
         ends, starts = batch.on_device(batch.positions).unsqueeze(1), batch.column(table.num_unnamed)
         known = (column >= starts) & (column < ends)

@@ -1,6 +1,7 @@
 """Log-probabilities of prompts: each token's, given those before it, while the prompt is computed."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,17 +10,45 @@ from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot, PromptLogprobs, StepPlan, TokenLogprobs
 from quire.executor.sampling.logprobs import ALL, scores, token_logprobs
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.transfers import Transfer, Transfers
 
 _MAX_LOGITS = 2**23
 """Logits at once; a prompt's are computed in slices of this size, because all of them may not fit in memory."""
 
 
+@dataclass(frozen=True)
+class ScoredPart:
+    """The scores of a part of one prompt, on their way to the host.
+
+    Attributes:
+        start: position of the first token that is scored.
+        num_top: how many likely tokens the request wants beside each.
+        slices: the part's tokens in pieces: token ids, values and places by likelihood, as in `StepLogprobs`.
+    """
+
+    slot: int
+    start: int
+    num_top: int
+    slices: list[Transfer]
+
+    def read(self) -> tuple[int, PromptLogprobs]:
+        """(slot, scores); waits for the device."""
+        positions: list[TokenLogprobs] = []
+        for piece in self.slices:
+            token_ids, values, nth_likeliest = piece.values()
+            num_rows = len(token_ids)
+            num_shown, ranked = np.full(num_rows, self.num_top), np.ones(num_rows, bool)
+            positions += token_logprobs(token_ids, values, nth_likeliest, num_shown, ranked)
+        return self.slot, PromptLogprobs(self.start, positions)
+
+
 class PromptScorer:
     """Keeps which slots hold a prompt to be scored. Nothing changes logits here, so raw and processed are the same."""
 
-    def __init__(self, vocab_size: int, mode: LogprobsMode) -> None:
+    def __init__(self, vocab_size: int, mode: LogprobsMode, transfers: Transfers) -> None:
         self._vocab_size = vocab_size
         self._mode = mode
+        self._transfers = transfers
         self._num_top: dict[int, int] = {}  # by slot
 
     @property
@@ -46,8 +75,8 @@ class PromptScorer:
         hidden: torch.Tensor,
         table: RequestTable,
         compute_logits: Callable[[torch.Tensor], torch.Tensor],
-    ) -> list[tuple[int, PromptLogprobs]]:
-        """(slot, scores) for each row of the step that computed a part of such a prompt; waits for the device.
+    ) -> list[ScoredPart]:
+        """The scores of each row of the step that computed a part of such a prompt.
 
         Args:
             hidden: [num_tokens, hidden]; the model's output for all tokens of the step, row after row.
@@ -62,12 +91,12 @@ class PromptScorer:
                 if end > start:
                     targets = table.token_ids[slot, start + 1 : end + 1].long()
                     part = hidden[first : first + end - start]
-                    positions = [
-                        position
+                    num_top = self._num_top[slot]
+                    slices = [
+                        self._transfers.to_host(self._scores(logits, chunk, num_top))
                         for logits, chunk in self._slices(part, targets, compute_logits)
-                        for position in self._positions(logits, chunk, self._num_top[slot])
                     ]
-                    results.append((slot, PromptLogprobs(start + 1, positions)))
+                    results.append(ScoredPart(slot, start + 1, num_top, slices))
                 if start + count > last:
                     del self._num_top[slot]
             first += count
@@ -80,17 +109,11 @@ class PromptScorer:
         for part, chunk in zip(hidden.split(size), targets.split(size), strict=True):
             yield compute_logits(part).float(), chunk
 
-    def _positions(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> list[TokenLogprobs]:
+    def _scores(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> list[torch.Tensor]:
+        """The tensors of a `ScoredPart`'s slice."""
         values = scores(logits, self._mode)
         own_ids = targets.unsqueeze(1)
         own = values.gather(1, own_ids)
         nth_likeliest = (values > own).sum(-1) + 1
         top, top_ids = values.topk(num_top, dim=-1)
-        num_rows = len(targets)
-        return token_logprobs(
-            torch.cat([own_ids, top_ids], 1),
-            torch.cat([own, top], 1),
-            nth_likeliest,
-            np.full(num_rows, num_top),
-            np.ones(num_rows, bool),
-        )
+        return [torch.cat([own_ids, top_ids], 1), torch.cat([own, top], 1), nth_likeliest]

@@ -1,7 +1,8 @@
 """Logits to tokens: an ordered list of features, then the likeliest token or a draw."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.custom import CustomFeature
-from quire.executor.sampling.feature import Feature, Mask, SampleBatch
+from quire.executor.sampling.feature import Feature, FollowingMask, Mask, SampleBatch
 from quire.executor.sampling.grammar.masks import GrammarMasks
 from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
@@ -20,30 +21,61 @@ from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
-from quire.executor.sampling.top_k_top_p import TopK, TopP
+from quire.executor.sampling.top_k_top_p import FIRST_LOOK, TopK, TopP
+from quire.executor.step.transfers import HostTransfers, Transfers, to_device
 from quire.ops.backend import Backend
 from quire.ops.random import start_of
 
 _NO_ROWS = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
 class Sampled:
-    """The tokens of one step, on the device.
+    """The tokens of one step, on the device and on their way to the host.
 
     Attributes:
-        token_ids: [num_rows] int64; always valid ids, meaningless where not `usable`.
-        usable: [num_rows] bool; false where the row's logits were NaN or infinite.
+        token_ids: [num_rows] int64, on the device; always valid ids, meaningless where not `usable`.
+        usable: [num_rows] bool, on the device; false where the row's logits were NaN or infinite.
         logprobs: for the rows that asked, or None if no row did.
+        slots: [num_rows] int64, on the host; -1 where the request has left its slot since.
+        reasons: by row that has left its slot, what `Sampler.why_nothing_fits` said of the slot before.
+        forbidden: rows whose token a mask had forbidden; known once the tokens are.
     """
 
-    token_ids: torch.Tensor
-    usable: torch.Tensor
-    logprobs: StepLogprobs | None
+    def __init__(
+        self,
+        slots: np.ndarray,
+        chosen: tuple[torch.Tensor, torch.Tensor],
+        logprobs: StepLogprobs | None,
+        transfers: Transfers,
+    ) -> None:
+        self.slots = slots
+        self.token_ids, self.usable = chosen
+        self.logprobs = logprobs
+        self.reasons: dict[int, str | None] = {}
+        self.forbidden: list[int] = []
+        self._transfer = transfers.to_host(chosen)
+
+    @cached_property
+    def on_host(self) -> tuple[list[int], list[bool]]:
+        """`token_ids` and `usable`, read once. Waits for this step, and for no later one."""
+        token_ids, usable = self._transfer.values()
+        return token_ids.tolist(), usable.tolist()
+
+    def release(self, slots: list[int], why_nothing_fits: Callable[[int], str | None]) -> None:
+        """The requests in `slots` are gone; whoever is in these slots next has nothing to do with this step."""
+        rows = np.flatnonzero(np.isin(self.slots, slots))
+        self.reasons |= {int(row): why_nothing_fits(int(self.slots[row])) for row in rows}
+        self.slots = self.slots.copy()
+        self.slots[rows] = -1
 
 
 class Sampler:
-    """Samples one token for each row. To add a sampling parameter, write its feature and put it in the list."""
+    """Samples one token for each row. To add a sampling parameter, write its feature and put it in the list.
+
+    A step is sampled before the tokens of the last are known to the host. Only masks that follow an output on the host
+    need those first: then, and not before, the last step is waited for and read, while the device is at work on the
+    forward pass of this one. `_settle` is the one place that reads tokens for them.
+    """
 
     def __init__(
         self,
@@ -54,8 +86,11 @@ class Sampler:
         ops: Backend,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         custom: Sequence[CustomFeature] = (),
+        transfers: Transfers | None = None,
     ) -> None:
+        """`transfers` bring tokens to the host; None: they are there."""
         self._ops = ops
+        self._transfers = transfers or HostTransfers()
         self._custom = custom
         self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids, ops)
         self._features: list[Feature | Mask] = [
@@ -70,15 +105,18 @@ class Sampler:
             Temperature(max_num_seqs),  # from here on only rows that draw
             MinP(max_num_seqs),
             TopK(max_num_seqs, vocab_size),
-            TopP(max_num_seqs),
+            TopP(max_num_seqs, FIRST_LOOK if self._transfers.are_free else vocab_size),
         ]
-        masks = (AllowedTokens, BadWords, MinTokens)
-        self._masking = sum(1 << place for place, feature in enumerate(self._features) if isinstance(feature, masks))
+        self._masking = self._bits(AllowedTokens, BadWords, MinTokens)
+        self._following = self._bits(FollowingMask)
+        self._followers = [feature for feature in self._features if isinstance(feature, FollowingMask)]
+        self._unsettled: Sampled | None = None  # the last step with rows that want a follower, until they are told
+        self._launched: deque[Sampled] = deque()  # sampled and not collected
         # Per slot, bit i: will want feature i some time; above them, whether logprobs, the likeliest token, a draw.
         self._wanted = np.zeros(max_num_seqs, np.int64)
         self._asks, self._greedy, self._draws = (1 << len(self._features) + place for place in range(3))
         self._wanted_together: dict[int, list[Feature | Mask]] = {0: []}  # bits to features
-        self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode)
+        self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode, self._transfers)
         self._starts = np.zeros(max_num_seqs, np.uint64)  # of random numbers, made of seeds
 
     def admit(self, request: NewSlot) -> None:
@@ -92,6 +130,8 @@ class Sampler:
 
     def release(self, slots: list[int]) -> None:
         """The requests in these slots are gone."""
+        for sampled in self._launched:
+            sampled.release(slots, self.why_nothing_fits)
         for feature in self._features:
             feature.release(slots)
 
@@ -99,6 +139,8 @@ class Sampler:
         """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
         wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
         asked = np.flatnonzero(self._logprobs.used(batch)) if wanted & self._asks else _NO_ROWS
+        if wanted & self._following:
+            self._settle()
         values = None
         if len(asked) and self._logprobs.of_raw_logits:
             values = self._logprobs.values(_rows(logits, asked).float())
@@ -108,11 +150,39 @@ class Sampler:
                 logits = self._apply(feature, logits, rows, batch)
         if len(asked) and values is None:
             values = self._logprobs.values(_rows(logits, asked).float())
-        token_ids, usable = self._choose(logits, batch, wanted)
-        if values is None:
-            return Sampled(token_ids, usable, None)
-        logprobs = self._logprobs.of(values, batch.take(asked), asked, _rows(token_ids, asked))
-        return Sampled(token_ids, usable, logprobs)
+        chosen = self._choose(logits, batch, wanted)
+        logprobs = None
+        if values is not None:
+            logprobs = self._logprobs.of(values, batch.take(asked), asked, _rows(chosen[0], asked))
+        sampled = Sampled(batch.slots, chosen, logprobs, self._transfers)
+        self._launched.append(sampled)
+        if wanted & self._following:
+            self._unsettled = sampled
+        return sampled
+
+    def collect(self, sampled: Sampled) -> None:
+        """Waits for the oldest step that was not collected; all that can be known of it is known then."""
+        assert self._launched[0] is sampled, "steps are collected in order"
+        self._launched.popleft()
+        if sampled is self._unsettled:
+            self._settle()
+
+    def why_unusable(self, sampled: Sampled, row: int) -> str | None:
+        """What to tell the request of a row that was not usable; None if that is the model's fault."""
+        if row in sampled.reasons:
+            return sampled.reasons[row]
+        return self.why_nothing_fits(int(sampled.slots[row]))
+
+    def _settle(self) -> None:
+        """Tells masks that follow outputs what was sampled last: before the next masks or with the result, once."""
+        sampled, self._unsettled = self._unsettled, None
+        if sampled is not None:
+            token_ids, usable = sampled.on_host
+            for follower in self._followers:
+                sampled.forbidden += follower.advance(sampled.slots, token_ids, usable)
+
+    def _bits(self, *kinds: type) -> int:
+        return sum(1 << place for place, feature in enumerate(self._features) if isinstance(feature, kinds))
 
     def why_nothing_fits(self, slot: int) -> str | None:
         """What to tell a request whose row was not usable through its own fault; None when the model's logits were."""
@@ -163,7 +233,7 @@ class Sampler:
 
 
 def _index(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(rows).to(like.device, non_blocking=True)
+    return to_device(rows, like.device)
 
 
 def _rows(tensor: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

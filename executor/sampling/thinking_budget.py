@@ -1,7 +1,4 @@
-"""thinking_token_budget: reasoning that has had its tokens is closed, by making the tokens of its end the only ones.
-
-The tokens just sampled are read back for requests that have a budget, which the others do not wait for.
-"""
+"""thinking_token_budget: reasoning that has had its tokens is closed, by making the tokens of its end the only ones."""
 
 from collections.abc import Sequence
 
@@ -10,7 +7,7 @@ import torch
 
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.sampling_params import ThinkingMarks
-from quire.executor.sampling.feature import Mask, SampleBatch
+from quire.executor.sampling.feature import FollowingMask, SampleBatch
 
 
 class Thinking:
@@ -27,7 +24,6 @@ class Thinking:
         self._count = 0 if marks.opened else -1  # tokens since the reasoning began; -1 outside of it
         self._num_forced = 0
         self._tail: list[int] = []
-        self.num_seen = 0
         self.push(output)
 
     @property
@@ -48,14 +44,13 @@ class Thinking:
                 self._count += 1
                 if self._ends_with(self._marks.end):
                     self._count, self._num_forced = -1, 0
-        self.num_seen += len(token_ids)
         del self._tail[: -self._marks.longest]
 
     def _ends_with(self, marks: list[list[int]]) -> bool:
         return any(self._tail[-len(mark) :] == mark for mark in marks)
 
 
-class ThinkingBudget(Mask):
+class ThinkingBudget(FollowingMask):
     """Has the last word: it comes after all other masks."""
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -79,11 +74,14 @@ class ThinkingBudget(Mask):
         return self._used[batch.slots]
 
     def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
-        table = batch.table
-        first = table.num_prompt_tokens
-        for row, slot, position in zip(rows.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True):
-            state = self._states[slot]
-            state.push(table.token_ids[slot, int(first[slot]) + state.num_seen : position].tolist())
-            if (token_id := state.forced) is not None:
+        for row, slot in zip(rows.tolist(), batch.slots.tolist(), strict=True):
+            if (token_id := self._states[slot].forced) is not None:
                 logits[row] = -torch.inf
                 logits[row, token_id] = 0
+
+    def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
+        """See `FollowingMask.advance`. It has the last word: nothing brings a token back."""
+        for slot, token_id, is_usable in zip(slots.tolist(), token_ids, usable, strict=True):
+            if is_usable and (state := self._states.get(slot)) is not None:
+                state.push([token_id])
+        return []

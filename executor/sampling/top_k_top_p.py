@@ -11,7 +11,7 @@ from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.cut import drop_below
 from quire.executor.sampling.feature import Feature, SampleBatch
 
-_FIRST_LOOK = 256
+FIRST_LOOK = 256
 """Tokens among which the top-p cut is sought first: nearly always enough, and much less work than sorting them all."""
 _WIDER = 64
 
@@ -41,7 +41,12 @@ class TopK(Feature):
 class TopP(Feature):
     """Keeps the smallest set of likeliest tokens whose probability reaches top_p; at least one."""
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, first_look: int = FIRST_LOOK) -> None:
+        """Among the `first_look` likeliest tokens the cut is sought before the host looks whether it was among them.
+
+        With `first_look` the size of the vocabulary the host need not look.
+        """
+        self._first_look = first_look
         self._top_p = np.ones(max_num_seqs, np.float64)
 
     def admit(self, request: NewSlot) -> bool:
@@ -54,7 +59,7 @@ class TopP(Feature):
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         probs = logits.softmax(-1)
-        least = _least_kept(probs, batch.column(self._top_p), _FIRST_LOOK)
+        least = _least_kept(probs, batch.column(self._top_p), self._first_look)
         return drop_below(logits, probs, least)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.transfers import to_device
 
 
 class GroupPages(NamedTuple):
@@ -68,7 +69,7 @@ def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
         positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
 
     def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(table.device, non_blocking=True)
+        return to_device(array, table.device)
 
     size = table.block_size
     num_pages = -(-int(seq_lens.max()) // size)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
+from quire.executor.step.transfers import to_device
 
 _FIRST_COLUMNS = 2048
 
@@ -46,7 +47,7 @@ class RequestTable:
         """Takes over the tokens and pages of a request that enters a slot."""
         num_tokens, slot = len(request.token_ids), request.slot
         self._reach(num_tokens + 1)
-        self.token_ids[slot, :num_tokens] = torch.tensor(request.token_ids, dtype=torch.int32, device=self.device)
+        self.token_ids[slot, :num_tokens] = to_device(np.array(request.token_ids, np.int32), self.device)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
         for num_blocks in self.num_blocks:
@@ -70,7 +71,7 @@ class RequestTable:
         if self._on_host is not None:
             return torch.from_numpy(self.on_host(slots, positions).astype(np.int64))
         index = self._flat(slots, positions)
-        return self.token_ids.view(-1)[torch.from_numpy(index).to(self.device, non_blocking=True)].long()
+        return self.token_ids.view(-1)[to_device(index, self.device)].long()
 
     def on_host(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Like `gather` where the device is the host: [n] int32."""
@@ -86,7 +87,7 @@ class RequestTable:
         if self._on_host is not None:
             self._on_host[index] = token_ids.numpy()
         else:
-            self.token_ids.view(-1)[torch.from_numpy(index).to(self.device, non_blocking=True)] = token_ids.int()
+            self.token_ids.view(-1)[to_device(index, self.device)] = token_ids.int()
 
     def _flat(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return slots * self._num_columns + positions

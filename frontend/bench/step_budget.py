@@ -143,7 +143,7 @@ def _parts(spans: Iterable[Span], names: Mapping[str, str]) -> dict[str, float]:
 def _row(name: str, outer: str | None, names: Mapping[str, str]) -> str:
     if name in names:
         return names[name]
-    if outer == ROWS["sample"] and name != "result":
+    if outer == ROWS["sample"]:
         return outer  # an operation of the sampler's
     return ROWS.get(name, name)
 

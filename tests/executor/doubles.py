@@ -12,7 +12,7 @@ from quire.core.engine.engine import Executor
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
-from quire.executor.processes.null_worker import NullWorker
+from quire.executor.processes.null_worker import AnsweredStep, NullWorker
 
 
 def make_config(tensor_parallel_size: int = 1) -> EngineConfig:
@@ -64,8 +64,8 @@ class UnequalWorker(NullWorker):
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         self._agreed = [num_blocks, max_model_len]
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        return StepResult(plan.step_id, [self._agreed])
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        return AnsweredStep(StepResult(plan.step_id, [self._agreed]))
 
 
 class OtherWindowWorker(NullWorker):
@@ -77,15 +77,15 @@ class OtherWindowWorker(NullWorker):
 
 
 class SlowWorker(NullWorker):
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> AnsweredStep:
         time.sleep(0.02)
-        return super().execute(plan)
+        return super().launch(plan)
 
 
 class StuckWorker(NullWorker):
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> AnsweredStep:
         time.sleep(3600)
-        return super().execute(plan)
+        return super().launch(plan)
 
 
 class StubbornWorker(StuckWorker):
@@ -99,10 +99,10 @@ class StubbornWorker(StuckWorker):
 class RaisingWorker(NullWorker):
     """The last rank raises in step 3."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> AnsweredStep:
         if plan.step_id == 3 and self._rank.tensor == self._config.tensor_parallel_size - 1:
             raise ValueError("three is too much")
-        return super().execute(plan)
+        return super().launch(plan)
 
 
 class UnloadableWorker(NullWorker):
@@ -118,14 +118,14 @@ class ExitingWorker(NullWorker):
 class CoreWorker(NullWorker):
     """Answers with what its process was given: threads for OpenMP, and whether it ignores SIGINT."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> AnsweredStep:
         ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        return StepResult(plan.step_id, [[int(os.environ["OMP_NUM_THREADS"]), int(ignores)]])
+        return AnsweredStep(StepResult(plan.step_id, [[int(os.environ["OMP_NUM_THREADS"]), int(ignores)]]))
 
 
 class OnceStuckWorker(NullWorker):
     """Hangs for a second in each step."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> AnsweredStep:
         time.sleep(1.0)
-        return super().execute(plan)
+        return super().launch(plan)

@@ -13,7 +13,7 @@ import torch
 
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Mask, SampleBatch
+from quire.executor.sampling.feature import FollowingMask, SampleBatch
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 from quire.ops.backend import Backend
@@ -21,8 +21,8 @@ from quire.ops.backend import Backend
 logger = get_logger(__name__)
 
 
-class GrammarMasks(Mask):
-    """A mask with a life beside the sampler's list: `advance` after the draw.
+class GrammarMasks(FollowingMask):
+    """Keeps a matcher for each slot that has a grammar.
 
     With several ranks each has its own, and they agree because ranks come to the same tokens.
     """
@@ -131,13 +131,10 @@ class GrammarMasks(Mask):
         self._faults[slot] = f"{error or type(error).__name__}"
 
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
-        """Holds the tokens that were chosen for the rows of `slots` [num_rows], where `usable`, against their masks.
+        """See `FollowingMask.advance`: holds the tokens of the last step with masks against these.
 
         A request whose output is complete is free from then on: what is sampled for it before its end is known to the
         scheduler is dropped, or is what `ignore_eos` asked for.
-
-        Returns:
-            Rows whose token does not fit their grammar, because something brought it back after the mask.
         """
         broken: list[int] = []
         if not self._masked:

@@ -193,7 +193,7 @@ def test_closing_on_a_hung_step_shows_where_it_hangs(capfd: pytest.CaptureFixtur
             await executor.close(hung=True)
 
     run(test())
-    assert capfd.readouterr().err.count("in execute") == 2
+    assert capfd.readouterr().err.count("in launch") == 2
 
 
 def test_close_before_start_is_harmless() -> None:

@@ -130,7 +130,7 @@ def test_closing_on_a_hung_step_shows_where_it_hangs(
         await executor.close(hung=True)
 
     run(test())
-    assert "in execute" in capfd.readouterr().err
+    assert "in launch" in capfd.readouterr().err
 
 
 def test_importing_it_imports_no_torch() -> None:

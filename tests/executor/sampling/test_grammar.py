@@ -25,7 +25,7 @@ from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarMatcher, xg
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.request_table import RequestTable
 from tests.checkpoints import VOCAB_SIZE as MODEL_VOCAB_SIZE
-from tests.executor.step.test_model_runner import engine_config, start_worker
+from tests.executor.step.test_model_runner import engine_config, execute, start_worker
 
 VOCAB_SIZE = 259
 END = 256
@@ -147,11 +147,11 @@ class Bench:
         rows = np.array(slots)
         positions = np.array([self.lengths[slot] for slot in slots])
         sampled = self.sampler.sample(logits.clone(), SampleBatch(rows, positions, self.table))
-        token_ids, usable = sampled.token_ids.tolist(), sampled.usable.tolist()
-        assert self.masks.advance(rows, token_ids, usable) == []
+        self.sampler.collect(sampled)
+        assert sampled.forbidden == []
         for slot in slots:
             self.lengths[slot] += 1
-        return token_ids, usable
+        return sampled.on_host
 
 
 def preferring(*token_ids: int) -> torch.Tensor:
@@ -250,9 +250,9 @@ def test_masks_are_made_when_the_forward_pass_is_under_way(
     (tmp_path / "vocabulary").write_bytes(msgspec.msgpack.encode(vocabulary))
     made = msgspec.structs.replace(made, vocabulary_path=str(tmp_path / "vocabulary"))
     new = NewSlot(0, [5, 6, 7], 3, [[0]], SamplingParams(temperature=0.0, seed=1), made)
-    worker.execute(StepPlan(0, [], [new], [0], [0], [3], [1], []))
+    execute(worker, StepPlan(0, [], [new], [0], [0], [3], [1], []))
     watch.forget()
-    result = worker.execute(StepPlan(1, [], [], [0], [3], [1], [1], []))
+    result = execute(worker, StepPlan(1, [], [], [0], [3], [1], [1], []))
     spans = {name: (begin, end) for name, begin, end in result.spans}
     done = dict(zip(watch.events, watch.times, strict=True))
     assert watch.events[:2] == ["mask", "apply"]
@@ -350,7 +350,8 @@ def test_a_token_that_came_back_after_the_mask_is_told(grammar: Callable[..., Gr
     rows, positions = np.array([0, 1]), np.array([2, 2])
     sampled = bench.sampler.sample(torch.zeros(2, VOCAB_SIZE), SampleBatch(rows, positions, bench.table))
     assert sampled.token_ids[1] == ord(">")
-    assert bench.masks.advance(rows, sampled.token_ids.tolist(), sampled.usable.tolist()) == [1]
+    bench.sampler.collect(sampled)
+    assert sampled.forbidden == [1]
 
 
 def test_a_grammar_that_cannot_be_loaded_fails_its_own_request(grammar: Callable[..., Grammar]) -> None:

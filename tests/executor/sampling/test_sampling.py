@@ -41,7 +41,9 @@ class Bench:
 
     def sample(self, logits: torch.Tensor, slots: Sequence[int]) -> Sampled:
         index = np.array(slots)
-        return self.sampler.sample(logits.clone(), SampleBatch(index, self.lengths[index], self.table))
+        sampled = self.sampler.sample(logits.clone(), SampleBatch(index, self.lengths[index], self.table))
+        self.sampler.collect(sampled)
+        return sampled
 
     def step(self, logits: torch.Tensor, slots: Sequence[int]) -> list[int]:
         """Samples and appends, as a decode does."""
@@ -372,7 +374,7 @@ def test_tokens_and_logprobs_are_those_of_float32(mode: LogprobsMode) -> None:
         sampled = bench.sample(given, range(6))
         assert sampled.logprobs is not None
         tokens.append(sampled.token_ids.tolist())
-        values.append(sampled.logprobs.values)
+        values.append(sampled.logprobs.transfer.values()[1])
     assert tokens[0] == tokens[1]
     assert values[0].dtype == torch.float32
     torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)

@@ -20,7 +20,7 @@ from quire.core.config.resolved import EngineConfig, SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, StepPlan
+from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, StepPlan, StepResult
 from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.parallel.groups import ParallelGroup
@@ -56,6 +56,10 @@ def start_worker(config: EngineConfig) -> Worker:
     return worker
 
 
+def execute(worker: Worker, plan: StepPlan) -> StepResult:
+    return worker.collect(worker.launch(plan))
+
+
 def generate(
     worker: Worker,
     requests: list[EngineRequest],
@@ -80,7 +84,7 @@ def generate(
     while scheduler.has_unfinished():
         while len(plans) < depth and (plan := scheduler.schedule()) is not None:
             plans.append(plan)
-        for delta in scheduler.update(worker.execute(plans.popleft())):
+        for delta in scheduler.update(execute(worker, plans.popleft())):
             deltas[delta.request_id].append(delta)
     scheduler.check_invariants()
     return deltas
@@ -232,7 +236,7 @@ def test_a_row_with_nan_fails_alone(folder: Path, tmp_path: Path) -> None:
 
 def test_a_plan_without_samples_returns_nothing(worker: Worker) -> None:
     new = NewSlot(0, prompt_of(0, 10), 10, [[0]], SamplingParams(seed=0))
-    result = worker.execute(StepPlan(5, [], [new], [0], [0], [4], [0], []))
+    result = execute(worker, StepPlan(5, [], [new], [0], [0], [4], [0], []))
     assert (result.step_id, result.token_ids) == (5, [])
 
 
@@ -241,9 +245,9 @@ def test_a_released_request_costs_later_steps_nothing(folder: Path, tmp_path: Pa
     worker = start_worker(engine_config(folder, trace_folder=str(tmp_path)))
     scored = NewSlot(0, prompt_of(0, 10), 10, [[0]], SamplingParams(seed=0, prompt_logprobs=1))
     plain = NewSlot(1, prompt_of(1, 10), 10, [[1]], SamplingParams(seed=0))
-    spans = worker.execute(StepPlan(0, [], [scored, plain], [0, 1], [0, 0], [4, 4], [0, 0], [])).spans
+    spans = execute(worker, StepPlan(0, [], [scored, plain], [0, 1], [0, 0], [4, 4], [0, 0], [])).spans
     assert "score" in {name for name, _, _ in spans}
-    spans = worker.execute(StepPlan(1, [0], [], [1], [4], [6], [1], [])).spans
+    spans = execute(worker, StepPlan(1, [0], [], [1], [4], [6], [1], [])).spans
     assert "score" not in {name for name, _, _ in spans}
 
 

@@ -17,10 +17,10 @@ NAMES = {"linear 8x24": "linear: qkv", "linear 8x99": "linear: lm_head"}
 
 
 def step(begin: float, scale: float = 1.0) -> list[Span]:
-    """20 µs: 2 of inputs, 10 forward (3 of them a layer, 4 attention), 7 sample (2 the head, 1 reading), 1 else."""
+    """20 µs: 2 of inputs, 10 forward (3 of them a layer, 4 attention), 6 sample (2 the head), 1 reading, 1 else."""
     parts = [
         ("step", 0, 20), ("inputs", 0, 2), ("forward", 2, 12), ("linear 8x24", 3, 6), ("attention", 6, 10),
-        ("sample", 12, 19), ("linear 8x99", 12, 14), ("draw", 14, 16), ("result", 18, 19),
+        ("sample", 12, 18), ("linear 8x99", 12, 14), ("draw", 14, 16), ("result", 18, 19),
     ]  # fmt: skip
     return [Span(name, begin + first * scale, begin + last * scale) for name, first, last in parts]
 

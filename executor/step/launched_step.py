@@ -1,0 +1,31 @@
+"""A step between its launch and its result."""
+
+from dataclasses import dataclass
+
+from quire.executor.sampling.prompt_scorer import ScoredPart
+from quire.executor.sampling.sampler import Sampled
+from quire.executor.step.transfers import Transfer
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """What the device was told to do for one plan, and what will have to be read of it.
+
+    Attributes:
+        step_id: the plan's.
+        launched_at: CLOCK_MONOTONIC seconds at which the launch began.
+        sampled: the tokens of rows that sample; None if there are none.
+        scored: prompts' log-probabilities.
+        end: of no values, behind all else.
+    """
+
+    step_id: int
+    launched_at: float
+    sampled: Sampled | None
+    scored: list[ScoredPart]
+    end: Transfer
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has done all of it, so that nothing has to wait to read it."""
+        return self.end.is_done
