@@ -1,18 +1,19 @@
 """A frontend's handle on the engine: submits requests, hands back deltas, and survives the engine's death.
 
-The client keeps, for each unfinished request, the tokens delivered so far. When the engine dies or goes silent, its
-supervisor starts another, and every unfinished request is submitted anew with those tokens; sampling is a function of
-(seed, position), so a stream goes on as if nothing had happened. A request that two engines held as they crashed fails
+The client keeps, for each unfinished sequence, the tokens delivered so far. When the engine dies or goes silent, its
+supervisor starts another, and every unfinished sequence is submitted anew with those tokens; sampling is a function of
+(seed, position), so a stream goes on as if nothing had happened. A sequence that two engines held as they crashed fails
 instead.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from quire.core.engine.lent_grammars import LentGrammars
 from quire.core.engine.restarts import Restarts
 from quire.core.engine.supervisor import EngineStatus, EngineSupervisor, Launcher
 from quire.core.errors import EngineError, QuireError
@@ -25,6 +26,7 @@ from quire.core.wire.protocol import (
     RequestDelta,
     RequestFailure,
     SchedulerStats,
+    SequenceStart,
 )
 
 logger = get_logger(__name__)
@@ -34,10 +36,18 @@ MAX_CRASHES_PER_REQUEST = 2
 OnDelta = Callable[[RequestDelta], None]
 
 
-class _Tracked(Struct):
-    """The truth about one unfinished request."""
+class _Submitted(Struct):
+    """A request with unfinished sequences."""
 
     request: EngineRequest
+    num_unfinished: int
+
+
+class _Tracked(Struct):
+    """The truth about one unfinished sequence."""
+
+    submitted: _Submitted
+    start: SequenceStart
     on_delta: OnDelta
     delivered: list[int]
     crashes: int = 0
@@ -61,6 +71,7 @@ class EngineClient:
     ) -> None:
         self._on_stats = on_stats or (lambda stats: None)
         self._tracked: dict[str, _Tracked] = {}
+        self._grammars = LentGrammars()
         self._profiling: deque[asyncio.Future[protocol.Profiled]] = deque()  # in the order of their requests
         self._supervisor = EngineSupervisor(launcher, self, restarts or Restarts())
 
@@ -75,6 +86,7 @@ class EngineClient:
 
     @property
     def num_unfinished(self) -> int:
+        """Sequences in flight."""
         return len(self._tracked)
 
     @property
@@ -82,22 +94,28 @@ class EngineClient:
         """Process id of the running engine; changes after a crash. None while none runs."""
         return self._supervisor.pid
 
-    def submit(self, request: EngineRequest, on_delta: OnDelta) -> None:
-        """Hands over a request. `on_delta` gets its deltas in order, on this loop; the last has a `finish_reason`.
+    def submit(self, request: EngineRequest, on_deltas: Sequence[OnDelta]) -> None:
+        """Hands over a request. Each of its sequences has one of `on_deltas`, which gets the sequence's deltas in
+        order, on this loop; the last has a `finish_reason`.
 
         Raises:
             EngineDeadError: the engine is gone for good.
         """
         self.check_health()
-        self._tracked[request.request_id] = _Tracked(request, on_delta, list(request.output_token_ids))
+        submitted = _Submitted(request, len(request.sequences))
+        for start, on_delta in zip(request.sequences, on_deltas, strict=True):
+            self._tracked[start.request_id] = _Tracked(submitted, start, on_delta, list(start.output_token_ids))
+        self._grammars.add_user(request)
         if self._supervisor.is_ready:  # else `on_ready` submits it
-            self._supervisor.send(request)
+            self._supervisor.send(self._grammars.without_known(request))
 
     def abort(self, request_ids: list[str]) -> None:
-        """Forgets requests, here at once and in the engine within a step. Unknown ids are ignored."""
-        known = [request_id for request_id in request_ids if self._tracked.pop(request_id, None) is not None]
+        """Forgets sequences, here at once and in the engine within a step. Unknown ids are ignored."""
+        known = [request_id for request_id in request_ids if request_id in self._tracked]
         if known and self._supervisor.is_ready:
             self._supervisor.send(protocol.AbortRequests(known))
+        for request_id in known:
+            self._forget(request_id)
 
     def reset_prefix_cache(self) -> None:
         """Drops cached pages that no request uses."""
@@ -146,8 +164,13 @@ class EngineClient:
         return bool(self._tracked)
 
     def on_ready(self) -> None:
+        unfinished: defaultdict[int, list[_Tracked]] = defaultdict(list)  # by the identity of what was submitted
         for tracked in self._tracked.values():
-            self._supervisor.send(msgspec.structs.replace(tracked.request, output_token_ids=tracked.delivered))
+            unfinished[id(tracked.submitted)].append(tracked)
+        for sequences in unfinished.values():
+            starts = [replace(each.start, output_token_ids=each.delivered) for each in sequences]
+            request = replace(sequences[0].submitted.request, sequences=starts)
+            self._supervisor.send(self._grammars.without_known(request))
 
     def on_message(self, message: protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled) -> None:
         match message:
@@ -162,6 +185,7 @@ class EngineClient:
     def on_crash(self) -> None:
         while self._profiling:
             self._answer_profile(protocol.Profiled(error="The engine ended while it recorded a timeline."))
+        self._grammars.forget_sent()
         for tracked in self._tracked.values():
             tracked.crashes += 1
         poison = [key for key, tracked in self._tracked.items() if tracked.crashes >= MAX_CRASHES_PER_REQUEST]
@@ -182,10 +206,18 @@ class EngineClient:
         error = FinishReason.ERROR
         self._deliver([RequestDelta(each, [], finish_reason=error, failure=failure) for each in request_ids])
 
-    def _deliver(self, deltas: list[RequestDelta]) -> None:
-        """Hands each delta to its request: the only place where requests end. The loop runs once per token.
+    def _forget(self, request_id: str) -> None:
+        submitted = self._tracked.pop(request_id).submitted
+        submitted.num_unfinished -= 1
+        if not submitted.num_unfinished:
+            unused = self._grammars.remove_user(submitted.request)
+            if unused is not None and self._supervisor.is_ready:
+                self._supervisor.send(protocol.DropGrammars([unused]))
 
-        What takes a delta may abort any request, those of later deltas included: of the n of one request that fails,
+    def _deliver(self, deltas: list[RequestDelta]) -> None:
+        """Hands each delta to its sequence: the only place where sequences end. The loop runs once per token.
+
+        What takes a delta may abort any sequence, those of later deltas included: of the n of one request that fails,
         the first takes the others with it.
         """
         find = self._tracked.get
@@ -195,7 +227,7 @@ class EngineClient:
                 continue
             tracked.delivered += delta.token_ids
             if delta.finish_reason is not None:
-                del self._tracked[delta.request_id]
+                self._forget(delta.request_id)
             try:
                 tracked.on_delta(delta)
             except Exception:  # one request's text must not stop the others' deltas

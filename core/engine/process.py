@@ -41,6 +41,7 @@ class EngineProcess:
         self._encoder = protocol.encoder()
         self._frontends: list[bytes] = []
         self._owners: dict[str, bytes] = {}  # request id -> frontend identity
+        self._grammars: dict[tuple[bytes, bytes], protocol.Grammar] = {}  # by frontend identity and key
         self._ready: protocol.EngineReady | None = None
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
@@ -106,6 +107,9 @@ class EngineProcess:
         match message:
             case protocol.EngineRequest():
                 self._add(frontend, message)
+            case protocol.DropGrammars():
+                for key in message.keys:
+                    del self._grammars[frontend, key]
             case protocol.AbortRequests():
                 self._abort(message.request_ids)
             case protocol.Hello():
@@ -124,16 +128,23 @@ class EngineProcess:
     def _add(self, frontend: bytes, request: protocol.EngineRequest) -> None:
         assert self._scheduler is not None, "a frontend sends requests only after EngineReady"
         assert self._engine is not None
-        failure = self._scheduler.add(request)
-        if failure is not None:
-            delta = protocol.RequestDelta(
-                request.request_id, [], finish_reason=protocol.FinishReason.ERROR, failure=failure
-            )
-            self._send(frontend, self._outputs([delta], self._scheduler.take_stats()))
-            return
-        self._owners[request.request_id] = frontend
+        refused = self._scheduler.add(self._with_grammar(frontend, request))
+        if refused:
+            self._send(frontend, self._outputs(refused, self._scheduler.take_stats()))
+        accepted = {start.request_id for start in request.sequences}.difference(delta.request_id for delta in refused)
+        self._owners.update(dict.fromkeys(accepted, frontend))
         # Plan only when this inbox is drained, so that requests that came together share a step.
         asyncio.get_running_loop().call_soon(self._engine.fill)
+
+    def _with_grammar(self, frontend: bytes, request: protocol.EngineRequest) -> protocol.EngineRequest:
+        """`request` with the whole grammar, which the frontend sends once."""
+        if request.grammar is None:
+            return request
+        place = frontend, request.grammar.key
+        if request.grammar.data:
+            self._grammars[place] = request.grammar
+            return request
+        return msgspec.structs.replace(request, grammar=self._grammars[place])
 
     def _abort(self, request_ids: list[str]) -> None:
         if self._scheduler is None:

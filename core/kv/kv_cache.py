@@ -208,15 +208,15 @@ class KVCacheManager:
         start = len(hashes)
         if start >= num_blocks:
             return
-        parent = hashes[-1] if hashes else root_hash(request.cache_salt)
+        parent = hashes[-1] if hashes else root_hash(request.prompt.cache_salt)
         token_bytes = array("q", request.token_ids[start * size : num_blocks * size]).tobytes()
         stride = size * 8
-        if request.prompt_embeds is None:
+        if request.prompt.embeds is None:
             for offset in range(0, len(token_bytes), stride):
                 parent = block_hash(parent, token_bytes[offset : offset + stride])
                 hashes.append(parent)
             return
-        digests, length = request.prompt_embeds.row_digests, size * ROW_DIGEST_BYTES
+        digests, length = request.prompt.embeds.row_digests, size * ROW_DIGEST_BYTES
         for index in range(start, num_blocks):
             offset = (index - start) * stride
             rows = digests[index * length : (index + 1) * length]  # of its tokens that are the prompt's

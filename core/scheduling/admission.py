@@ -10,7 +10,7 @@ from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.throughput import Throughput
-from quire.core.wire.protocol import EngineRequest, RequestFailure
+from quire.core.wire.protocol import EngineRequest, RequestFailure, SequenceStart
 
 
 class Admission:
@@ -41,6 +41,14 @@ class Admission:
         message = self._length_fault(wire) or self._memory_fault(wire)
         return None if message is None else RequestFailure("invalid", message)
 
+    def resume_fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
+        """Why one sequence of a request without faults cannot go on after the tokens that it has."""
+        num_output, max_output = len(start.output_token_ids), self.max_num_tokens(wire) - len(wire.prompt_token_ids)
+        if num_output < max_output:
+            return None
+        message = f"The request resumes with {num_output} output tokens of {max_output}: it has finished already."
+        return RequestFailure("invalid", message)
+
     def overload(
         self, *, num_waiting: int, num_free_slots: int, running: Collection[Request], now: float
     ) -> RequestFailure | None:
@@ -60,7 +68,7 @@ class Admission:
         return RequestFailure("overloaded", message, seconds)
 
     def _length_fault(self, wire: EngineRequest) -> str | None:
-        num_prompt, num_output = len(wire.prompt_token_ids), len(wire.output_token_ids)
+        num_prompt = len(wire.prompt_token_ids)
         if not num_prompt:
             return "The prompt holds no tokens; at least one is needed."
         if num_prompt >= self._max_model_len:
@@ -68,9 +76,6 @@ class Admission:
                 f"The prompt has {num_prompt} tokens, but prompt and output together may have {self._max_model_len}, "
                 "at least one of them output. Shorten the prompt or raise --max-model-len."
             )
-        max_output = self.max_num_tokens(wire) - num_prompt
-        if num_output >= max_output:
-            return f"The request resumes with {num_output} output tokens of {max_output}: it has finished already."
         return None
 
     def _memory_fault(self, wire: EngineRequest) -> str | None:

@@ -1,9 +1,10 @@
 """One request as the engine sees it: integers, no text."""
 
+from copy import copy
 from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
-from quire.core.wire.protocol import EngineRequest
+from quire.core.wire.protocol import EngineRequest, SequenceStart
 
 PriorityKey = tuple[int, ...]
 """A request's place under the scheduling policy: the smallest runs first, the largest is preempted first."""
@@ -13,6 +14,23 @@ class RequestStatus(Enum):
     WAITING = "waiting"  # has neither slot nor pages: new, or preempted
     RUNNING = "running"
     FINISHED = "finished"  # ended, failed or aborted; results still in flight for it are dropped
+
+
+class Prompt:
+    """What the sequences of one request read, kept once for all of them.
+
+    Attributes:
+        token_ids: never changed.
+        block_hashes: chained hashes of the leading full blocks, as many as anybody has asked for.
+    """
+
+    __slots__ = ("block_hashes", "cache_salt", "embeds", "token_ids")
+
+    def __init__(self, wire: EngineRequest) -> None:
+        self.token_ids = wire.prompt_token_ids
+        self.cache_salt = wire.cache_salt
+        self.embeds = wire.prompt_embeds
+        self.block_hashes: list[bytes] = []
 
 
 class Request:
@@ -33,7 +51,6 @@ class Request:
     __slots__ = (
         "block_hashes",
         "block_tables",
-        "cache_salt",
         "grammar",
         "max_num_tokens",
         "num_cached_blocks",
@@ -45,7 +62,7 @@ class Request:
         "num_tokens",
         "pages_settled_until",
         "priority_key",
-        "prompt_embeds",
+        "prompt",
         "queued_at",
         "request_id",
         "sampling",
@@ -59,17 +76,21 @@ class Request:
     def __init__(
         self,
         wire: EngineRequest,
+        start: SequenceStart,
+        prompt: Prompt,
         *,
         priority_key: PriorityKey,
         max_num_tokens: int,
         stop_ids: frozenset[int],
         queued_at: float,
     ) -> None:
-        self.request_id = wire.request_id
-        self.sampling = wire.sampling
-        self.cache_salt = wire.cache_salt
+        self.request_id = start.request_id
+        self.sampling = copy(wire.sampling)  # a shallow one: what is long in it is shared
+        self.sampling.seed = start.seed
+        if not start.scores_prompt:
+            self.sampling.prompt_logprobs = None
         self.grammar = wire.grammar
-        self.prompt_embeds = wire.prompt_embeds
+        self.prompt = prompt
         self.priority_key = priority_key
         self.max_num_tokens = max_num_tokens  # prompt and output together
         self.stop_ids = stop_ids  # EOS ids (unless ignored) and stop_token_ids
@@ -78,8 +99,8 @@ class Request:
         self.status = RequestStatus.WAITING
         self.slot = -1  # row of the workers' tables while running
 
-        self.token_ids = wire.prompt_token_ids + wire.output_token_ids  # all known tokens
-        self.num_prompt_tokens = len(wire.prompt_token_ids)
+        self.token_ids = prompt.token_ids + start.output_token_ids  # all known tokens
+        self.num_prompt_tokens = len(prompt.token_ids)
         self.num_tokens = len(self.token_ids)
         self.num_planned_tokens = 0
         self.num_drafts = 0  # of `num_tokens`

@@ -30,7 +30,7 @@ from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.ends import Ends
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
-from quire.core.scheduling.request import Request, RequestStatus
+from quire.core.scheduling.request import Prompt, Request, RequestStatus
 from quire.core.scheduling.throughput import Throughput
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
@@ -41,6 +41,7 @@ from quire.core.wire.protocol import (
     RequestDelta,
     RequestFailure,
     SchedulerStats,
+    SequenceStart,
     StepPlan,
     StepResult,
 )
@@ -116,32 +117,50 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------- requests come and go
 
-    def add(self, wire: EngineRequest) -> RequestFailure | None:
-        """Queues a request; returns why not when it is refused."""
-        if wire.request_id in self._requests:
-            return RequestFailure(
-                "invalid", f"A request with the id {wire.request_id!r} is unfinished; ids must differ until then."
-            )
+    def add(self, wire: EngineRequest) -> list[RequestDelta]:
+        """Queues the sequences of a request; returns the last deltas of those that are refused."""
         now = self._clock()
+        prompt = Prompt(wire)
+        stop_ids = self._ends.stop_ids(wire.sampling)
+        max_num_tokens = self._admission.max_num_tokens(wire)
+        fault, overload = self._admission.fault(wire), None
+        refused = []
+        for start in wire.sequences:
+            failure = fault or overload or self._fault(wire, start)
+            if failure is None:
+                failure = overload = self._overload(now)
+            if failure is not None:
+                refused.append(RequestDelta(start.request_id, [], FinishReason.ERROR, failure=failure))
+                continue
+            request = Request(
+                wire,
+                start,
+                prompt,
+                priority_key=self._priority_key_of(wire, self._num_arrivals),
+                max_num_tokens=max_num_tokens,
+                stop_ids=stop_ids,
+                queued_at=now,
+            )
+            self._num_arrivals += 1
+            self._requests[start.request_id] = request
+            self._num_watching += request.watches_repetition
+            self._waiting.push(request)
+        return refused
+
+    def _fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
+        """What makes one sequence of a request impossible to serve."""
+        if start.request_id in self._requests:
+            return RequestFailure(
+                "invalid", f"A request with the id {start.request_id!r} is unfinished; ids must differ until then."
+            )
+        return self._admission.resume_fault(wire, start)
+
+    def _overload(self, now: float) -> RequestFailure | None:
         # A plan that left someone waiting for pages has shown that its free slots let nobody in.
         num_free_slots = 0 if self._short_of_pages else len(self._free_slots)
-        failure = self._admission.fault(wire) or self._admission.overload(
+        return self._admission.overload(
             num_waiting=len(self._waiting), num_free_slots=num_free_slots, running=self._running, now=now
         )
-        if failure is not None:
-            return failure
-        request = Request(
-            wire,
-            priority_key=self._priority_key_of(wire, self._num_arrivals),
-            max_num_tokens=self._admission.max_num_tokens(wire),
-            stop_ids=self._ends.stop_ids(wire.sampling),
-            queued_at=now,
-        )
-        self._num_arrivals += 1
-        self._requests[wire.request_id] = request
-        self._num_watching += request.watches_repetition
-        self._waiting.push(request)
-        return None
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """Ends requests and frees what they hold at once; unknown and finished ids are skipped."""
@@ -292,7 +311,7 @@ class Scheduler:
                 block_ids,
                 request.sampling,
                 request.grammar,
-                request.prompt_embeds,
+                request.prompt.embeds,
             )
         )
 

@@ -27,9 +27,9 @@ class Vocabulary(Struct, array_like=True, frozen=True):
 
 
 class Grammar(Struct, array_like=True, frozen=True):
-    """What a request's output must match, compiled for one backend.
+    """What a request's output must match, compiled for one backend. Equal keys mean equal grammars.
 
-    Workers keep what they made of it under `key`: equal keys mean equal grammars.
+    Whoever was sent a grammar keeps it under its key while it is in use; meanwhile it comes with empty `data`.
     """
 
     backend: str
@@ -55,20 +55,34 @@ class PromptEmbeds(Struct, array_like=True, frozen=True):
     row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; what stands for each row in the hashes of pages
 
 
-class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
-    """One sequence to generate. `n > 1` arrives as n of these, with different ids and seeds.
+class SequenceStart(Struct, array_like=True, frozen=True):
+    """What one sequence of a request has for itself."""
 
-    `output_token_ids` are tokens that an earlier engine already delivered: the request resumes after them.
+    request_id: str  # of this sequence alone
+    seed: int
+    output_token_ids: list[int] = []  # that an earlier engine already delivered: the sequence resumes after them
+    scores_prompt: bool = True  # `sampling.prompt_logprobs` are told of this one; they are the same for all
+
+
+class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
+    """Sequences to generate from one prompt: `n > 1` makes n of them. What they have in common comes once.
+
+    A grammar goes to an engine once, too, with the first of the requests that are held to it: see `Grammar.data`.
     """
 
-    request_id: str
+    sequences: list[SequenceStart]
     prompt_token_ids: list[int]
-    sampling: SamplingParams  # resolved: seed and max_tokens are set, n is 1
+    sampling: SamplingParams  # resolved: max_tokens is set, n is 1, and the seed is that of each sequence
     priority: int = 0
     cache_salt: str | None = None
-    output_token_ids: list[int] = []
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
+
+
+class DropGrammars(Struct, array_like=True, tag="drop_grammars", frozen=True):
+    """Requests to come will not name these grammars by their keys alone."""
+
+    keys: list[bytes]
 
 
 class AbortRequests(Struct, array_like=True, tag="abort", frozen=True):
@@ -95,7 +109,7 @@ class Profile(Struct, array_like=True, tag="profile", frozen=True):
     active: bool
 
 
-EngineInput = EngineRequest | AbortRequests | ResetPrefixCache | Hello | Shutdown | Profile
+EngineInput = EngineRequest | DropGrammars | AbortRequests | ResetPrefixCache | Hello | Shutdown | Profile
 
 # --------------------------------------------------------------------------------------------- engine -> frontend
 

@@ -23,7 +23,7 @@ RETRY_SECONDS = 10.0
 LIMIT_BYTES = 2**30
 CACHE_BYTES = 64 * 2**20
 MAX_GRAMMAR_BYTES = 16 * 2**20
-"""Limit for one compiled grammar, because it travels with each request that uses it."""
+"""Limit for one compiled grammar, because engine and workers keep it while a request uses it."""
 
 
 _WORDS: dict[ConstraintKind, str] = {

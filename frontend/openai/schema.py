@@ -307,10 +307,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
                 param="prompt_embeds" if given else "prompt",
             )
         check_lists(self, num_completions)
-        if sum(map(len, given)) * 3 // 4 * (self.n or 1) > MAX_EMBEDS_BYTES:
+        if sum(map(len, given)) * 3 // 4 > MAX_EMBEDS_BYTES:
             raise ParameterError(
-                f"prompt_embeds times n={self.n or 1} is more than {MAX_EMBEDS_BYTES} bytes; send several requests.",
-                param="n",
+                f"prompt_embeds are more than {MAX_EMBEDS_BYTES} bytes in all; send several requests.",
+                param="prompt_embeds",
             )
         return prompts
 

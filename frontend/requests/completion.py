@@ -1,6 +1,6 @@
 """One of a request's n sequences: engine deltas become text, token ids and logprobs, in the portions a reader wants."""
 
-from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from quire.core.wire.protocol import FinishReason, RequestDelta, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.outputs import CompletionOutput, Logprob
 from quire.frontend.requests.token_logprobs import read_row
@@ -14,7 +14,7 @@ class Completion:
     # By the next step the model's weights have pushed all of this out of the caches. What a token touches has slots, of
     # which several share a line, and no dictionary beside the object.
     __slots__ = (
-        *("request", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
+        *("request_id", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
         *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
         *("_kind", "_include_stop", "_tokenizer", "_detokenizer", "_texts", "_token_ids", "_logprobs"),
         *("_cumulative_logprob",),
@@ -23,12 +23,13 @@ class Completion:
     def __init__(
         self,
         index: int,
-        request: EngineRequest,
+        request_id: str,
+        prompt_token_ids: list[int],
         sampling: SamplingParams,
         tokenizer: Tokenizer | None,
         interval: int = 1,
     ) -> None:
-        self.request = request
+        self.request_id = request_id
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -44,7 +45,7 @@ class Completion:
         self._tokenizer = tokenizer
         self._detokenizer = None
         if sampling.detokenize and tokenizer is not None:
-            self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, sampling)
+            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, sampling)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         wants_logprobs = sampling.wants_logprobs

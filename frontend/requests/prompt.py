@@ -8,7 +8,7 @@ from quire.core.wire.protocol import PromptEmbeds
 from quire.core.wire.sampling_params import SamplingParams
 
 MAX_EMBEDS_BYTES = 2**30
-"""Of embeddings that one request may bring, times its n: each of its n sequences carries its own copy."""
+"""Of embeddings that one request may bring."""
 
 ReadEmbeds = Callable[[Any, int], tuple[PromptEmbeds, int]]
 """(what was given, max_model_len) to the rows and their number; raises ParameterError."""
@@ -77,8 +77,8 @@ def _checked_ids(token_ids: Any) -> list[int]:
     return list(token_ids)
 
 
-def check_embeds(embeds: PromptEmbeds, sampling: SamplingParams) -> None:
-    """Refuses what a prompt without token ids cannot give, and copies that are too large together.
+def check_embeds(sampling: SamplingParams) -> None:
+    """Refuses what a prompt without token ids cannot give.
 
     Raises:
         ParameterError: the parameter, by name.
@@ -87,10 +87,4 @@ def check_embeds(embeds: PromptEmbeds, sampling: SamplingParams) -> None:
         raise ParameterError(
             "prompt_logprobs are of the prompt's token ids, which prompt_embeds have none of; leave one out.",
             param="prompt_logprobs",
-        )
-    if len(embeds.rows) * sampling.n > MAX_EMBEDS_BYTES:
-        raise ParameterError(
-            f"n={sampling.n} times prompt_embeds of {len(embeds.rows)} bytes is more than {MAX_EMBEDS_BYTES}; lower n "
-            "or send fewer rows.",
-            param="n",
         )

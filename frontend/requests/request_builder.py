@@ -1,18 +1,14 @@
-"""Prompts and sampling parameters as the requests that the engine gets, one for each sequence."""
+"""Prompts and sampling parameters as the requests that the engine gets."""
 
 import hashlib
 import random
-from collections.abc import Iterator
 
-from quire.core.errors import ParameterError
-from quire.core.wire.protocol import EngineRequest, Grammar
+from quire.core.wire.protocol import EngineRequest, Grammar, SequenceStart
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt, check_embeds
 from quire.frontend.requests.sampling_input import SamplingInput
-
-MAX_GRAMMAR_BYTES = 2**26
-"""Of compiled grammars that one request may bring: each of its n sequences carries its own copy."""
+from quire.frontend.requests.turns import in_turns
 
 
 class RequestBuilder:
@@ -29,7 +25,7 @@ class RequestBuilder:
         self._limit = limit
         self._seeds = random.Random(seed)
 
-    def build(
+    async def build(
         self,
         request_id: str,
         prompt: Prompt,
@@ -40,10 +36,11 @@ class RequestBuilder:
         fit_context: bool = False,
         limit_logprobs: bool = True,
         grammar: Grammar | None = None,
-    ) -> Iterator[EngineRequest]:
-        """The `n` engine requests for one prompt, with every default filled in: checked now, made one by one.
+    ) -> EngineRequest:
+        """What the engine is asked for one prompt: `n` sequences, with every default filled in.
 
-        The first keeps the request's seed, the others derive theirs from it; one without a seed draws it here.
+        The first sequence keeps the request's seed, the others derive theirs from it; a request without a seed draws
+        one here. Other requests have their turns between thousands of sequences.
 
         Args:
             fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
@@ -56,33 +53,24 @@ class RequestBuilder:
         changes = self._sampling_input.changes(sampling, limit_logprobs=limit_logprobs)
         max_tokens = self._limit.output_tokens(len(prompt.token_ids), sampling.max_tokens, fit_context=fit_context)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        if grammar is not None and len(grammar.data) * sampling.n > MAX_GRAMMAR_BYTES:
-            raise ParameterError(
-                f"n={sampling.n} times a compiled grammar of {len(grammar.data)} bytes is more than "
-                f"{MAX_GRAMMAR_BYTES}; lower n or make structured_outputs simpler.",
-                param="n",
-            )
         if prompt.embeds is not None:
-            check_embeds(prompt.embeds, sampling)
-        return (
-            EngineRequest(
-                request_id=request_id if sampling.n == 1 else f"{request_id}_{index}",
-                prompt_token_ids=prompt.token_ids,
-                sampling=sampling.replace(
-                    **changes,
-                    n=1,
-                    max_tokens=max_tokens,
-                    seed=child_seed(seed, index),
-                    stop=None,
-                    structured_outputs=None,
-                    prompt_logprobs=None if index else sampling.prompt_logprobs,  # the same for all
-                ),
-                priority=priority,
-                cache_salt=cache_salt if cache_salt is not None else prompt.cache_salt,
-                grammar=grammar,
-                prompt_embeds=prompt.embeds,
+            check_embeds(sampling)
+        sequences = [
+            SequenceStart(
+                request_id if sampling.n == 1 else f"{request_id}_{index}",
+                child_seed(seed, index),
+                scores_prompt=index == 0,
             )
-            for index in range(sampling.n)
+            async for index in in_turns(range(sampling.n))
+        ]
+        return EngineRequest(
+            sequences,
+            prompt.token_ids,
+            sampling.replace(**changes, n=1, max_tokens=max_tokens, seed=None, stop=None, structured_outputs=None),
+            priority,
+            cache_salt if cache_salt is not None else prompt.cache_salt,
+            grammar,
+            prompt.embeds,
         )
 
 

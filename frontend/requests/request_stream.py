@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from quire.core.errors import EngineError, OverloadedError, ParameterError, QuireError
-from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure
+from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.metrics import EngineMetrics, FinishedRequest
 from quire.frontend.outputs import RequestOutput, RequestTimes
@@ -70,9 +70,9 @@ class RequestStream:
         self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
     @property
-    def requests(self) -> list[tuple[EngineRequest, Callable[[RequestDelta], None]]]:
-        """What to submit to the engine, each with the function that takes its deltas."""
-        return [(each.request, functools.partial(self._on_delta, each)) for each in self._completions]
+    def on_deltas(self) -> list[Callable[[RequestDelta], None]]:
+        """For each sequence, in order, the function that takes its deltas."""
+        return [functools.partial(self._on_delta, each) for each in self._completions]
 
     @property
     def finished(self) -> bool:
@@ -100,7 +100,7 @@ class RequestStream:
             self._count_tokens(completion, completion.num_tokens - before, now)
         if completion.finish_reason is not None:
             if delta.finish_reason is None:  # a stop string, which the engine knows nothing of
-                self._abort_in_engine([completion.request.request_id])
+                self._abort_in_engine([completion.request_id])
             self._count_finished(completion, now)
             self._num_unfinished -= 1
             if not self._num_unfinished:
@@ -128,7 +128,7 @@ class RequestStream:
     def _end_early(self, reason: FinishReason) -> None:
         now = time.monotonic()
         unfinished = [each for each in self._completions if each.finish_reason is None]
-        self._abort_in_engine([each.request.request_id for each in unfinished])
+        self._abort_in_engine([each.request_id for each in unfinished])
         for each in unfinished:
             each.finish_reason = reason
             each.has_news = True
@@ -217,7 +217,7 @@ class RequestStream:
         now = time.monotonic()
         completion.finish_reason = FinishReason.STOP
         completion.has_news = True
-        self._abort_in_engine([completion.request.request_id])
+        self._abort_in_engine([completion.request_id])
         self._count_finished(completion, now)
         self._num_unfinished -= 1
         if not self._num_unfinished:

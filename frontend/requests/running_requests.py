@@ -86,7 +86,7 @@ class RunningRequests:
                 "start the server with --scheduling-policy priority, or leave it out.",
                 param="priority",
             )
-        requests = self._builder.build(
+        request = await self._builder.build(
             request_id,
             prompt,
             sampling,
@@ -96,16 +96,16 @@ class RunningRequests:
             limit_logprobs=limit_logprobs,
             grammar=grammar,
         )
-        return await self._submit(request_id, prompt, sampling, requests)
+        return await self._submit(request_id, prompt, sampling, request)
 
     async def _submit(
-        self, request_id: str, prompt: Prompt, sampling: SamplingParams, requests: Iterable[EngineRequest]
+        self, request_id: str, prompt: Prompt, sampling: SamplingParams, request: EngineRequest
     ) -> RequestStream:
-        """Hands the engine all sequences of a request. They may be thousands: others have their turns between."""
+        """Hands the engine a request. Other requests have their turns between thousands of sequences."""
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
         completions = [
-            Completion(index, request, sampling, self._tokenizer, interval)
-            async for index, request in in_turns(enumerate(requests))
+            Completion(index, start.request_id, prompt.token_ids, sampling, self._tokenizer, interval)
+            async for index, start in in_turns(enumerate(request.sequences))
         ]
         stream = RequestStream(
             request_id,
@@ -120,10 +120,7 @@ class RunningRequests:
             raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
         self._streams[request_id] = stream
         try:
-            async for request, on_delta in in_turns(stream.requests):
-                if stream.finished:  # refused or aborted since
-                    break
-                self._client.submit(request, on_delta)
+            self._client.submit(request, stream.on_deltas)
         except BaseException:
             stream.close()
             raise

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from quire.core.errors import QuireError
-from quire.core.wire.protocol import EngineRequest, RequestDelta
+from quire.core.wire.protocol import EngineRequest, RequestDelta, SequenceStart
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.bench.host.http_client import CompletionConnection
 from quire.frontend.bench.host.null_engine import NullSetup
@@ -63,8 +63,9 @@ class EngineStage:
             if delta.finish_reason is not None:
                 finished.set_result(None)
 
-        sampling = SamplingParams(max_tokens=output_len, ignore_eos=True, seed=0, detokenize=False)
-        self._client.submit(EngineRequest(f"bench-{next(self._ids)}", prompt, sampling), on_delta)
+        sampling = SamplingParams(max_tokens=output_len, ignore_eos=True, detokenize=False)
+        start = SequenceStart(f"bench-{next(self._ids)}", seed=0)
+        self._client.submit(EngineRequest([start], prompt, sampling), [on_delta])
         await finished
         return count
 

@@ -10,7 +10,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire import protocol
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import EngineRequest, SchedulerStats, StepOutputs, StepResult
+from quire.core.wire.protocol import EngineRequest, SchedulerStats, SequenceStart, StepOutputs, StepResult
 from quire.core.wire.sampling_params import SamplingParams
 
 INPUT_LEN = 32
@@ -56,9 +56,9 @@ def _filled(config: EngineConfig, num_running: int, max_model_len: int) -> Sched
     groups = [KVGroupSpec("full", [0], page_bytes=0)]
     scheduler = Scheduler(limits, kv_groups=groups, num_blocks=pages, max_model_len=max_model_len, eos_token_ids=())
     prompts = np.random.default_rng(0).integers(0, config.spec.vocab_size, (num_running, INPUT_LEN)).tolist()
-    sampling = SamplingParams(max_tokens=max_model_len - INPUT_LEN, ignore_eos=True, seed=0)
+    sampling = SamplingParams(max_tokens=max_model_len - INPUT_LEN, ignore_eos=True)
     for index, prompt in enumerate(prompts):
-        scheduler.add(EngineRequest(str(index), prompt, sampling))
+        scheduler.add(EngineRequest([SequenceStart(str(index), seed=0)], prompt, sampling))
     plan = scheduler.schedule()
     assert plan is not None
     scheduler.update(StepResult(plan.step_id, [[1] for _ in plan.slots]))

@@ -10,7 +10,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.engine.client import EngineClient
 from quire.core.engine.supervisor import Launcher
-from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta
+from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, SequenceStart
 from quire.core.wire.sampling_params import SamplingParams
 
 NULL_WORKER = "quire.executor.processes.null_worker:NullWorker"
@@ -53,8 +53,8 @@ class Stream:
         self.last: RequestDelta | None = None
         self.done = asyncio.Event()
         self.on_tokens: Callable[[], None] = lambda: None
-        sampling = SamplingParams(max_tokens=max_tokens, seed=1, temperature=0)
-        client.submit(EngineRequest(request_id, prompt, sampling), self._on_delta)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0)
+        client.submit(EngineRequest([SequenceStart(request_id, seed=1)], prompt, sampling), [self._on_delta])
 
     @property
     def is_failed(self) -> bool:

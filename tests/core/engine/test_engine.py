@@ -59,7 +59,7 @@ class Loop:
         )
 
     def add(self, request_id: str) -> None:
-        assert self.scheduler.add(make_request(request_id, 6, max_tokens=20)) is None
+        assert self.scheduler.add(make_request(request_id, 6, max_tokens=20)) == []
         self.engine.fill()
 
 

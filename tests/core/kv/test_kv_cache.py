@@ -9,7 +9,7 @@ from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import ROW_DIGEST_BYTES, PromptEmbeds
-from tests.core.scheduling.fake_worker import FULL, make_request
+from tests.core.scheduling.fake_worker import FULL, make_request, scheduled
 
 SIZE = 4
 CHUNK = 8
@@ -21,7 +21,7 @@ def manager(num_blocks: int = 16, groups: Sequence[KVGroupSpec] = (FULL,), **opt
 
 def request(prompt: list[int], request_id: str = "r", cache_salt: str | None = None) -> Request:
     wire = make_request(request_id, prompt, cache_salt=cache_salt)
-    return Request(wire, priority_key=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
+    return scheduled(wire)
 
 
 def admit(kv: KVCacheManager, req: Request) -> int:
@@ -82,7 +82,7 @@ def test_embedded_prompts_are_told_apart_by_their_rows_and_not_by_their_ids() ->
         wire = msgspec.structs.replace(
             make_request("r", [0] * num_tokens), prompt_embeds=PromptEmbeds("float32", b"", digests)
         )
-        return Request(wire, priority_key=(0,), max_num_tokens=100, stop_ids=frozenset(), queued_at=0.0)
+        return scheduled(wire)
 
     assert admit(kv, request([0] * 9)) == 0
     first = embedded("abcdefghi")

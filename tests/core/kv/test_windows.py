@@ -7,7 +7,7 @@ import pytest
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.wire.kv_groups import KVGroupSpec
-from tests.core.scheduling.fake_worker import FULL, Harness, make_request, window
+from tests.core.scheduling.fake_worker import FULL, Harness, make_request, scheduled, window
 
 SIZE = 4
 
@@ -18,7 +18,7 @@ def manager(groups: Sequence[KVGroupSpec], *, num_blocks: int = 64, chunk: int =
 
 def request(prompt: list[int], request_id: str = "r") -> Request:
     wire = make_request(request_id, prompt)
-    return Request(wire, priority_key=(0,), max_num_tokens=1000, stop_ids=frozenset(), queued_at=0.0)
+    return scheduled(wire)
 
 
 def prefill(kv: KVCacheManager, req: Request, chunk: int = 8) -> int:

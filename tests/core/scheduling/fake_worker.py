@@ -12,10 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from quire.core.config.resolved import SchedulerLimits
+from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure, StepPlan, StepResult
+from quire.core.wire.protocol import (
+    EngineRequest,
+    FinishReason,
+    RequestDelta,
+    RequestFailure,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
 from quire.core.wire.sampling_params import SamplingParams
 
 EOS = 0
@@ -200,16 +211,17 @@ class FakeWorker:
 def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
     """What `request` yields when nothing disturbs it, computed from the definition."""
     sampling = request.sampling
+    start = start_of(request)
     identity = 1
-    for token in request.prompt_token_ids + request.output_token_ids:
+    for token in request.prompt_token_ids + start.output_token_ids:
         identity = extend(identity, token)
     tokens: list[int] = []
-    num_prompt, num_before = len(request.prompt_token_ids), len(request.output_token_ids)
+    num_prompt, num_before = len(request.prompt_token_ids), len(start.output_token_ids)
     stop_ids = set(sampling.stop_token_ids or []) | (set() if sampling.ignore_eos else {EOS})
     while True:
-        if is_nan(sampling.seed or 0, identity):
+        if is_nan(start.seed, identity):
             return tokens, FinishReason.ERROR
-        token = sample(sampling.seed or 0, identity)
+        token = sample(start.seed, identity)
         tokens.append(token)
         identity = extend(identity, token)
         num_output = num_before + len(tokens)
@@ -217,7 +229,7 @@ def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], Finish
             return tokens, FinishReason.STOP
         if num_output == sampling.max_tokens or num_prompt + num_output == max_model_len:
             return tokens, FinishReason.LENGTH
-        newest = (request.output_token_ids + tokens)[-2:]
+        newest = (start.output_token_ids + tokens)[-2:]
         twice = len(newest) == 2 and newest[0] == newest[1] and num_output >= sampling.min_tokens
         if sampling.repetition_detection is not None and twice:  # tests detect nothing else
             return tokens, FinishReason.REPETITION
@@ -289,10 +301,11 @@ class Harness:
         assert failure is None, failure
 
     def offer(self, request: EngineRequest) -> RequestFailure | None:
-        failure = self.scheduler.add(request)
-        if failure is None:
-            self.streams[request.request_id] = Stream()
-        return failure
+        """Adds a request; returns why one of its sequences was refused."""
+        refused = {delta.request_id: delta.failure for delta in self.scheduler.add(request)}
+        accepted = [start.request_id for start in request.sequences if start.request_id not in refused]
+        self.streams |= {request_id: Stream() for request_id in accepted}
+        return next(iter(refused.values()), None)
 
     def plan(self) -> StepPlan | None:
         """Plans a step and has it executed; its result stays in flight."""
@@ -350,16 +363,36 @@ def make_request(
     if isinstance(prompt, int):
         prompt = [hash((crc32(request_id.encode()), position)) % 10**6 + VOCAB_SIZE for position in range(prompt)]
     sampling = {"max_tokens": 4, "ignore_eos": True} | sampling
-    params = SamplingParams(seed=seed, **sampling)
-    return EngineRequest(request_id, prompt, params, priority, cache_salt, output or [])
+    start = SequenceStart(request_id, seed, output or [])
+    return EngineRequest([start], prompt, SamplingParams(**sampling), priority, cache_salt)
+
+
+def start_of(request: EngineRequest) -> SequenceStart:
+    """The only sequence of a request."""
+    [start] = request.sequences
+    return start
+
+
+def resumed_after(output: list[int], request: EngineRequest) -> EngineRequest:
+    """A request of one sequence, as it comes to the next engine after one that delivered `output`."""
+    return replace(request, sequences=[replace(start_of(request), output_token_ids=output)])
+
+
+def scheduled(
+    wire: EngineRequest, *, priority: int = 0, max_num_tokens: int = 1000, stop_ids: frozenset[int] = frozenset()
+) -> Request:
+    """The scheduler's state of a request of one sequence, as it arrives."""
+    limits: Any = {"priority_key": (priority,), "max_num_tokens": max_num_tokens, "stop_ids": stop_ids}
+    return Request(wire, start_of(wire), Prompt(wire), queued_at=2.5, **limits)
 
 
 def expect_outputs(harness: Harness, requests: list[EngineRequest]) -> None:
     """Every stream holds exactly what its request yields alone."""
     for request in requests:
-        stream = harness.streams[request.request_id]
+        start = start_of(request)
+        stream = harness.streams[start.request_id]
         tokens, reason = alone(request, harness.max_model_len)
         if stream.finish_reason is FinishReason.ABORT:
             assert stream.token_ids == tokens[: len(stream.token_ids)]
             continue
-        assert (stream.token_ids, stream.finish_reason) == (tokens, reason), request.request_id
+        assert (stream.token_ids, stream.finish_reason) == (tokens, reason), start.request_id

@@ -27,7 +27,7 @@ class Steps:
         self.add("a", max_tokens=max_tokens)
 
     def add(self, request_id: str, num_prompt: int = 6, **sampling) -> None:
-        assert self.scheduler.add(make_request(request_id, num_prompt, **{"max_tokens": 20} | sampling)) is None
+        assert self.scheduler.add(make_request(request_id, num_prompt, **{"max_tokens": 20} | sampling)) == []
 
     def plan(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
@@ -143,7 +143,7 @@ def test_only_accepted_tokens_are_found_by_others() -> None:
     assert rows(steps.plan()) == [(6, 8, 8)]  # drafts fill the second page and the third
     steps.result([51])
     known = [*make_request("a", 6).prompt_token_ids, 50, 51]
-    assert steps.scheduler.add(make_request("b", [*known, 52, 53, 54, 55, 56])) is None
+    assert steps.scheduler.add(make_request("b", [*known, 52, 53, 54, 55, 56])) == []
     plan = steps.plan()
     assert rows(plan) == [(7, 1, 1), (4, 9, 1)]  # the page with 51 in it is complete when 51 is computed
 
@@ -177,6 +177,6 @@ def test_the_speed_that_clients_are_told_counts_every_token() -> None:
     steps.result(list(range(51, 61)))
     steps.add("b")
     clock.now += 1.0
-    failure = steps.scheduler.add(make_request("c", 4))
-    assert failure is not None
-    assert failure.retry_after_seconds == pytest.approx((80 - 11) / 11)  # 11 tokens came in a second, 69 may still come
+    [delta] = steps.scheduler.add(make_request("c", 4))
+    assert delta.failure is not None
+    assert delta.failure.retry_after_seconds == pytest.approx((80 - 11) / 11)  # 11 came in a second, 69 may still come

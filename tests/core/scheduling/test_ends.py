@@ -5,10 +5,9 @@ import random
 import pytest
 
 from quire.core.scheduling.ends import End, Ends
-from quire.core.scheduling.request import Request
 from quire.core.wire.protocol import FinishReason
 from quire.core.wire.repetition import RepetitionDetection
-from tests.core.scheduling.fake_worker import make_request
+from tests.core.scheduling.fake_worker import make_request, scheduled
 
 EOS, STOP = 2, 17
 PROMPT = [9, 9, 9]
@@ -18,13 +17,8 @@ def look_at(tokens: list[int], **sampling) -> tuple[End | None, list[int], list[
     """The end that is found when `tokens` come at once, what is left of them, and all of the request's tokens."""
     wire = make_request("a", PROMPT, **{"max_tokens": 50, "ignore_eos": False} | sampling)
     ends = Ends([EOS])
-    request = Request(
-        wire,
-        priority_key=(0,),
-        max_num_tokens=len(PROMPT) + (wire.sampling.max_tokens or 0),
-        stop_ids=ends.stop_ids(wire.sampling),
-        queued_at=0.0,
-    )
+    max_num_tokens = len(PROMPT) + (wire.sampling.max_tokens or 0)
+    request = scheduled(wire, max_num_tokens=max_num_tokens, stop_ids=ends.stop_ids(wire.sampling))
     tokens = list(tokens)
     request.token_ids += tokens
     return ends.first(request, tokens), tokens, request.token_ids

@@ -5,7 +5,7 @@ import pytest
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Request, RequestStatus
-from tests.core.scheduling.fake_worker import make_request
+from tests.core.scheduling.fake_worker import make_request, scheduled
 
 
 def limits(**options: int) -> SchedulerLimits:
@@ -14,10 +14,7 @@ def limits(**options: int) -> SchedulerLimits:
 
 def queued(*keys: int) -> tuple[RequestQueue, list[Request]]:
     queue = RequestQueue()
-    requests = [
-        Request(make_request(str(key), 1), priority_key=(key,), max_num_tokens=9, stop_ids=frozenset(), queued_at=0.0)
-        for key in keys
-    ]
+    requests = [scheduled(make_request(str(key), 1), priority=key) for key in keys]
     for request in requests:
         queue.push(request)
     return queue, requests

@@ -5,7 +5,6 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from quire.core.wire.protocol import EngineRequest, FinishReason
 from quire.core.wire.repetition import RepetitionDetection
@@ -17,6 +16,8 @@ from tests.core.scheduling.fake_worker import (
     alone,
     expect_outputs,
     make_request,
+    resumed_after,
+    start_of,
     window,
 )
 
@@ -181,22 +182,23 @@ def test_a_crash_at_any_step_changes_no_output(drafting: bool) -> None:
     """A new engine is given what was delivered, again and again, until every request has ended."""
     rng = random.Random(5)
     requests = random_requests(rng, 40)
-    delivered = {request.request_id: list(request.output_token_ids) for request in requests}
-    pending, num_lives = requests, 0
+    by_id = {start_of(request).request_id: request for request in requests}
+    delivered = {name: list(start_of(request).output_token_ids) for name, request in by_id.items()}
+    pending, num_lives = list(by_id), 0
     while pending:
         num_lives += 1
         drafter = FakeDrafter(num_lives) if drafting else None
         harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=24, depth=2, drafter=drafter)
-        for request in pending:
-            assert harness.offer(replace(request, output_token_ids=delivered[request.request_id])) is None
+        for name in pending:
+            assert harness.offer(resumed_after(delivered[name], by_id[name])) is None
         for _ in range(rng.randrange(12)):
             harness.step()
-        for request in pending:
-            delivered[request.request_id] += harness.streams[request.request_id].token_ids
-        pending = [request for request in pending if harness.streams[request.request_id].finish_reason is None]
+        for name in pending:
+            delivered[name] += harness.streams[name].token_ids
+        pending = [name for name in pending if harness.streams[name].finish_reason is None]
     assert num_lives > 10
-    for request in requests:
-        assert delivered[request.request_id] == request.output_token_ids + alone(request, MAX_MODEL_LEN)[0]
+    for name, request in by_id.items():
+        assert delivered[name] == start_of(request).output_token_ids + alone(request, MAX_MODEL_LEN)[0]
 
 
 @pytest.mark.parametrize("drafting", [False, True])
@@ -270,5 +272,5 @@ def test_fcfs_first_come_first_scheduled_even_under_pressure(depth: int) -> None
         for delta in harness.step():
             if delta.request_id not in first_seen:
                 first_seen.append(delta.request_id)
-    started = [harness.streams[request.request_id].last.scheduled_at for request in requests]  # type: ignore[union-attr]
+    started = [harness.streams[start_of(request).request_id].last.scheduled_at for request in requests]  # type: ignore[union-attr]
     assert started == sorted(started)

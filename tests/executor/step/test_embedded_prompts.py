@@ -18,6 +18,7 @@ from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.request_table import RequestTable
 from quire.executor.worker import Worker
 from quire.frontend.requests.prompt_embeds import EmbedsReader
+from tests.core.scheduling.fake_worker import resumed_after
 from tests.executor.step.test_model_runner import (
     MAX_MODEL_LEN,
     engine_config,
@@ -100,8 +101,7 @@ def test_equal_rows_share_their_pages_and_others_do_not(worker: Worker, expected
 
 
 def test_a_request_resumes_after_the_tokens_already_delivered(worker: Worker, expected: dict[str, list[int]]) -> None:
-    resumed = embedded("33", rows_of(33, 33))
-    resumed = msgspec.structs.replace(resumed, output_token_ids=expected["33"][:7])
+    resumed = resumed_after(expected["33"][:7], embedded("33", rows_of(33, 33)))
     assert tokens_of(generate(worker, [resumed]))["33"] == expected["33"][7:]
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -20,13 +20,22 @@ from quire.core.config.resolved import EngineConfig, SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, StepPlan, StepResult
+from quire.core.wire.protocol import (
+    EngineRequest,
+    FinishReason,
+    NewSlot,
+    RequestDelta,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
 from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.checkpoints import VOCAB_SIZE
+from tests.core.scheduling.fake_worker import resumed_after, start_of
 
 LIMITS = SchedulerLimits(max_num_seqs=32, max_num_batched_tokens=512, block_size=16)
 NUM_BLOCKS = 600
@@ -71,15 +80,15 @@ def generate(
 ) -> dict[str, list[RequestDelta]]:
     """Runs requests to their ends with `depth` plans made ahead; deltas by request id."""
     scheduler = Scheduler(
-        msgspec.structs.replace(LIMITS, **limits),
+        replace(LIMITS, **limits),
         kv_groups=kv_groups,
         num_blocks=num_blocks,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=[2],
     )
     for request in requests:
-        assert scheduler.add(request) is None
-    deltas: dict[str, list[RequestDelta]] = {request.request_id: [] for request in requests}
+        assert scheduler.add(request) == []
+    deltas: dict[str, list[RequestDelta]] = {start.request_id: [] for each in requests for start in each.sequences}
     plans: deque[StepPlan] = deque()
     while scheduler.has_unfinished():
         while len(plans) < depth and (plan := scheduler.schedule()) is not None:
@@ -98,9 +107,9 @@ def prompt_of(number: int, length: int) -> list[int]:
     return [(number * 31 + 17 * i * i + i) % (VOCAB_SIZE - 3) + 3 for i in range(length)]
 
 
-def request(name: str, prompt: list[int], **sampling: Any) -> EngineRequest:
-    options = {"temperature": 0.0, "seed": 0, "max_tokens": 24, "ignore_eos": True, **sampling}
-    return EngineRequest(name, prompt, SamplingParams(**options))
+def request(name: str, prompt: list[int], *, seed: int = 0, **sampling: Any) -> EngineRequest:
+    options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **sampling}
+    return EngineRequest([SequenceStart(name, seed)], prompt, SamplingParams(**options))
 
 
 def mixed_requests() -> list[EngineRequest]:
@@ -188,13 +197,10 @@ def test_the_small_pool_above_did_preempt(worker: Worker) -> None:
 
 def test_a_request_resumes_after_the_tokens_already_delivered(worker: Worker, expected: dict[str, list[int]]) -> None:
     """As after a crash: the frontend sends what it has, the rest comes out the same."""
-    resumed = [
-        msgspec.structs.replace(one, output_token_ids=expected[one.request_id][:7])
-        for one in mixed_requests()
-        if len(expected[one.request_id]) > 8
-    ]
-    rest = tokens_of(generate(worker, resumed))
-    assert rest == {one.request_id: expected[one.request_id][7:] for one in resumed}
+    requests = {start_of(one).request_id: one for one in mixed_requests()}
+    resumed = {name: tokens for name, tokens in expected.items() if len(tokens) > 8}
+    rest = tokens_of(generate(worker, [resumed_after(tokens[:7], requests[name]) for name, tokens in resumed.items()]))
+    assert rest == {name: tokens[7:] for name, tokens in resumed.items()}
 
 
 def test_logprobs_are_transformers(worker: Worker, folder: Path) -> None:

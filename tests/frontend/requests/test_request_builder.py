@@ -1,10 +1,12 @@
 """Requests as the engine gets them: limits, defaults and seeds."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from quire.core.errors import ParameterError
+from quire.core.wire.protocol import EngineRequest
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.requests.context_limit import ContextLimit
@@ -26,20 +28,23 @@ def make(tokenizer: Tokenizer | None = TOKENIZER, seed: int = 0, **model) -> Req
     return RequestBuilder(sampling_input(tokenizer, **model), ContextLimit(64), seed=seed)
 
 
-def build(prompt_length: int = 4, builder: RequestBuilder | None = None, fit_context: bool = False, **sampling):
+def build(
+    prompt_length: int = 4, builder: RequestBuilder | None = None, fit_context: bool = False, **sampling
+) -> EngineRequest:
     prompt = Prompt(None, [5] * prompt_length)
-    return list((builder or make()).build("id", prompt, SamplingParams(**sampling), fit_context=fit_context))
+    built = (builder or make()).build("id", prompt, SamplingParams(**sampling), fit_context=fit_context)
+    return asyncio.run(built)
 
 
 class TestLengths:
     def test_the_rest_of_the_context_is_the_default(self) -> None:
-        assert build(10, max_tokens=None)[0].sampling.max_tokens == 54
+        assert build(10, max_tokens=None).sampling.max_tokens == 54
 
     def test_the_context_holds_prompt_and_output(self) -> None:
-        assert build(60, max_tokens=4)[0].sampling.max_tokens == 4
+        assert build(60, max_tokens=4).sampling.max_tokens == 4
         with pytest.raises(ParameterError, match=r"60 tokens and max_tokens asks for 5 .*64.*lower max_tokens to 4"):
             build(60, max_tokens=5)
-        assert build(60, max_tokens=5, fit_context=True)[0].sampling.max_tokens == 4
+        assert build(60, max_tokens=5, fit_context=True).sampling.max_tokens == 4
 
     def test_a_prompt_without_room_for_an_answer(self) -> None:
         for fit_context in (False, True):
@@ -48,20 +53,19 @@ class TestLengths:
 
 
 class TestSampling:
-    def test_n_requests_with_seeds_of_their_own(self) -> None:
-        requests = build(n=3, seed=7, stop=["x"])
-        assert [request.request_id for request in requests] == ["id_0", "id_1", "id_2"]
-        assert [request.sampling.n for request in requests] == [1, 1, 1]
-        seeds = [request.sampling.seed for request in requests]
-        assert seeds[0] == 7
-        assert len(set(seeds)) == 3
-        assert seeds == [request.sampling.seed for request in build(n=3, seed=7)]
-        assert build(seed=7)[0].request_id == "id"
+    def test_n_sequences_with_seeds_of_their_own(self) -> None:
+        request = build(n=3, seed=7, stop=["x"], prompt_logprobs=1)
+        assert [start.request_id for start in request.sequences] == ["id_0", "id_1", "id_2"]
+        assert [start.scores_prompt for start in request.sequences] == [True, False, False]
+        assert (request.sampling.n, request.sampling.seed, request.sampling.stop) == (1, None, None)
+        seeds = [start.seed for start in request.sequences]
+        assert seeds == [7, 8483367915304847654, 3068249057399463944]  # for ever: clients repeat their requests
+        assert build(seed=7).sequences[0].request_id == "id"
 
     def test_drawn_seeds_follow_the_models_seed(self) -> None:
-        def draws(seed: int) -> list[int | None]:
+        def draws(seed: int) -> list[int]:
             builder = make(seed=seed)
-            return [build(builder=builder)[0].sampling.seed for _ in range(3)]
+            return [build(builder=builder).sequences[0].seed for _ in range(3)]
 
         assert draws(1) == draws(1)
         assert len({*draws(1), *draws(2)}) == 6

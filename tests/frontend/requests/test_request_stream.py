@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import EngineError, OverloadedError, ParameterError
-from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, RequestFailure, TokenLogprobs
+from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.metrics import EngineMetrics
 from quire.frontend.outputs import RequestOutput
@@ -33,8 +33,7 @@ class Engine:
     def __init__(self, metrics: EngineMetrics | None = None, interval: int = 1, **sampling: Any) -> None:
         params = SamplingParams(**sampling)
         completions = [
-            Completion(index, EngineRequest(f"r_{index}", [5, 6], params), params, TOKENIZER, interval)
-            for index in range(params.n)
+            Completion(index, f"r_{index}", [5, 6], params, TOKENIZER, interval) for index in range(params.n)
         ]
         self.aborted: list[str] = []
         self.closed = 0
@@ -47,7 +46,7 @@ class Engine:
             abort=self.aborted.extend,
             on_close=self._on_close,
         )
-        self._on_delta = [on_delta for _, on_delta in self.stream.requests]
+        self._on_delta = self.stream.on_deltas
 
     def _on_close(self, stream: RequestStream) -> None:
         self.closed += 1

@@ -1,0 +1,48 @@
+"""The grammars that a frontend has sent to its engine: each is sent once while unfinished requests are held to it."""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from quire.core.wire.protocol import EngineRequest
+
+
+class LentGrammars:
+    """Counts who uses which grammar, and knows which of them the running engine has. Sends nothing itself."""
+
+    def __init__(self) -> None:
+        self._num_users: Counter[bytes] = Counter()  # by key
+        self._sent: set[bytes] = set()
+
+    def add_user(self, request: EngineRequest) -> None:
+        """`request` is unfinished from now on."""
+        if request.grammar is not None:
+            self._num_users[request.grammar.key] += 1
+
+    def without_known(self, request: EngineRequest) -> EngineRequest:
+        """`request` as it is to be sent: without the data of a grammar that the engine has. It must be sent."""
+        grammar = request.grammar
+        if grammar is None:
+            return request
+        if grammar.key in self._sent:
+            return replace(request, grammar=replace(grammar, data=b""))
+        self._sent.add(grammar.key)
+        return request
+
+    def remove_user(self, request: EngineRequest) -> bytes | None:
+        """`request` has finished. Returns the key of a grammar that the engine has and nobody uses any more."""
+        if request.grammar is None:
+            return None
+        key = request.grammar.key
+        self._num_users[key] -= 1
+        if self._num_users[key]:
+            return None
+        del self._num_users[key]
+        if key not in self._sent:
+            return None
+        self._sent.remove(key)
+        return key
+
+    def forget_sent(self) -> None:
+        """The engine is gone, and with it all that it was sent."""
+        self._sent.clear()
