@@ -22,6 +22,7 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.processes.step_loop import StepLoop
 from quire.executor.worker import Worker
 from tests.checkpoints import VOCAB_SIZE
+from tests.core.scheduling.fake_worker import start_of
 from tests.executor.step.test_model_runner import (
     LIMITS,
     MAX_MODEL_LEN,
@@ -115,8 +116,8 @@ class Drive:
             eos_token_ids=[END],
         )
         for one in requests:
-            assert self.scheduler.add(one) is None
-        self.deltas: dict[str, list[RequestDelta]] = {one.request_id: [] for one in requests}
+            assert self.scheduler.add(one) == []
+        self.deltas: dict[str, list[RequestDelta]] = {start_of(one).request_id: [] for one in requests}
         self.events: list[Event] = []
         self._num_in_flight = 0
 
