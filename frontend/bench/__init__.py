@@ -1,1 +1,1 @@
-"""Benchmarks with vLLM's flags and figures: throughput, latency, serve, startup."""
+"""Benchmarks: throughput, latency, serve and startup with vLLM's flags and figures, and benchmarks of our own."""

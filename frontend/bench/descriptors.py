@@ -1,18 +1,18 @@
-"""Room for many connections: each takes a file descriptor in the client and another in the server."""
+"""Raises the limit of open files: a connection takes a file descriptor in the client and another in the server."""
 
 import resource
 
 from quire.core.errors import ConfigError
 
 RESERVE = 256
-"""For everything that is not a connection of the load: libraries, sockets between processes, shared memory, logs."""
+"""File descriptors besides the connections: libraries, sockets between processes, shared memory, logs."""
 
 
 def make_room(num_connections: int, option: str) -> None:
-    """Raises this process's limit of open files, and that of processes it starts from now on, as far as is needed.
+    """Raises the limit of open files for this process and its future children, if `num_connections` need it.
 
     Raises:
-        ConfigError: the system does not allow so many; `option` is what to lower.
+        ConfigError: the system does not allow so many open files; the message names `option`, which is to be lowered.
     """
     needed = num_connections + RESERVE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

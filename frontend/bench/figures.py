@@ -1,4 +1,4 @@
-"""From what was measured to the figures that vLLM's benchmarks print, as a table and as JSON."""
+"""Computes the figures of vLLM's benchmarks from timings, and writes them as a table and as JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ METRICS = {
 
 
 class RequestTiming(Struct):
-    """One request as its client saw it. Times in seconds."""
+    """The timing of one request at its client, in seconds."""
 
     prompt_tokens: int
     output_tokens: int = 0
     ttft: float = 0.0
     latency: float = 0.0
-    gaps: list[float] = []  # between arrivals that carried tokens
+    gaps: list[float] = []  # between events with tokens
     error: str = ""
 
     @property
@@ -70,7 +70,7 @@ def _statistics(name: str, seconds: list[float], percentiles: list[float]) -> di
 
 
 def print_table(title: str, rows: list[tuple[str, str]]) -> None:
-    """Two columns, the second right-aligned."""
+    """Prints a table of two columns, the second right-aligned."""
     table = Table(title=title, show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
@@ -80,7 +80,7 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[tuple[str, str]]:
-    """The table of `bench serve`; `metrics` chooses among ttft, tpot, itl, e2el."""
+    """The rows of `bench serve`'s table; `metrics` are some of ttft, tpot, itl, e2el."""
     rows = [
         ("Successful requests", str(figures["completed"])),
         ("Failed requests", str(figures["failed"])),
@@ -102,7 +102,7 @@ def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[fl
 
 
 def write_json(path: str | None, figures: dict[str, Any]) -> None:
-    """Writes the figures where `--output-json` says, if it says."""
+    """Writes the figures to `path` (`--output-json`), unless it is None."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")

@@ -7,10 +7,10 @@ OBJECTIVES = ("ttft", "tpot", "e2el")
 
 
 def parse_objectives(pairs: list[str]) -> dict[str, float]:
-    """`NAME:MILLISECONDS` each, as seconds by name.
+    """Parses pairs `NAME:MILLISECONDS` into seconds by name.
 
     Raises:
-        ConfigError: an unknown name, or no time after it.
+        ConfigError: a name is unknown, or has no time after it.
     """
     objectives = {}
     for pair in pairs:
@@ -35,7 +35,7 @@ def request_goodput(timings: list[RequestTiming], objectives: dict[str, float], 
 def _met(timing: RequestTiming, objectives: dict[str, float]) -> bool:
     if timing.error:
         return False
-    # A single token has no time per further token, so it cannot miss that objective.
+    # An output of one token has no time per output token, so it cannot miss that objective.
     seconds = {
         "ttft": timing.ttft,
         "tpot": timing.tpot if timing.output_tokens > 1 else 0.0,

@@ -1,4 +1,4 @@
-"""`quire bench grammar`: what holding outputs to a schema costs a token, and what hostile schemas cost others."""
+"""`quire bench grammar`: time per token with and without a schema, and the effect of hostile schemas on others."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ from quire.frontend.flags.parser import CommandParser, add_engine_options
 
 SCHEMA: dict[str, Any] = {
     "type": "array",
-    "minItems": 100_000,  # so that no output ends before its limit
+    "minItems": 100_000,  # so that no output ends before max_tokens
     "items": {
         "type": "object",
         "properties": {
@@ -32,17 +32,17 @@ SCHEMA: dict[str, Any] = {
     },
 }
 BOMBS = (
-    {"choice": ["ab" * length for length in range(1, 700)]},  # prefixes of one another
+    {"choice": ["ab" * length for length in range(1, 700)]},  # each choice is a prefix of the next
     {"regex": "(((a|b){1,999}c){1,999}d){1,999}|" * 20 + "e"},  # takes gigabytes
-    {"regex": "((([a-z]{1,1000}){1,1000}){1,1000}|x{5000}){1,100}"},  # takes forever to follow
+    {"regex": "((([a-z]{1,1000}){1,1000}){1,1000}|x{5000}){1,100}"},  # its masks take very long
 )
 
 
 @dataclass
 class Round:
-    """Streams that ran at once: seconds between outputs of each, and how many tokens came with them.
+    """Streams that ran at once: seconds between the outputs of each stream, and the number of tokens in them.
 
-    Where the client is slower than the engine, several tokens come with one output.
+    If the client is slower than the engine, one output has several tokens.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Round:
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Its own flags, and all engine options."""
+    """Adds this benchmark's own flags, and all engine options."""
     add_engine_options(parser)
     group = parser.add_argument_group("grammar")
     group.add_argument("--num-streams", type=int, default=16, help="Requests at once (default: %(default)s).")
@@ -65,7 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures rounds without and with a schema in turn, then without beside bombs. Returns the exit code."""
+    """Measures rounds without and with a schema in turn, then rounds beside bombs. Returns the exit code."""
     figures = asyncio.run(_measure(args))
     rows = [
         ("Without a schema (ms per token)", f"{figures['plain_ms']:.3f}"),
@@ -87,7 +87,7 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
             return await _streams(llm, args, constraint)
 
         await round_of(None)
-        await round_of(schema)  # compiled here
+        await round_of(schema)  # compiles the grammar
         pairs = [(await round_of(None), await round_of(schema)) for _ in range(args.num_rounds)]
         bombs = [asyncio.create_task(_explode(llm, bomb)) for bomb in BOMBS]
         beside = await round_of(None)

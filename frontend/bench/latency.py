@@ -1,4 +1,4 @@
-"""`quire bench latency`: seconds for one batch from start to end, offline."""
+"""`quire bench latency`: the seconds that one batch takes offline, from start to end."""
 
 import argparse
 import time
@@ -17,7 +17,7 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """vLLM's flags, and all engine options."""
+    """Adds vLLM's flags, and all engine options."""
     add_engine_options(parser)
     group = parser.add_argument_group("latency")
     group.add_argument("--input-len", type=int, default=32, help="Prompt tokens (default: %(default)s).")
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         vocab_size = llm.config.spec.vocab_size
 
         def one_batch() -> float:
-            # Fresh prompts each time: a repeated batch would find its prefix cached and measure something else.
+            # New prompts each time: the prefix cache would have the prompts of a repeated batch.
             tokens = generator.integers(0, vocab_size, (args.batch_size, args.input_len)).tolist()
             started = time.perf_counter()
             llm.generate(tokens, params, use_tqdm=False)

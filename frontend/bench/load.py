@@ -34,7 +34,7 @@ _chunk_decoder = msgspec.json.Decoder(_Chunk)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where requests go and what each body holds besides prompt and length."""
+    """The server's URL and headers, and the fields of every request's body besides prompt and length."""
 
     url: str
     chat: bool
@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True):
     body: dict
 
     def body_of(self, request: BenchRequest) -> bytes:
-        """One request's JSON."""
+        """The JSON body of one request."""
         body = self.body | {"max_tokens": request.output_len, "stream": True, "stream_options": {"include_usage": True}}
         if self.chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
@@ -61,11 +61,11 @@ async def run_load(
     seed: int,
     on_done: Callable[[], None],
 ) -> tuple[list[RequestTiming], float]:
-    """Sends all requests and waits for the last. Returns (timings in order, seconds in all).
+    """Sends all requests and waits for all answers. Returns the timings in order, and the seconds from start to end.
 
     Args:
-        request_rate: arrivals per second; infinite sends all at once (within `max_concurrency`).
-        burstiness: shape of the gamma distribution of gaps; 1 is a Poisson process, less is burstier.
+        request_rate: arrivals per second; infinity sends all at once (within `max_concurrency`).
+        burstiness: shape of the gamma distribution of the gaps; 1 is a Poisson process, less is burstier.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=max_concurrency or 256)
     gate = asyncio.Semaphore(max_concurrency or len(requests))

@@ -1,4 +1,4 @@
-"""How much memory a server's processes hold, with pages that several of them share counted once."""
+"""The resident memory of a server's processes; memory that several processes share counts once."""
 
 import re
 from pathlib import Path
@@ -7,36 +7,36 @@ from typing import NamedTuple
 import psutil
 
 SMALLEST_CACHE_BYTES = 64 * 2**20
-"""A smaller one is not told from other memory, and counts as such."""
+"""A smaller KV cache cannot be distinguished from other memory, and is counted as such."""
 
 _MAPPING = re.compile(r"^Size:\s+(\d+) kB$.*?^Pss:\s+(\d+) kB$.*?^VmFlags:(.*?)$", re.MULTILINE | re.DOTALL)
 
 
 class ResidentMemory(NamedTuple):
-    """Bytes of a process and all its descendants.
+    """Resident bytes of a process and all its descendants.
 
     Attributes:
-        total: what is resident; a page shared by n processes counts 1/n in each (PSS).
-        cache: the part of it that is KV cache of a CPU worker. Of a cache, only pages once written are resident.
+        total: all resident memory; memory shared by n processes counts 1/n in each (PSS).
+        cache: the KV cache of a CPU worker, as far as it has been written: only written memory is resident.
     """
 
     total: int
     cache: int
 
     def beyond(self, weights_bytes: int) -> int:
-        """What is neither weights nor cache."""
+        """Bytes besides weights and cache."""
         return self.total - self.cache - weights_bytes
 
 
 def resident_memory(pid: int) -> ResidentMemory:
-    """Measures a process tree. A process that ends meanwhile counts nothing."""
+    """Measures a process tree. A process that ends meanwhile counts as 0."""
     root = psutil.Process(pid)
     parts = [_of_process(process.pid) for process in (root, *root.children(recursive=True))]
     return ResidentMemory(sum(part.total for part in parts), sum(part.cache for part in parts))
 
 
 def checkpoint_bytes(folder: Path) -> int:
-    """Size of a checkpoint's weights on disk: one copy of each."""
+    """Size of a checkpoint's weights on disk."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
@@ -49,7 +49,7 @@ def _of_process(pid: int) -> ResidentMemory:
     for size, resident, flags in _MAPPING.findall(text):
         num_bytes = int(resident) * 1024
         total += num_bytes
-        # Nothing else of ours is this large and asks for huge pages ("hg"), as numpy does for its large arrays.
+        # NumPy asks for huge pages ("hg") for large arrays, and no other array of ours is as large as a KV cache.
         if "hg" in flags.split() and int(size) * 1024 >= SMALLEST_CACHE_BYTES:
             cache += num_bytes
     return ResidentMemory(total, cache)

@@ -1,4 +1,4 @@
-"""`--profile`: a timeline of what engine and worker do under a benchmark's load, and where it went."""
+"""`--profile`: records a timeline of engine and workers under a benchmark's load, and prints its path."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -15,12 +15,12 @@ START_WITH = '--profiler-config {"profiler": "torch", "torch_profiler_dir": "DIR
 
 
 def add_profile_argument(group: Any, what: str) -> None:
-    """vLLM's flag; `what` is recorded."""
+    """Adds vLLM's flag `--profile`; its help says that `what` is recorded."""
     group.add_argument("--profile", action="store_true", help=f"Record a timeline of {what}; needs --profiler-config.")
 
 
 def check_profiler(args: EngineArgs) -> None:
-    """Raises ConfigError when an engine with these options records nothing: sooner than the engine would say it."""
+    """Raises ConfigError if an engine with these options has no profiler, before the engine is started."""
     profiler = args.observability.profiler_config
     if profiler is None or profiler.profiler is None:
         raise ConfigError(f"--profile records nothing without a profiler: add {START_WITH}.")
@@ -28,7 +28,7 @@ def check_profiler(args: EngineArgs) -> None:
 
 @contextlib.contextmanager
 def engine_recording(llm: LLM, active: bool) -> Iterator[None]:
-    """Records what is done inside, if `active`."""
+    """Records the `with` block, if `active`."""
     if not active:
         yield
         return
@@ -39,11 +39,11 @@ def engine_recording(llm: LLM, active: bool) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def server_recording(base_url: str, headers: dict[str, str], active: bool) -> AsyncIterator[None]:
-    """Has a server record what is done inside, if `active`.
+    """Makes a server record the `with` block, if `active`.
 
     Raises:
-        ConfigError: it has no profiler.
-        QuireError: it could not write the timeline.
+        ConfigError: the server has no profiler.
+        QuireError: the server could not write the timeline.
     """
     if not active:
         yield
@@ -60,7 +60,7 @@ async def server_recording(base_url: str, headers: dict[str, str], active: bool)
 
 
 def _check(response: httpx.Response) -> str | None:
-    """The path that the server wrote to; None from one that does not say."""
+    """The path of the timeline; None if the server does not tell. Raises QuireError if the server failed."""
     if response.status_code != 200:
         raise QuireError(f"{response.url} answered {response.status_code}: {response.text[:200]}")
     return msgspec.json.decode(response.content).get("path") if response.content else None

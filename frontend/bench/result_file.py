@@ -1,4 +1,4 @@
-"""`--save-result` and its companions: figures with what they were measured on, in a file named like vLLM's."""
+"""`--save-result` and related flags: writes figures and settings to a file named like vLLM's."""
 
 import argparse
 from datetime import datetime
@@ -10,7 +10,7 @@ from quire.frontend.bench.figures import RequestTiming
 
 
 def add_result_arguments(parser: Any) -> None:
-    """vLLM's flags."""
+    """Adds vLLM's flags."""
     parser.add_argument("--save-result", action="store_true", help="Keep the figures, and the settings, as JSON.")
     parser.add_argument("--save-detailed", action="store_true", help="Keep the times of every request as well.")
     parser.add_argument("--result-dir", default=".", help="Folder of the saved result (default: the current one).")
@@ -20,7 +20,7 @@ def add_result_arguments(parser: Any) -> None:
 
 
 def result_path(args: argparse.Namespace, model: str, now: datetime) -> Path:
-    """Where the result goes."""
+    """The path of the result file."""
     if args.result_filename:
         return Path(args.result_dir) / args.result_filename
     concurrency = "" if args.max_concurrency is None else f"-concurrency{args.max_concurrency}"
@@ -29,7 +29,7 @@ def result_path(args: argparse.Namespace, model: str, now: datetime) -> Path:
 
 
 def settings(args: argparse.Namespace, model: str, now: datetime) -> dict[str, Any]:
-    """What was asked for, under vLLM's keys.
+    """The settings of the benchmark, under vLLM's keys.
 
     Raises:
         ConfigError: --metadata is not KEY=VALUE.

@@ -1,4 +1,4 @@
-"""`quire bench serve`: load on a running OpenAI-compatible server, latencies as its client sees them."""
+"""`quire bench serve`: puts load on a running OpenAI-compatible server, and measures latencies at the client."""
 
 import argparse
 import asyncio
@@ -27,7 +27,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags, as far as they concern text generation."""
+    """Adds vLLM's flags for text generation."""
     add_dataset_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="Which API to talk to.")
@@ -67,7 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code: 1 when any request failed."""
+    """Runs the benchmark. Returns the exit code.
+
+    Raises:
+        QuireError: a request failed.
+    """
     percentiles = [float(value) for value in args.metric_percentiles.split(",")]
     metrics = args.percentile_metrics.split(",")
     if unknown := set(metrics) - set(METRICS):
@@ -77,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     asked = settings(args, args.model or "", now)
     model, timings, duration = asyncio.run(_measure(args))
     errors = [timing.error for timing in timings if timing.error]
-    if len(errors) == len(timings):  # there is nothing to sum up
+    if len(errors) == len(timings):  # there are no figures
         raise QuireError(f"All {len(errors)} requests failed; the first: {errors[0]}")
     figures = summarize(timings, duration, percentiles)
     if objectives:
@@ -93,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], float]:
-    """(the model's name, every request's times, seconds in all)."""
+    """Returns the model's name, every request's timing, and the seconds from start to end."""
     base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     headers = {"Content-Type": "application/json"} | dict(item.split("=", 1) for item in args.header)
     if key := os.environ.get("OPENAI_API_KEY"):
@@ -119,7 +123,7 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
 
 
 def _sampling(args: argparse.Namespace) -> dict:
-    """What every request's body says about sampling."""
+    """The sampling parameters of every request's body."""
     body = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     if args.top_k is not None:
         body["top_k"] = int(args.top_k)
@@ -141,7 +145,7 @@ async def _wait_until_ready(base_url: str, seconds: float) -> None:
 
 
 async def _served_model(base_url: str, headers: dict[str, str]) -> tuple[str, str]:
-    """(name of the first served model, the folder it was loaded from)."""
+    """The name of the first served model, and the folder that it was loaded from."""
     async with httpx.AsyncClient(headers=headers) as client:
         response = await client.get(f"{base_url}/v1/models")
     if response.status_code != 200:

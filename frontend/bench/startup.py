@@ -1,7 +1,4 @@
-"""`quire bench startup`: seconds from `quire serve` to a healthy server and to its first answered request.
-
-And the memory that its processes then hold.
-"""
+"""`quire bench startup`: seconds from `quire serve` to a healthy server and to its first answer; its memory then."""
 
 import argparse
 import contextlib
@@ -37,7 +34,7 @@ class Start(NamedTuple):
     Attributes:
         healthy: seconds until /health answers 200.
         answered: seconds until one token was generated.
-        memory: what all its processes hold after that.
+        memory: resident memory of all its processes after that.
     """
 
     healthy: float
@@ -46,7 +43,7 @@ class Start(NamedTuple):
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """vLLM's flags, and all engine options."""
+    """Adds vLLM's flags, and all engine options."""
     add_engine_options(parser)
     group = parser.add_argument_group("startup")
     group.add_argument(
@@ -89,7 +86,7 @@ def _seconds(kind: str, starts: list[Start]) -> dict[str, float]:
 
 
 def _megabytes(memories: list[ResidentMemory], weights_bytes: int | None) -> dict[str, float]:
-    """Medians. What is beyond the weights is left out where nobody knows how large those are (None)."""
+    """Medians in megabytes. If `weights_bytes` is None (unknown), the memory beyond the weights is left out."""
     figures = {
         "resident_mb": float(np.median([memory.total for memory in memories])) / MB,
         "resident_cache_mb": float(np.median([memory.cache for memory in memories])) / MB,
@@ -101,14 +98,14 @@ def _megabytes(memories: list[ResidentMemory], weights_bytes: int | None) -> dic
 
 
 def _weights_bytes(args: EngineArgs, folder: Path) -> int | None:
-    """How much of the host's memory the weights take; None when no checkpoint tells."""
+    """Bytes of the host's memory that the weights take; None if unknown."""
     if device.choose(args.device.device) != "cpu":
         return 0
     return checkpoint_bytes(folder) or None
 
 
 def _flags_of(options: dict) -> list[str]:
-    """Engine options as a `--config` text would give them; None means unset."""
+    """Engine options as flags; options that are None are left out."""
     flags = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")

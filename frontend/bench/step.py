@@ -1,4 +1,4 @@
-"""`quire bench step`: where each microsecond of a decode step goes, by batch size."""
+"""`quire bench step`: the time of each part of a decode step, in microseconds, by batch size."""
 
 import argparse
 import tempfile
@@ -22,7 +22,7 @@ DEFAULT_BLOCK_SIZE = 16
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Flags of Quire's own, and all engine options: vLLM has no such benchmark."""
+    """Adds this benchmark's flags, and all engine options; vLLM has no such benchmark."""
     add_engine_options(parser)
     group = parser.add_argument_group("step")
     group.add_argument(
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, batch_size: int) -> Budget:
-    """The second of two equal batches, on an engine of its own: the first has written every page of the cache."""
+    """Measures the second of two equal batches on a new engine; the first batch has written all pages of the cache."""
     generator = np.random.default_rng(args.engine_args.model.seed)
     params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=args.output_len, detokenize=False)
     with (
@@ -63,13 +63,13 @@ def _measure(args: argparse.Namespace, batch_size: int) -> Budget:
 
 
 def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) -> dict[str, Any]:
-    """Engine options; what the user left open is just enough for a batch of sequences of `num_tokens`."""
+    """Engine options. Those that the user left open are just enough for a batch of sequences of `num_tokens`."""
     options = args.flat()
     block_size = args.cache.block_size or DEFAULT_BLOCK_SIZE
     fitting = {
         "max_model_len": num_tokens,
         "max_num_seqs": batch_size,
-        # A page more for each than it fills: nobody is admitted into the last pages that others may grow into.
+        # One page more for each request than it fills: the scheduler reserves pages into which requests may grow.
         "num_gpu_blocks_override": batch_size * (-(-num_tokens // block_size) + 1),
         "profiler_config": {"profiler": "torch", "torch_profiler_dir": folder},
     }
@@ -77,7 +77,7 @@ def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) ->
 
 
 def _table(budgets: dict[int, Budget]) -> Table:
-    """In Markdown, to be pasted into notes."""
+    """A table in Markdown, to be pasted into notes."""
     table = Table(title="µs of a decode step, and share", box=box.MARKDOWN)
     table.add_column("part")
     for size in budgets:

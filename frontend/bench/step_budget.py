@@ -1,4 +1,4 @@
-"""From a timeline to where the time of a decode step goes, in microseconds. Knows the span names, runs nothing."""
+"""Computes the time of each part of a decode step, in microseconds, from a recorded timeline."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,13 +19,13 @@ ROWS = {
     "add_rms_norm": "norms",
     "activate_and_mul": "activation",
 }
-"""A span's row, where it is not its own name."""
+"""Rows of spans; a span that is not listed has a row of its own name."""
 
 ENGINE = ("plan", "send", "update", "emit")
 
 
 class Span(NamedTuple):
-    """A piece of work, in microseconds of one clock."""
+    """A span of the timeline, in microseconds of one clock."""
 
     name: str
     begin: float
@@ -40,10 +40,11 @@ class Budget(NamedTuple):
     """Means over the steps in which every request decodes.
 
     Attributes:
-        num_steps: how many those are.
+        num_steps: the number of these steps.
         period: microseconds from the begin of a step to the begin of the next.
-        worker: parts of `period`, in the order of execution; they add up to it.
-        engine: what the engine does meanwhile, and `result`: from the end of a step until the engine takes it in.
+        worker: the parts of `period`, in order of execution; their sum is `period`.
+        engine: the engine's work at the same time, and `result`: from the end of a step until the engine takes its
+            result.
     """
 
     num_steps: int
@@ -53,14 +54,14 @@ class Budget(NamedTuple):
 
 
 def read_timeline(path: Path) -> dict[str, list[Span]]:
-    """A Chrome trace's spans by track, in the order of their begins; of two that begin together, the longer first."""
+    """A Chrome trace's spans by track, sorted by begin; of two that begin together, the longer is first."""
     events = msgspec.json.decode(path.read_bytes())["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     tracks: dict[str, list[Span]] = {name: [] for name in names.values()}
     for event in events:
         if event["ph"] == "X":
             begin, end = event["ts"], event["ts"] + event["dur"]
-            # To a nanosecond, so that a span does not reach a rounding error into the next.
+            # Rounded to nanoseconds, so that a span does not overlap the next one by a rounding error.
             tracks[names[event["tid"]]].append(Span(event["name"], round(begin, 3), round(end, 3)))
     for spans in tracks.values():
         spans.sort(key=lambda span: (span.begin, -span.end))
@@ -68,9 +69,9 @@ def read_timeline(path: Path) -> dict[str, list[Span]]:
 
 
 def linear_names(spec: ModelSpec) -> dict[str, str]:
-    """What a linear layer's span is called -> what the layer is, for one rank of a Llama-like decoder.
+    """Names of linear layers by the names of their spans, for one rank of a Llama-like decoder.
 
-    Layers of equal sizes share a span's name, and get a common one here.
+    Layers of equal sizes have the same span name, so they share a row.
     """
     hidden, inner = spec.hidden_size, spec.hf_config.get("intermediate_size", 0)
     query = spec.num_attention_heads * spec.head_dim
@@ -89,21 +90,21 @@ def linear_names(spec: ModelSpec) -> dict[str, str]:
 
 
 def decode_budget(tracks: Mapping[str, list[Span]], output_len: int, names: Mapping[str, str]) -> Budget:
-    """The budget of a recording that holds one batch, from its first step to its last.
+    """The budget of a recording of one batch, from its first step to its last.
 
-    With T steps for `output_len` tokens of each request, the last of the prompts is done in step T - output_len + 1,
-    and the first request ends in step `output_len`: in between, every request decodes.
+    With T steps for `output_len` tokens of each request, the last prompt is done in step T - output_len + 1, and the
+    first request ends in step `output_len`. In the steps between, every request decodes.
 
     Args:
         names: see `linear_names`.
 
     Raises:
-        QuireError: there are no such steps.
+        QuireError: there is no step in which every request decodes.
     """
     worker = tracks["worker 0"]
     steps = [span for span in worker if span.name == "step"]
     last_prefill = len(steps) - output_len + 1
-    chosen = range(last_prefill, min(output_len, len(steps)) - 1)  # the next step's begin is the end of a period
+    chosen = range(last_prefill, min(output_len, len(steps)) - 1)  # a period ends with the begin of the next step
     if len(chosen) < 2:
         raise QuireError(
             f"{len(steps)} steps for outputs of {output_len} tokens leave none in which all requests decode; "
@@ -125,9 +126,9 @@ def decode_budget(tracks: Mapping[str, list[Span]], output_len: int, names: Mapp
 
 
 def _parts(spans: Iterable[Span], names: Mapping[str, str]) -> dict[str, float]:
-    """Total microseconds by row. What lies inside of another span is not counted there as well."""
+    """Total microseconds by row. A nested span is not counted in the span around it."""
     parts: dict[str, float] = {}
-    around: list[tuple[Span, str]] = []  # spans that hold the one in hand, with their rows, the innermost last
+    around: list[tuple[Span, str]] = []  # the spans around the current one, and their rows; the innermost is last
     for span in spans:
         while around and around[-1][0].end <= span.begin:
             around.pop()
@@ -144,12 +145,12 @@ def _row(name: str, outer: str | None, names: Mapping[str, str]) -> str:
     if name in names:
         return names[name]
     if outer == ROWS["sample"]:
-        return outer  # an operation of the sampler's
+        return outer  # an operation of the sampler
     return ROWS.get(name, name)
 
 
 def table_rows(budgets: Mapping[int, Budget]) -> list[tuple[str, dict[int, float]]]:
-    """(row, microseconds by batch size), the worker's parts first; a row that a batch lacks is zero there."""
+    """Pairs of row and microseconds by batch size, the worker's parts first. A missing row of a batch is 0."""
     rows: dict[str, dict[int, float]] = {}
     for size, budget in budgets.items():
         for name, value in budget.worker.items():
@@ -163,5 +164,5 @@ def table_rows(budgets: Mapping[int, Budget]) -> list[tuple[str, dict[int, float
 
 
 def as_json(budgets: Mapping[int, Budget]) -> list[dict[str, Any]]:
-    """One entry for each batch size."""
+    """The budgets as JSON, one entry for each batch size."""
     return [{"batch_size": size} | budget._asdict() for size, budget in budgets.items()]

@@ -1,4 +1,4 @@
-"""`quire bench throughput`: offline tokens per second, all requests handed over at once."""
+"""`quire bench throughput`: offline tokens per second, with all requests submitted at once."""
 
 import argparse
 import time
@@ -17,7 +17,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """vLLM's flags, as far as they concern text generation, and all engine options."""
+    """Adds vLLM's flags for text generation, and all engine options."""
     add_engine_options(parser)
     add_dataset_arguments(parser)
     group = parser.add_argument_group("throughput")

@@ -1,1 +1,1 @@
-"""What benchmarks send: requests made up from a seed, or read from a file."""
+"""The requests of benchmarks: generated from a seed, or read from a file."""

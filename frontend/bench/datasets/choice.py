@@ -1,4 +1,4 @@
-"""`--dataset-name` and what all datasets share."""
+"""`--dataset-name`, and the flags of all datasets."""
 
 import argparse
 from collections.abc import Callable
@@ -33,8 +33,8 @@ def make_requests(args: argparse.Namespace, vocabulary: Vocabulary, seed: int, *
     """The requests that the flags ask for.
 
     Args:
-        as_text: every request gets a `prompt` that a server would tokenize to its ids, for which the vocabulary needs
-            a tokenizer; else made-up requests have ids only.
+        as_text: every request gets a `prompt` that a server tokenizes to the request's ids; the vocabulary must have a
+            tokenizer. Otherwise generated requests have only ids.
 
     Raises:
         ConfigError: a flag or the dataset's file cannot be used.

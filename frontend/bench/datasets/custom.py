@@ -17,7 +17,7 @@ class _Line(Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags for it."""
+    """Adds vLLM's flags for this dataset."""
     group = parser.add_argument_group("custom dataset")
     group.add_argument(
         "--custom-output-len",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class CustomDataset:
-    """See `quire.frontend.bench.datasets.request.Dataset`. Prompts are sent as they are, without a template."""
+    """See `quire.frontend.bench.datasets.request.Dataset`. Prompts are sent without a template."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         if not args.dataset_path:
@@ -43,7 +43,7 @@ class CustomDataset:
         self._oversample = not args.no_oversample
 
     def requests(self, num_prompts: int, vocabulary: Vocabulary, seed: int) -> list[BenchRequest]:
-        """Repeats the file's prompts when it holds fewer, unless told not to."""
+        """See `Dataset.requests`. If the file has too few prompts, they are repeated, except with `--no-oversample`."""
         lines = self._read()
         if self._shuffle:
             lines = [lines[index] for index in np.random.default_rng(seed).permutation(len(lines))]

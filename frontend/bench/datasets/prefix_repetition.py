@@ -9,7 +9,7 @@ from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags for it."""
+    """Adds vLLM's flags for this dataset."""
     group = parser.add_argument_group("prefix_repetition dataset")
     for name, default, text in (
         ("prefix-len", 256, "Tokens of each prefix"),

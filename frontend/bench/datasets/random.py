@@ -1,4 +1,4 @@
-"""`--dataset-name random`: random token ids of chosen lengths, after one prefix that all prompts share."""
+"""`--dataset-name random`: prompts of random token ids, of chosen lengths, with a common prefix."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags for it."""
+    """Adds vLLM's flags for this dataset."""
     group = parser.add_argument_group("random dataset")
     group.add_argument("--random-input-len", type=int, default=1024, help="Prompt tokens (default: %(default)s).")
     group.add_argument("--random-output-len", type=int, default=128, help="Output tokens (default: %(default)s).")

@@ -1,4 +1,4 @@
-"""What every dataset yields."""
+"""The request of a benchmark, and the interface of datasets."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 
 class BenchRequest(Struct):
-    """One request to send; `prompt` is empty where token ids are sent as they are."""
+    """One request to send; `prompt` is empty if the token ids are sent."""
 
     prompt_token_ids: list[int]
     output_len: int
@@ -17,13 +17,13 @@ class BenchRequest(Struct):
 
 
 class Vocabulary(Struct):
-    """Which ids there are, and what they mean if that is known."""
+    """The token ids 0 to `size` - 1, and their tokenizer if there is one."""
 
     size: int
     tokenizer: Tokenizer | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Raises ConfigError without a tokenizer."""
+        """Token ids of `text`. Raises ConfigError without a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError("Prompts from a file need the tokenizer: leave out --skip-tokenizer-init.")
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -33,7 +33,7 @@ class Dataset(Protocol):
     """A source of requests, configured by its own flags."""
 
     def requests(self, num_prompts: int, vocabulary: Vocabulary, seed: int) -> list[BenchRequest]:
-        """`num_prompts` requests, the same for the same seed; fewer where the source has no more.
+        """Returns `num_prompts` requests, the same for the same seed; fewer if the source has no more.
 
         Raises:
             ConfigError: a flag or the file cannot be used.
@@ -41,9 +41,9 @@ class Dataset(Protocol):
 
 
 def write_as_text(request: BenchRequest, tokenizer: Tokenizer) -> None:
-    """Sets `prompt` to a text that tokenizes to about as many ids as there are now, and the ids to those.
+    """Sets `prompt` to a text with about as many tokens as the request has, and the ids to that text's tokens.
 
-    Random ids decoded to text rarely tokenize back to as many; cutting to length and decoding again settles it.
+    The text of random ids rarely has the same number of tokens. Truncating its tokens and decoding again corrects that.
     """
     length = len(request.prompt_token_ids)
     for _ in range(3):

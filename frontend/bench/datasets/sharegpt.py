@@ -1,7 +1,7 @@
 """`--dataset-name sharegpt`: the first exchange of each conversation in a ShareGPT-style JSON file.
 
-The file is a list of `{"conversations": [{"value": question}, {"value": answer}, ...]}`; the answer's length is what
-is generated, unless `--sharegpt-output-len` says otherwise.
+The file is a list of `{"conversations": [{"value": question}, {"value": answer}, ...]}`. The output has the answer's
+length, unless `--sharegpt-output-len` is set.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from msgspec import Struct
 from quire.core.errors import ConfigError
 from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 
-# vLLM leaves the same conversations out, so figures on one file can be compared.
+# The same limits as vLLM's, so that figures on one file can be compared.
 MIN_TOKENS = 4
 MAX_PROMPT_TOKENS = 1024
 MAX_TOKENS = 2048
@@ -29,7 +29,7 @@ class _Conversation(Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags for it."""
+    """Adds vLLM's flags for this dataset."""
     group = parser.add_argument_group("sharegpt dataset")
     group.add_argument("--sharegpt-output-len", type=int, help="Output tokens; the answers' lengths when left out.")
 
@@ -50,7 +50,7 @@ class ShareGptDataset:
         self._oversample = not args.no_oversample
 
     def requests(self, num_prompts: int, vocabulary: Vocabulary, seed: int) -> list[BenchRequest]:
-        """Repeats the file's requests when it holds fewer, unless told not to."""
+        """See `Dataset.requests`. If the file has too few requests, they are repeated, except with `--no-oversample`."""
         conversations = self._read()
         if self._shuffle:
             order = np.random.default_rng(seed).permutation(len(conversations))

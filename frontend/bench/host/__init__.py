@@ -1,1 +1,1 @@
-"""`quire bench host`: what everything but the model costs, stage by stage, with a worker that answers at once."""
+"""`quire bench host`: the time of everything but the model, stage by stage, with a worker that answers at once."""

@@ -1,4 +1,4 @@
-"""The command: every stage with every executor at every number of streams, then the scheduler on its own."""
+"""The command: measures each stage with each executor and number of streams, then the scheduler alone."""
 
 import argparse
 from typing import Any
@@ -21,7 +21,7 @@ ROLES = ("client", "frontend", "engine", "worker")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of Quire's own: vLLM has no such benchmark."""
+    """Adds this benchmark's flags; vLLM has no such benchmark."""
     group = parser.add_argument_group("host")
     group.add_argument("--model", help="Whose configuration and tokenizer to use; the demo model's when left out.")
     group.add_argument(
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     steps = []
     if "steps" in args.stages:
         config, _ = _setup(args, "uni", max(args.num_streams)).resolve()
-        calm_garbage_collector()  # as an engine does; a collection per 700 new objects costs more the more requests run
+        calm_garbage_collector()  # as in an engine: the default, a collection per 700 objects, grows with the requests
         steps = [measure_steps(config, num_running, args.num_steps) for num_running in args.num_streams]
         Console().print(_step_table(steps))
     write_json(args.output_json, {"streams": streams, "steps": steps})
@@ -78,7 +78,7 @@ def _setup(args: argparse.Namespace, executor: str, num_streams: int) -> NullSet
 
 
 async def _measure_stage(args: argparse.Namespace, executor: str, name: str, num_streams: int) -> dict[str, Any]:
-    """Fresh processes for each measurement: what one leaves behind does not cost the next."""
+    """Measures one stage with fresh processes, so that measurements do not affect each other."""
     setup = _setup(args, executor, num_streams)
     config, _ = setup.resolve()
     workload = Workload(args.input_len, args.output_len, args.seconds, config.spec.vocab_size)
@@ -92,7 +92,7 @@ async def _measure_stage(args: argparse.Namespace, executor: str, name: str, num
 
 def _stream_table(rows: list[dict[str, Any]]) -> Table:
     title = "Host overhead with a worker that answers at once; CPU in µs per token"
-    table = Table(title=title, box=box.SIMPLE, padding=0)  # narrow: ten columns have to fit a terminal
+    table = Table(title=title, box=box.SIMPLE, padding=0)  # narrow, because ten columns must fit a terminal
     for column in ("executor", "stage", "streams", "req/s", "tok/s", "µs/tok", *ROLES):
         table.add_column(column, justify="left" if column in ("executor", "stage") else "right", no_wrap=True)
     for row in rows:

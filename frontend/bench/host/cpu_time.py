@@ -1,10 +1,10 @@
-"""How much processor time each process of the benchmark has used."""
+"""The processor time that each process of the benchmark has used."""
 
 import os
 
 import psutil
 
-# Module on the command line -> role.
+# Roles by the module on the command line.
 _ROLES = {
     "quire.frontend.bench.host.null_server": "frontend",
     "quire.frontend.launch.engine_main": "engine",
@@ -13,10 +13,10 @@ _ROLES = {
 
 
 class CpuClock:
-    """Reads this process and all that it started, by role.
+    """Reads the processor time of this process and its descendants, by role.
 
     Args:
-        own_role: what this process is: "client" of a server, or the "frontend" itself.
+        own_role: the role of this process: "client" of a server, or the "frontend" itself.
     """
 
     def __init__(self, own_role: str) -> None:

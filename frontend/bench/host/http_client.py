@@ -1,6 +1,6 @@
-"""A client that costs next to nothing: it counts a streamed completion's tokens without reading its events.
+"""An HTTP client with little overhead: it counts the tokens of a streamed completion without parsing its events.
 
-A full HTTP client spends more on an event than the server does, so on a shared machine it would measure itself.
+A full HTTP client spends more time on an event than the server does. On a shared machine it would measure itself.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import msgspec
 from quire.core.errors import QuireError
 
 END_OF_BODY = b"\r\n0\r\n\r\n"
-TAIL_BYTES = 2048  # holds the last events, with the usage
+TAIL_BYTES = 2048  # enough for the last events, which include the usage
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 
@@ -31,10 +31,10 @@ class CompletionConnection(asyncio.Protocol):
         return connection
 
     async def complete(self, body: dict) -> int:
-        """Sends a streamed completion with usage; returns its tokens.
+        """Sends a request for a streamed completion with usage; returns the number of its tokens.
 
         Raises:
-            QuireError: the server refused it, or hung up.
+            QuireError: the server refused the request, or closed the connection.
         """
         assert self._transport is not None
         if self._transport.is_closing():

@@ -1,4 +1,4 @@
-"""An engine whose workers have no model: real processes, real messages, tokens out of nowhere."""
+"""An engine whose workers have no model: real processes and messages, and made-up tokens."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ MIN_BATCHED_TOKENS = 8192
 
 
 class NullSetup(Struct, frozen=True):
-    """What one measured engine is made of; small enough to pass to another process."""
+    """The options of one measured engine, which can be passed to another process."""
 
-    executor: str  # "uni": the worker is a thread of the engine, "mp": a process behind a ring
+    executor: str  # "uni": the worker is a thread of the engine; "mp": a process behind a ring
     max_num_seqs: int
     max_model_len: int
-    model: str | None = None  # whose configuration and tokenizer; the demo model's when None
+    model: str | None = None  # the model whose configuration and tokenizer are used; None: the demo model
 
     @property
     def engine_args(self) -> EngineArgs:
@@ -39,7 +39,7 @@ class NullSetup(Struct, frozen=True):
         )
 
     def resolve(self) -> tuple[EngineConfig, Path]:
-        """What runs, and the folder of the tokenizer.
+        """The resolved options, and the folder of the tokenizer.
 
         Raises:
             ConfigError: the model cannot be found, or its context is shorter than `max_model_len`.
@@ -50,12 +50,12 @@ class NullSetup(Struct, frozen=True):
         return resolve(args, read_model_spec(folder, args.model, tokenizer_folder), "server"), tokenizer_folder
 
     def client(self) -> EngineClient:
-        """The engine alone: ids in, ids out."""
+        """A client of the engine, for token ids."""
         config, _ = self.resolve()
         return EngineClient(EngineLauncher(config, worker_factory=NULL_WORKER))
 
     def llm(self) -> AsyncLLM:
-        """The engine with text and metrics, as a server has it."""
+        """The engine with tokenizer and metrics, as in a server."""
         config, tokenizer_folder = self.resolve()
         model = ServedModel.from_args(self.engine_args, tokenizer_folder)
         metrics = EngineMetrics(model.name, config.max_model_len)

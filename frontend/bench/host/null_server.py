@@ -1,4 +1,4 @@
-"""`python -m quire.frontend.bench.host.null_server SETUP PORT`: the real HTTP server on an engine without a model."""
+"""`python -m quire.frontend.bench.host.null_server SETUP PORT`: the real HTTP server; its engine has no model."""
 
 import sys
 

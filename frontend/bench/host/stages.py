@@ -1,4 +1,4 @@
-"""What is measured: the engine alone, the engine with text around it, and all of it behind HTTP."""
+"""The stages that are measured: the engine alone, `AsyncLLM`, and the HTTP server."""
 
 import asyncio
 import contextlib
@@ -22,24 +22,24 @@ from quire.frontend.bench.host.null_engine import NullSetup
 START_SECONDS = 120.0
 
 Complete = Callable[[list[int], int], Awaitable[int]]
-"""(prompt ids, output tokens asked for) -> output tokens that came."""
+"""(prompt ids, requested output tokens) -> received output tokens."""
 
 
 class Stage(Protocol):
-    """Something that completes prompts. Use from one event loop."""
+    """A stage that completes prompts. To be used from one event loop."""
 
-    own_role: str  # of this process while the stage is measured
+    own_role: str  # the role of this process while the stage is measured
 
     async def start(self) -> None: ...
 
     async def open_stream(self) -> Complete:
-        """What one stream of requests, one after the other, calls."""
+        """Opens a stream: returns the function that completes its requests, one after another."""
 
     async def close(self) -> None: ...
 
 
 class EngineStage:
-    """Scheduler, ring or thread, and ZeroMQ: token ids through an `EngineClient`."""
+    """The engine: scheduler, ring or thread, and ZeroMQ. Sends token ids through an `EngineClient`."""
 
     own_role = "frontend"
 
@@ -74,7 +74,7 @@ class EngineStage:
 
 
 class TextStage:
-    """`AsyncLLM`: the same with validation, detokenizer and metrics, one output per token as a server reads them."""
+    """`AsyncLLM`: the engine with validation, detokenizer and metrics; one output per token, as a server takes them."""
 
     own_role = "frontend"
 
@@ -100,7 +100,7 @@ class TextStage:
 
 
 class HttpStage:
-    """A server process, and streamed completions over keep-alive connections from this one."""
+    """A server process; this process requests streamed completions over keep-alive connections."""
 
     own_role = "client"
 
@@ -128,7 +128,7 @@ class HttpStage:
         setup = msgspec.json.encode(self._setup).decode()
         return subprocess.Popen(
             [sys.executable, "-m", "quire.frontend.bench.host.null_server", setup, str(self._port)],
-            stderr=subprocess.DEVNULL,  # its log lines; a failure shows as an end
+            stderr=subprocess.DEVNULL,  # drops log lines; `start` notices a failure when the process ends
         )
 
     async def _is_ready(self, client: httpx.AsyncClient) -> bool:

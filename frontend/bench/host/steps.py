@@ -1,4 +1,4 @@
-"""Microseconds that the scheduler takes for a step, as the number of running requests grows. No other process."""
+"""The scheduler's time for a step, in microseconds, by the number of running requests; without other processes."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ WARMUP_STEPS = 5
 
 
 def measure_steps(config: EngineConfig, num_running: int, num_steps: int) -> dict[str, Any]:
-    """Medians over decode steps of `num_running` requests: planning, taking in results, encoding both messages."""
+    """Medians over decode steps of `num_running` requests: scheduling, updating, and encoding both messages."""
     scheduler = _filled(config, num_running, INPUT_LEN + WARMUP_STEPS + num_steps + 1)
     encode = protocol.encoder().encode
     rows = []
@@ -48,7 +48,7 @@ def measure_steps(config: EngineConfig, num_running: int, num_steps: int) -> dic
 
 
 def _filled(config: EngineConfig, num_running: int, max_model_len: int) -> Scheduler:
-    """A scheduler whose requests have all been prefilled and have many tokens to go."""
+    """A scheduler whose requests have all been prefilled and still have many tokens to decode."""
     limits = msgspec.structs.replace(
         config.limits, max_num_seqs=num_running, max_num_batched_tokens=num_running * INPUT_LEN
     )

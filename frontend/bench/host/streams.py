@@ -1,4 +1,4 @@
-"""Runs many streams of requests against a stage and counts what came out, in wall and processor time."""
+"""Runs many streams of requests against a stage, and measures tokens per wall time and processor time."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ PROMPTS_AT_ONCE = 1024
 
 
 class Workload(Struct, frozen=True):
-    """Requests of equal shape, lengths in tokens; each stream sends one after the other while `seconds` last."""
+    """Requests of equal lengths, in tokens. Each stream sends one request after another for `seconds`."""
 
     input_len: int
     output_len: int
@@ -24,14 +24,14 @@ class Workload(Struct, frozen=True):
     vocab_size: int
 
     def prompts(self) -> Iterator[list[int]]:
-        """Random ids, without end, all different, so that no prompt is found in the prefix cache."""
+        """Endless prompts of random ids, all different, so that the prefix cache has none of them."""
         generator = np.random.default_rng(0)
         while True:
             yield from generator.integers(0, self.vocab_size, (PROMPTS_AT_ONCE, self.input_len)).tolist()
 
 
 async def measure(stage: Stage, num_streams: int, workload: Workload) -> dict[str, Any]:
-    """Rates per second, and microseconds per token: `wall`, and of each process's own time."""
+    """Measures rates per second, and microseconds per token: wall time, and each role's processor time."""
     streams = [await stage.open_stream() for _ in range(num_streams)]
     prompts = workload.prompts()
     await _run(streams, prompts, workload.output_len, WARMUP_SECONDS)
@@ -55,7 +55,7 @@ async def measure(stage: Stage, num_streams: int, workload: Workload) -> dict[st
 
 
 async def _run(streams: list[Complete], prompts: Iterator[list[int]], output_len: int, seconds: float) -> list[int]:
-    """Every stream sends at least one request, and goes on until the time is up. Returns the outputs' lengths."""
+    """Runs all streams for `seconds`; each sends at least one request. Returns the lengths of all outputs."""
     deadline = time.perf_counter() + seconds
     lengths: list[int] = []
 

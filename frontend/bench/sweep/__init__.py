@@ -1,1 +1,1 @@
-"""`quire bench sweep`: one benchmark over a grid of settings, with a table and plots of what came out."""
+"""`quire bench sweep`: runs one benchmark over a grid of settings, and shows the results as a table and plots."""

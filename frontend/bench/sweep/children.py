@@ -17,7 +17,7 @@ POLL_SECONDS = 0.1
 
 
 def split_command(flag: str, text: str) -> list[str]:
-    """Raises ConfigError for no command, or open quotes."""
+    """The words of a command. Raises ConfigError if there is none, or if a quote is not closed."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -31,7 +31,7 @@ def run_command(command: list[str], *, show_output: bool) -> None:
     """Runs `command` to its end.
 
     Raises:
-        QuireError: it failed; with its last line on stderr.
+        QuireError: the command failed; the message has its last line on stderr.
     """
     try:
         done = subprocess.run(command, capture_output=not show_output, text=True, check=False)
@@ -44,10 +44,10 @@ def run_command(command: list[str], *, show_output: bool) -> None:
 
 @contextlib.contextmanager
 def running_server(command: list[str], *, ready_seconds: float, show_output: bool) -> Iterator[None]:
-    """A server, healthy; ended afterwards with all that it started.
+    """Starts a server and waits until it is healthy; afterwards ends it with its process group.
 
     Raises:
-        QuireError: it ended early, or was not healthy in time.
+        QuireError: the server ended, or was not healthy in time.
     """
     sink = None if show_output else subprocess.DEVNULL
     try:
@@ -62,7 +62,7 @@ def running_server(command: list[str], *, ready_seconds: float, show_output: boo
 
 
 def base_url(command: list[str]) -> str:
-    """Where the server of `command` listens."""
+    """The URL on which the server of `command` listens."""
     given = {"--host": "127.0.0.1", "--port": "8000"}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -90,6 +90,6 @@ def _stop(process: subprocess.Popen) -> None:
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
-    with contextlib.suppress(ProcessLookupError):  # what is left of its group
+    with contextlib.suppress(ProcessLookupError):  # ends the rest of its process group
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""A sweep's folder: one JSON file per run, read back by `--resume`, and a summary of all."""
+"""A sweep's folder: one JSON file per run, which `--resume` reads back, and a summary of all runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from quire.frontend.bench.sweep.grid import Setting, file_name
 
 
 class Point(Struct, frozen=True):
-    """One place in the grid."""
+    """One point in the grid."""
 
     serve: Setting
     bench: Setting
@@ -24,12 +24,12 @@ class Point(Struct, frozen=True):
 
 
 class Experiment:
-    """Runs each point as often as asked, except for runs whose result is there.
+    """Runs each point `num_runs` times, except for runs that have a result already.
 
     Args:
-        folder: where results go.
+        folder: the folder of the results.
         num_runs: runs of each point.
-        go_on: an error in one run is noted, and the next one starts.
+        go_on: after an error in one run, note the error and start the next run.
     """
 
     def __init__(self, folder: Path, num_runs: int, *, go_on: bool) -> None:
@@ -40,7 +40,7 @@ class Experiment:
 
     @classmethod
     def open(cls, folder: Path, num_runs: int, *, resume: bool, go_on: bool) -> "Experiment":
-        """Raises ConfigError when the folder should be there and is not, or the other way round."""
+        """Raises ConfigError if `resume` is set and the folder does not exist, or the other way round."""
         if resume and not folder.is_dir():
             raise ConfigError(f"--resume: there is no {folder}; name the folder with --output-dir and -e.")
         if not resume and folder.exists():
@@ -55,10 +55,10 @@ class Experiment:
         return [run for run in range(self._num_runs) if not self.path(point, run).exists()]
 
     def run(self, point: Point, measure: Callable[[Path], None]) -> None:
-        """Calls `measure` with the path of each missing result, which it writes.
+        """Calls `measure` with the path of each missing result, to which `measure` writes.
 
         Raises:
-            QuireError: `measure` raised it, and errors end the sweep.
+            QuireError: `measure` raised it, and the sweep does not go on after errors.
         """
         for run in self.missing(point):
             path = self.path(point, run)
@@ -67,7 +67,7 @@ class Experiment:
                 measure(path)
 
     def tolerating(self, what: str) -> "_Tolerance":
-        """A context in which an error is noted and told, if the sweep is to go on."""
+        """A context that notes and prints an error, if the sweep goes on after errors."""
         return _Tolerance(self, what) if self._go_on else _Tolerance(None, what)
 
     def results(self, points: list[Point]) -> list[dict[str, Any]]:

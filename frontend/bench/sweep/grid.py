@@ -1,4 +1,4 @@
-"""The grid of a sweep: named sets of flags, and command lines with those flags in."""
+"""The grid of a sweep: named sets of flags, and command lines with these flags."""
 
 import itertools
 import re
@@ -14,26 +14,26 @@ NAME_KEY = "_benchmark_name"  # vLLM's
 
 
 class Setting(Struct, frozen=True):
-    """One point along one side of the grid: flags by name, without dashes in front."""
+    """One point on one side of the grid: flags by name, without leading dashes."""
 
     name: str
     flags: dict[str, Any] = {}
 
     def apply(self, command: list[str]) -> list[str]:
-        """`command` with these flags in place of its own of the same names."""
+        """`command` with these flags, which replace its own flags of the same names."""
         for key, value in self.flags.items():
             command = _without(command, flag_of(key), value) + _words(flag_of(key), value)
         return command
 
 
 def read_settings(flag: str, text: str | None) -> list[Setting]:
-    """What `--serve-params` and its like name: a JSON file, or JSON itself.
+    """Reads the settings of `--serve-params` and similar flags, from a JSON file or from JSON in `text`.
 
-    A list of objects is one setting each; an object of objects names them; an object with lists stands for all
-    combinations of their items. Without a text there is one setting, without flags.
+    In a list of objects, each object is a setting. An object of objects has settings by name. An object of lists means
+    all combinations of their items. Without a text, there is one setting without flags.
 
     Raises:
-        ConfigError: the text is neither.
+        ConfigError: the text is none of these.
     """
     if text is None:
         return [Setting("")]
@@ -52,7 +52,7 @@ def read_settings(flag: str, text: str | None) -> list[Setting]:
 
 
 def flag_of(key: str) -> str:
-    """`max_num_seqs` as `--max-num-seqs`; what follows a dot stays as it is."""
+    """`max_num_seqs` as `--max-num-seqs`; the part after a dot is unchanged."""
     head, dot, rest = key.partition(".")
     return "--" + head.replace("_", "-") + dot + rest
 
@@ -98,7 +98,7 @@ def _words(flag: str, value: Any) -> list[str]:
 
 
 def _without(command: list[str], flag: str, value: Any) -> list[str]:
-    """`command` without `flag` in any spelling, and without as many words after it as a `value` of this kind has."""
+    """`command` without `flag`, in any spelling, and without the words of its value, which has `value`'s type."""
     spellings = {flag, f"--no-{flag[2:]}"}
     width: float = 0 if isinstance(value, bool) else float("inf") if isinstance(value, list) else 1
     kept: list[str] = []

@@ -1,4 +1,4 @@
-"""Plots of a sweep's results as PNG, and as one HTML page with everything in it."""
+"""Plots of a sweep's results as PNG files, and in one HTML page with the table."""
 
 import html
 import io
@@ -13,24 +13,24 @@ from quire.core.errors import ConfigError
 
 
 class Axis(Struct, frozen=True):
-    """A figure of the results, and what to call it."""
+    """A figure of the results, and its label."""
 
     key: str
     label: str
 
 
 class Plot(Struct, frozen=True):
-    """Results of one kind of sweep, one line per server, a point per benchmark (median over its runs)."""
+    """A plot of results with one line per server and one point per benchmark (the median over its runs)."""
 
     name: str
-    x: Axis | None  # None: points side by side, by name
+    x: Axis | None  # None: a bar per point, by name
     y: Axis
 
 
 def require_matplotlib() -> None:
-    """Raises ConfigError when plots cannot be drawn."""
+    """Raises ConfigError if matplotlib is not installed."""
     try:
-        import matplotlib  # noqa: F401  # its only use is here, and it is not installed by default
+        import matplotlib  # noqa: F401  # not installed by default
     except ImportError:
         raise ConfigError("Plots need matplotlib: install quire[bench], or do without them by --no-plots.") from None
 
@@ -58,7 +58,7 @@ def median_points(rows: list[dict[str, Any]], keys: list[str]) -> dict[tuple[str
 
 
 def _figure(plot: Plot, rows: list[dict[str, Any]]) -> Any:
-    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+    from matplotlib.figure import Figure  # not pyplot, which needs a display and has global state
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()

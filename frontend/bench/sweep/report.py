@@ -1,4 +1,4 @@
-"""What a sweep shows at its end: a table, and plots beside the results."""
+"""The report at the end of a sweep: prints a table, and draws plots beside the results."""
 
 import argparse
 from pathlib import Path
@@ -13,7 +13,7 @@ from quire.frontend.bench.sweep.plots import Axis, Plot, median_points
 
 
 def add_report_arguments(parser: Any) -> None:
-    """Flags of every sweep; all but the last are vLLM's."""
+    """Adds the flags of every sweep; all but the last are vLLM's."""
     parser.add_argument("-o", "--output-dir", default="results", help="Folder of experiments (default: %(default)s).")
     parser.add_argument("-e", "--experiment-name", help="This one's folder in it; the time when left out.")
     parser.add_argument("--num-runs", type=int, default=3, help="Runs of each combination (default: %(default)s).")
@@ -25,7 +25,7 @@ def add_report_arguments(parser: Any) -> None:
 
 
 def show(args: argparse.Namespace, folder: Path, rows: list[dict[str, Any]], kinds: list[Plot]) -> None:
-    """Prints the medians of the plotted figures; draws, unless told not to."""
+    """Prints the medians of the plotted figures, and draws plots unless `--no-plots` is set."""
     axes = list({axis.key: axis for kind in kinds for axis in (kind.x, kind.y) if axis is not None}.values())
     cells = table_of(rows, axes)
     table = Table(title=f"Sweep {folder.name} (medians)", box=box.SIMPLE)
@@ -40,7 +40,7 @@ def show(args: argparse.Namespace, folder: Path, rows: list[dict[str, Any]], kin
 
 
 def table_of(rows: list[dict[str, Any]], axes: list[Axis]) -> list[list[str]]:
-    """A head and a row of medians for each (serve, bench)."""
+    """A header, and a row of medians for each (serve, bench)."""
     runs = {(row["serve"], row["bench"]): 0 for row in rows}
     for row in rows:
         runs[row["serve"], row["bench"]] += 1

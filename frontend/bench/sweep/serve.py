@@ -1,4 +1,4 @@
-"""`quire bench sweep serve`: a server for each of its settings, a load on it for each of the benchmark's."""
+"""`quire bench sweep serve`: starts a server for each server setting, and runs a load for each benchmark setting."""
 
 import argparse
 import shlex
@@ -22,7 +22,7 @@ PLOTS = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags; the commands may also be vLLM's."""
+    """Adds vLLM's flags; the commands may be vLLM's, too."""
     group = parser.add_argument_group("sweep")
     group.add_argument("--serve-cmd", required=True, help='Starts the server: "quire serve MODEL --port 8000".')
     group.add_argument("--bench-cmd", required=True, help='Puts load on it: "quire bench serve --num-prompts 100".')
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code: 1 when any run failed."""
+    """Runs the sweep. Returns the exit code: 1 if a run failed."""
     sweep = ServeSweep(args)
     if args.dry_run:
         print("\n".join(sweep.commands()))
@@ -47,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 class ServeSweep:
-    """One call of the command.
+    """One sweep.
 
-    Every run gets a seed of its own, unless a seed is given: a server would find an earlier run's prompts in its cache.
+    Every run has its own seed, unless the command has one: otherwise the server would find an earlier run's prompts in
+    its prefix cache.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -68,7 +69,7 @@ class ServeSweep:
         return [Point(serve, bench) for serve in self._serve_settings for bench in self._bench_settings]
 
     def commands(self) -> list[str]:
-        """What would run, in order."""
+        """The commands of the sweep, in order."""
         lines = []
         for serve in self._serve_settings:
             lines.append(shlex.join(serve.apply(self._serve)))
@@ -100,7 +101,7 @@ class ServeSweep:
                 experiment.run(point, partial(self._measure, point))
 
     def _measure(self, point: Point, path: Path) -> None:
-        """Writes under another name first: a result that is there is a whole one."""
+        """Runs one benchmark. The result is renamed when complete, so that a file at `path` is always complete."""
         unfinished = path.with_suffix(".partial")
         saving = ["--save-result", "--result-dir", str(path.parent), "--result-filename", unfinished.name]
         command = self._bench_command(point.serve, point.bench) + saving

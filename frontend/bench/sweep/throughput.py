@@ -1,4 +1,4 @@
-"""`quire bench sweep throughput`: offline throughput for each setting of the engine or the requests."""
+"""`quire bench sweep throughput`: measures offline throughput for each setting of the engine or the requests."""
 
 import argparse
 import shlex
@@ -24,7 +24,7 @@ PLOTS = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sweep serve`, as far as there is no server."""
+    """Adds the flags of `sweep serve` that do not concern a server."""
     group = parser.add_argument_group("sweep")
     group.add_argument(
         "--bench-cmd", default="quire bench throughput", help="The benchmark (default: %(default)s), with its flags."
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code: 1 when any run failed."""
+    """Runs the sweep. Returns the exit code: 1 if a run failed."""
     if args.num_runs < 1:
         raise ConfigError(f"--num-runs must be at least 1, got {args.num_runs}.")
     command = split_command("--bench-cmd", args.bench_cmd)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     experiment = Experiment.open(folder, args.num_runs, resume=args.resume, go_on=args.continue_on_error)
 
     def measure(point: Point, path: Path) -> None:
-        """Writes under another name first: a result that is there is a whole one."""
+        """Runs one benchmark. The result is renamed when complete, so that a file at `path` is always complete."""
         unfinished = path.with_suffix(".partial")
         line = [*point.bench.apply(command), "--output-json", str(unfinished)]
         print(shlex.join(line), flush=True)
