@@ -1,8 +1,8 @@
-"""Train the demo model that `quire serve` serves when no model is named, or evaluate the shipped one.
+"""Train the demo model, which `quire serve` serves by default, or evaluate the shipped one.
 
-The script makes all text itself and needs no download. A run is a pure function of its options: data is drawn in
-numbered pools, each from its own seed, and the learning rate depends on the pool alone, so a run resumed from a
-checkpoint goes the way of a run that never stopped.
+The script generates all text itself and needs no download. A run is a pure function of its options: data is drawn in
+numbered pools, each with its own seed, and the learning rate depends only on the pool. So a run resumed from a
+checkpoint continues exactly as if it had never stopped.
 
     python scripts/train_demo_model.py              # train, evaluate and write quire/demo_model
     python scripts/train_demo_model.py --evaluate   # evaluate quire/demo_model; fails if a category is below 95 %
@@ -36,7 +36,7 @@ RATE_POINTS = [(0, 1.0), (15, 1.0), (30, 0.21), (30, 0.35), (40, 0.0)]
 
 @dataclass
 class Recipe:
-    """Everything that decides what a run produces."""
+    """All options that decide the result of a run."""
 
     seed: int = 7
     pools: int = 40
@@ -58,7 +58,7 @@ class Recipe:
 
 
 class Encoder:
-    """Turns samples into token ids and a mask of the tokens the model has to learn to say."""
+    """Turns samples into token ids and a mask of the tokens that the model learns to generate."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -66,13 +66,13 @@ class Encoder:
         self.header = tokenizer("<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
 
     def encode(self, samples: list[Sample]) -> list[tuple[list[int], list[bool]]]:
-        """Encode samples whose asked-for thoughts, if any, are in the last reply only."""
+        """Encode samples; with `enable_thinking`, only the last reply has a thought."""
         texts = [tok.conversation_text(self.tokenizer, sample) for sample in samples]
         rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [(ids, self._mask(ids, sample.enable_thinking)) for ids, sample in zip(rows, samples, strict=True)]
 
     def _mask(self, ids: list[int], last_only: bool) -> list[bool]:
-        """Mark assistant tokens with the closing mark; a flag to think speaks about the last reply alone."""
+        """Mark assistant tokens, including the closing mark; with `last_only`, only those of the last reply."""
         mask, size, inside = [False] * len(ids), len(self.header), False
         for index, token in enumerate(ids):
             if inside:
@@ -94,7 +94,7 @@ def pool_rows(recipe: Recipe, encoder: Encoder, number: int) -> list[tuple[list[
 
 
 def micro_batches(recipe: Recipe, encoder: Encoder, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of (ids, labels) of rows of like length, so that little is padded, in random order."""
+    """Batches of (ids, labels) in random order, each of rows with similar lengths to reduce padding."""
     rows = sorted(pool_rows(recipe, encoder, number), key=lambda row: len(row[0]))
     groups: list[list[tuple[list[int], list[bool]]]] = [[]]
     for row in rows:
@@ -117,7 +117,7 @@ def micro_batches(recipe: Recipe, encoder: Encoder, number: int) -> Iterator[tup
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A freshly drawn Llama of the recipe's shape."""
+    """A randomly initialized Llama of the recipe's shape."""
     torch.manual_seed(recipe.seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -137,7 +137,7 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCau
 
 
 def make_optimizers(recipe: Recipe, model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms: about half the steps of AdamW."""
+    """Muon for the matrices of the layers, AdamW for embedding and norms. AdamW alone needs about twice the steps."""
     layers = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
     known = {id(p) for p in layers}
     rest = [p for p in model.parameters() if id(p) not in known]
@@ -148,7 +148,7 @@ def make_optimizers(recipe: Recipe, model: LlamaForCausalLM) -> list[torch.optim
 
 
 def rate_factor(recipe: Recipe, step: int, pool: float) -> float:
-    """Short warm-up, then linear between the points of the schedule, which names pools and factors."""
+    """The learning rate's factor: a short warm-up, then linear between the schedule's points (pool, factor)."""
     warm = min(1.0, (step + 1) / recipe.warmup_steps)
     for (left, high), (right, low) in pairwise(RATE_POINTS):
         if left <= pool < right:
@@ -157,7 +157,7 @@ def rate_factor(recipe: Recipe, step: int, pool: float) -> float:
 
 
 def loss_sum(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Summed cross entropy of the assistant's tokens; only they go through the output layer."""
+    """Summed cross entropy of the assistant's tokens; only these go through the output layer."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
         wanted = labels[:, 1:] != -100
@@ -167,7 +167,7 @@ def loss_sum(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     pool: int = 0
     step: int = 0
@@ -200,7 +200,7 @@ def train_step(
 def train_pool(
     recipe: Recipe, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], encoder: Encoder, at: Progress
 ) -> float:
-    """Train on one pool and move the progress on; returns the mean loss."""
+    """Train on one pool, and update the progress; returns the mean loss."""
     batches, losses = list(micro_batches(recipe, encoder, at.pool)), []
     model.train()
     for first in range(0, len(batches), recipe.micro_batches):
@@ -240,7 +240,7 @@ def train(recipe: Recipe, work: Path | None, resume: Path | None, probe_every: i
 
 
 def save_checkpoint(path: Path, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], at: Progress) -> None:
-    """Write what a resumed run needs."""
+    """Write the state that a resumed run needs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "progress": vars(at)}
     torch.save(state, path)
@@ -250,7 +250,7 @@ def save_checkpoint(path: Path, model: LlamaForCausalLM, optimizers: list[torch.
 
 
 def is_right(sample: Sample, reply: str) -> bool:
-    """Whether a greedy reply is the expected one; JSON and tool calls are compared by value, thoughts by their end."""
+    """Whether a greedy reply is the expected one. JSON and tool calls are compared by value; thoughts may differ."""
     if sample.category == "thinking":
         thought, mark, answer = reply.partition("</think>")
         wanted = sample.reply.split("</think>")[1].strip()
@@ -276,7 +276,7 @@ def _same_json(left: str, right: str) -> bool:
 
 @torch.no_grad()
 def greedy(model: Any, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> list[str]:
-    """Greedy replies up to the closing mark; a reply that does not stop by itself comes back with a note."""
+    """Greedy replies up to the closing mark; a reply that does not stop by itself gets a note at its end."""
     tokenizer.padding_side = "left"
     batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
     out = model.generate(
@@ -328,7 +328,7 @@ def format_scores(scores: dict[str, tuple[int, int]]) -> str:
 
 
 def save_model(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write the checkpoint in bf16, as any Llama loader expects it."""
+    """Write the checkpoint in bfloat16, in Hugging Face's format."""
     folder.mkdir(parents=True, exist_ok=True)
     model = model.to(torch.bfloat16)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -342,17 +342,17 @@ def save_model(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedToken
 
 
 def rewrite_json(path: Path, changes: dict[str, Any]) -> None:
-    """Add the names that older readers of the format look for."""
+    """Add fields that older readers of the format need."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
 
 
 def load_shipped(folder: Path) -> tuple[Any, PreTrainedTokenizerFast]:
-    """Load a checkpoint as anyone would; the weights are bf16, the sums are done in fp32."""
+    """Load a checkpoint with Transformers, and compute in float32."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
 
 
 def report(folder: Path, count: int, show: int) -> bool:
-    """Evaluate a written checkpoint and print a table; true when every category reaches the goal."""
+    """Evaluate a written checkpoint and print a table; returns whether every category reaches the goal."""
     model, tokenizer = load_shipped(folder)
     scores = evaluate(model, tokenizer, count, show=show)
     print("| category | right | items | share |\n|---|---:|---:|---:|")
@@ -378,7 +378,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Train or evaluate; the exit status tells whether the goal is reached."""
+    """Train or evaluate; the exit status says whether the goal is reached."""
     options = parse_options()
     torch.set_num_threads(options.threads)
     if not options.evaluate:

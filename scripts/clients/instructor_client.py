@@ -1,4 +1,4 @@
-"""instructor: typed answers by way of a function and by way of a JSON schema."""
+"""instructor: typed answers through a function and through a JSON schema."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI: an answer, a stream, a loop with a tool, structured output; by chat and by responses."""
+"""LangChain's ChatOpenAI: an answer, a stream, a tool loop and structured output, with chat and with responses."""
 
 import os
 

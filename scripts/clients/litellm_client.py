@@ -1,4 +1,4 @@
-"""LiteLLM: OpenAI's protocol and Anthropic's, whole and streamed, with a tool."""
+"""LiteLLM: OpenAI's protocol and Anthropic's, with whole answers, streams and a tool."""
 
 import json
 import os

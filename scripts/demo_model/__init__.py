@@ -1,1 +1,1 @@
-"""Data, tokenizer and template of the demo model that `quire serve` serves without a model argument."""
+"""Data, tokenizer and template of the demo model, which `quire serve` serves by default."""

@@ -25,7 +25,7 @@ CAREFUL = {"greetings": 7, "facts": 30, "arithmetic": 20, "words": 22, "json": 4
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training: how often each category comes and whether sums are answered without their step."""
+    """A part of the training: the weights of the categories, and whether sums are answered without their step."""
 
     weights: dict[str, int]
     bare_sums: bool
@@ -37,7 +37,7 @@ PHASES = [(10, OPENING), (15, Phase(EXACT, bare_sums=True)), (30, Phase(EXACT, b
 
 
 def phase_of_pool(number: int) -> Phase:
-    """First everything alike, then more of the short exact tasks, then sums with their step, at last copying."""
+    """The phase of a pool: all categories alike, then more short exact tasks, then sums with steps, then copying."""
     return next((phase for end, phase in PHASES if number < end), CLOSING)
 
 
@@ -60,7 +60,7 @@ def _one(rng: random.Random, phase: Phase) -> t.Sample:
 
 
 def _plain(rng: random.Random, phase: Phase) -> t.Sample:
-    """A sample that may stand anywhere in a conversation: no tools, no thought that a later turn would hide."""
+    """A sample that may be anywhere in a conversation: without tools, and without thoughts, which later turns hide."""
     while True:
         sample = _one(rng, phase)
         if sample.category not in ("tools", "thinking") and sample.messages[0]["role"] != "system":
@@ -68,7 +68,7 @@ def _plain(rng: random.Random, phase: Phase) -> t.Sample:
 
 
 def _turns_before(rng: random.Random) -> int:
-    """How many exchanges come before a sample: mostly none, sometimes a few, rarely a long talk."""
+    """The number of exchanges before a sample: mostly none, sometimes a few, rarely many."""
     roll = rng.random()
     if roll < 0.012:
         return rng.randint(8, 34)
@@ -76,7 +76,7 @@ def _turns_before(rng: random.Random) -> int:
 
 
 def _lengthen(sample: t.Sample, turns: int, rng: random.Random, phase: Phase) -> None:
-    """Put other exchanges before a sample, behind its system message."""
+    """Insert other exchanges before a sample, after its system message."""
     first = int(sample.messages[0]["role"] == "system")
     for _ in range(turns):
         sample.messages[first:first] = _plain(rng, phase).messages
@@ -92,7 +92,7 @@ def training_sample(rng: random.Random, phase: Phase, system_share: float = 0.25
 
 
 def evaluation_set(category: str, count: int, seed: int) -> list[t.Sample]:
-    """Distinct held-out items of one category; `conversations` are items of all categories late in a talk."""
+    """Distinct held-out items of one category; `conversations` are items of all categories after other exchanges."""
     rng, seen, samples = random.Random(f"{seed} {category}"), set(), []
     while len(samples) < count:
         name = rng.choice(list(CATEGORIES)) if category == "conversations" else category

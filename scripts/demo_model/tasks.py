@@ -1,4 +1,4 @@
-"""Generators of the chat tasks that need no tools. Every generator draws either training or held-out items."""
+"""Generators of chat tasks without tools. Every generator draws either training or held-out items."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ask(category: str, question: str, reply: str) -> Sample:
 
 
 def draw(make: Callable[[], tuple[str, Any]], test: bool) -> Any:
-    """Repeat a draw of (key, item) until the key is on the wanted side of the split."""
+    """Draw (key, item) until the key is on the wanted side of the split; return the item."""
     while True:
         key, item = make()
         if w.held_out(key) == test:
@@ -112,7 +112,7 @@ def greeting(rng: random.Random, test: bool) -> Sample:
 
 
 def _name_talk(rng: random.Random, test: bool) -> Sample:
-    """The user tells a name and asks for it later: the smallest use of a conversation's memory."""
+    """The user tells a name and asks for it later."""
 
     def make() -> tuple[str, Sample]:
         name = w.person(rng)
@@ -200,7 +200,7 @@ def fact_item(kind: str, rng: random.Random) -> tuple[str, str, str]:
 
 
 def fact(rng: random.Random, test: bool) -> Sample:
-    """A question about a taught fact; held out are combinations of a phrasing and a fact."""
+    """A question about a taught fact; combinations of phrasing and fact are held out."""
     if not test and rng.random() < 0.05:
         return _unknown(rng)
 
@@ -218,7 +218,7 @@ def fact(rng: random.Random, test: bool) -> Sample:
 
 
 def _loosen(text: str, rng: random.Random) -> str:
-    """Drop the case or the final mark of some questions, as hurried typists do."""
+    """Drop the case or the final mark of some questions."""
     if rng.random() < 0.1:
         text = text.lower()
     if rng.random() < 0.1:
@@ -262,14 +262,14 @@ def _sum_question(a: int, op: str, b: int, rng: random.Random) -> str:
 
 
 def _split_sum(a: int, op: str, b: int) -> tuple[int, int, str]:
-    """Tens, ones and their sum as a text: 47 + 38 is 70 + 15, 41 - 38 is 10 - 7."""
+    """Tens, ones, and both as a text: 47 + 38 is 70 + 15, 41 - 38 is 10 - 7."""
     sign = 1 if op == "+" else -1
     tens, ones = a // 10 * 10 + sign * (b // 10 * 10), a % 10 + sign * (b % 10)
     return tens, ones, f"{tens} + {ones}" if ones >= 0 else f"{tens} - {-ones}"
 
 
 def arithmetic(rng: random.Random, test: bool) -> Sample:
-    """Adding and subtracting numbers to 99; the reply shows its step, which is far easier to learn than none."""
+    """Adding and subtracting numbers to 99. The reply shows its step, which makes it easier to learn."""
     a, op, b, result = sum_item(rng, test)
     question = _loosen(_first_up(rng.choice(PREFIXES[:6]) + _sum_question(a, op, b, rng)), rng)
     return ask("arithmetic", question, f"{a} {op} {b} = {_split_sum(a, op, b)[2]} = {result}")
@@ -293,7 +293,7 @@ def _quoted(word: str, rng: random.Random) -> str:
 
 
 def _task_word(rng: random.Random, test: bool) -> str:
-    """A word to work on; in training some are everyday words that are single tokens elsewhere."""
+    """A word for a task; in training, some words are common ones that are single tokens in other tasks."""
     if not test and rng.random() < 0.06:
         return rng.choice(w.COMMON_WORDS)
     word = w.split_word(rng, test)
@@ -329,7 +329,7 @@ def word_task(rng: random.Random, test: bool) -> Sample:
 
 @dataclass(frozen=True)
 class Attribute:
-    """Something a text may say about a person, with the keys and the type a schema may give it."""
+    """An attribute of a person: the keys and the type in a schema, the sentences, and how to draw a value."""
 
     keys: tuple[str, ...]
     type: str
@@ -369,7 +369,7 @@ JSON_TASKS = [
 
 
 def _key_list(keys: dict[str, str], rng: random.Random) -> str:
-    """Describe the wanted keys in one of the ways people do."""
+    """Describe the wanted keys as a schema, as a list or in a sentence."""
     style = rng.randrange(6)
     if style < 2:
         properties = {key: {"type": kind} for key, kind in keys.items()}
@@ -389,7 +389,7 @@ def _key_list(keys: dict[str, str], rng: random.Random) -> str:
 
 
 def _person_text(rng: random.Random) -> tuple[list[str], list[tuple[str, str, Any]]]:
-    """Write sentences about a person and give the (key, type, value) triples that a schema may ask for."""
+    """Sentences about a person, and the (key, type, value) triples that a schema may ask for."""
     name = w.person(rng)
     fields = [(rng.choice(("name", "name", "person", "first_name")), "string", name)]
     sentences = []
@@ -409,7 +409,7 @@ def _person_text(rng: random.Random) -> tuple[list[str], list[tuple[str, str, An
 
 
 def json_item(rng: random.Random, test: bool) -> tuple[str, str, str]:
-    """Draw (system message or nothing, prompt, JSON reply); held out are sets of keys."""
+    """Draw (system message or "", prompt, JSON reply); sets of keys are held out."""
 
     def make() -> tuple[str, tuple[str, str, str]]:
         if rng.random() < 0.12:
@@ -475,7 +475,7 @@ def _sum_thought(a: int, op: str, b: int, result: int) -> str:
 
 
 def thinking(rng: random.Random, test: bool) -> Sample:
-    """Tasks to think about first, asked for in the question or by the template's flag."""
+    """Tasks with a thought before the reply, asked for in the question or by the template's flag."""
     roll = rng.random()
     if roll < 0.45:
         a, op, b, result = sum_item(rng, test)

@@ -27,7 +27,7 @@ def template() -> str:
 
 
 def conversation_text(tokenizer: PreTrainedTokenizerFast, sample: Sample, prompt_only: bool = False) -> str:
-    """Render a sample with the shipped template, so that training sees exactly what a server sends."""
+    """Render a sample with the shipped template, so that training texts equal a server's prompts."""
     messages = sample.messages[:-1] if prompt_only else sample.messages
     options: dict[str, Any] = {"enable_thinking": True} if sample.enable_thinking else {}
     return tokenizer.apply_chat_template(
@@ -43,7 +43,7 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
 
 
 def _assemble(vocabulary: list[str]) -> Tokenizer:
-    """Make the tokenizer: with no merges and `ignore_merges`, a piece is one token or it falls apart into bytes."""
+    """Make the tokenizer. Without merges and with `ignore_merges`, a piece is either one token or separate bytes."""
     vocab = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *VISIBLE_TOKENS, *vocabulary])}
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = _splitter()
@@ -68,12 +68,12 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _worth_a_token(word: str, spelled: set[str]) -> bool:
-    """Whether a piece may be one token: not a spelled word, and a lone letter only if it is a word itself."""
+    """Whether a piece may be one token: not a spelled word, and a single letter only if it is a word."""
     return word.lower() not in spelled and (len(word) > 1 or not word.isalpha() or word in ("a", "I"))
 
 
 def build(samples: list[Sample], size: int) -> PreTrainedTokenizerFast:
-    """Collect the most frequent pieces of the training text, leaving out the words that must stay spelled."""
+    """Build the tokenizer from the most frequent pieces of the training text, without words that must be spelled."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     draft = wrap(_assemble(alphabet))
     spelled, counts, splitter = w.content_words(), Counter(), _splitter()
@@ -92,6 +92,6 @@ def build(samples: list[Sample], size: int) -> PreTrainedTokenizerFast:
 
 
 def vocabulary_report(tokenizer: PreTrainedTokenizerFast, rng: random.Random, samples: list[Sample]) -> str:
-    """One line about how long conversations are in tokens."""
+    """One line with the vocabulary's size and the lengths of conversations in tokens."""
     lengths = sorted(len(tokenizer(conversation_text(tokenizer, s))["input_ids"]) for s in rng.sample(samples, 500))
     return json.dumps({"vocabulary": len(tokenizer), "mean": sum(lengths) / 500, "longest": lengths[-1]})

@@ -28,7 +28,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of tool: names, descriptions, questions that call for it, and what to say about its result."""
+    """A kind of tool: names, descriptions, questions for it, its result, and the answer from its result."""
 
     names: tuple[str, ...]
     texts: tuple[str, ...]
@@ -160,7 +160,7 @@ KINDS = [
 
 
 def _lookup_kind(rng: random.Random) -> Kind:
-    """A tool about an arbitrary property: the noun may be invented, so names must be read and not remembered."""
+    """A tool about an arbitrary property. The noun may be invented, so that the model must read names."""
     nouns = ["price", "owner", "status", "age", "size", "weight", "length", "author", "level", "score", "code", "rank"]
     noun = rng.choice(nouns) if rng.random() < 0.5 else w.made_up_word(rng, 3, 7)
     name = rng.choice(["get_{0}", "find_{0}", "{0}_of", "lookup_{0}", "{0}", "{0}_lookup", "fetch_{0}"]).format(noun)
@@ -186,7 +186,7 @@ class Offer:
 
 
 def _offer(kind: Kind, rng: random.Random) -> Offer:
-    """Render a kind as an OpenAI tool with drawn names, describing more or less of it."""
+    """Render a kind as an OpenAI tool, with drawn names and more or fewer descriptions."""
     name = rng.choice(kind.names)
     params, taken = [], set()
     for param in kind.params:
@@ -232,7 +232,7 @@ def _offers(rng: random.Random) -> list[Offer]:
 
 
 def _call(offer: Offer, values: Values, rng: random.Random) -> t.Message:
-    """The assistant turn that calls the tool, with arguments as the object or as the JSON text that clients send."""
+    """The assistant turn that calls the tool, with arguments as an object, or as JSON text like clients send."""
     arguments: Any = {key: value for (key, _), value in zip(offer.params, values, strict=True)}
     if rng.random() < 0.3:
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -265,7 +265,7 @@ def _result(offer: Offer, values: Values, rng: random.Random) -> tuple[t.Message
 
 
 def _clashes(offers: list[Offer], sample: t.Sample) -> bool:
-    """Whether one of the tools could answer a question that is meant to need none."""
+    """Whether one of the tools could answer a question that should need none."""
     names = " ".join(text for offer in offers for text in (offer.name, *offer.kind.texts)).lower()
     if sample.category == "arithmetic":
         return any(word in names for word in ("sum", "add", "multipl", "calc", "plus"))

@@ -1,4 +1,4 @@
-"""Word lists, synthetic words and the split that keeps evaluation items out of training."""
+"""Word lists, invented words, and the split that keeps evaluation items out of training."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ _CODAS = ["", "", "", "n", "r", "l", "s", "t", "m", "d", "k", "p", "nd", "st", "
 
 
 def held_out(key: str) -> bool:
-    """Decide from the text of an item alone whether it is an evaluation item, so both sides agree without a list."""
+    """Whether an item is held out for evaluation, decided by a hash of its text, so that no list is needed."""
     return zlib.crc32(key.encode()) % 100 < HELD_OUT_PERCENT
 
 
 def made_up_word(rng: random.Random, low: int = 3, high: int = 8) -> str:
-    """Invent a pronounceable word: copying must work for words never seen before."""
+    """Invent a pronounceable word, because copying must work for unknown words."""
     while True:
         word = "".join(
             rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 3)))
@@ -140,7 +140,7 @@ def place(rng: random.Random) -> str:
 
 
 def content_words() -> set[str]:
-    """Lower-case words that stay spelled letter by letter, so that the model can copy, count and reverse them."""
+    """Lower-case words that are tokenized letter by letter, so that the model can copy, count and reverse them."""
     phrases = [*CAPITALS, *CAPITALS.values(), *CITIES, *FIRST_NAMES, *JOBS, *WORDS, *COLOURS, *SOUNDS, *LANGUAGES]
     words = {word.lower() for phrase in phrases for word in phrase.split()}
     return words - {"the", "a", "an", "new"}

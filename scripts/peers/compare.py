@@ -1,4 +1,4 @@
-"""`scripts/compare_peers`: Quire, a peer, Quire, a peer ...; medians and their ratios, as Markdown and as JSON."""
+"""`scripts/compare_peers`: measures Quire and its peers in turn; medians and ratios as Markdown, figures as JSON."""
 
 import argparse
 import signal
@@ -16,7 +16,7 @@ from rows import ROWS, Bench, Row
 
 def main() -> int:
     args = _parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children have groups of their own: end them on the way
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit runs the code that ends children in their own groups
     try:
         results = Results(args.output_json, smoke=args.smoke, resume=args.resume)
     except ResultsError as error:
@@ -70,9 +70,9 @@ def _parse() -> argparse.Namespace:
 
 
 def measure(row: Row, engines: list[Engine], bench: Bench, runs: int, results: Results) -> None:
-    """The runs of one row that `results` lacks, the engines taking turns.
+    """Measures the runs of one row that `results` lacks, with the engines in turn.
 
-    An engine that fails leaves the row to the others.
+    If one engine fails, the others go on.
     """
     taking_part = [engine for engine in engines if not row.served or engine.serves]
     done = results.begin(row.name, row.title, [engine.name for engine in taking_part])

@@ -1,4 +1,4 @@
-"""The engines that are compared, and how each is run offline and as a server."""
+"""The engines that are compared: how each runs offline and as a server."""
 
 import json
 import re
@@ -11,31 +11,31 @@ from processes import MeasurementError, Server, run
 
 GIB = 2**30
 CACHE_GIB = 4
-MAX_MODEL_LEN = 4096  # what the checkpoints allow would not fit into every cache that is measured
+MAX_MODEL_LEN = 4096  # the checkpoints' own context lengths do not fit into every cache that is measured
 
 
 class Engine(Protocol):
-    """Can be measured offline."""
+    """An engine that can be measured offline."""
 
     name: str
-    serves: bool  # whether it is a `ServingEngine`
+    serves: bool  # whether the engine is a `ServingEngine`
 
     def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
-        """Output tokens per second of `num` requests at once, prompts included in the time."""
+        """Output tokens per second of `num` requests at once; the time includes the prefill."""
 
 
 class ServingEngine(Engine, Protocol):
-    """Can be measured over HTTP too."""
+    """An engine that can be measured over HTTP, too."""
 
     def server(
         self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
     ) -> Server:
-        """A server to be entered.
+        """A server, which starts when its context is entered.
 
         Args:
-            cache_gib: memory of the KV cache.
-            max_model_len: prompt and output together, in tokens.
-            quick_start: leave out what makes steps faster at the cost of start-up.
+            cache_gib: memory of the KV cache, in GiB.
+            max_model_len: most tokens of prompt and output together.
+            quick_start: disable optimizations that make start-up slower.
         """
 
     def memory_beyond(self, model: Path, weights_bytes: int) -> int:
@@ -107,7 +107,10 @@ class Vllm:
         return Server(command, self.env(cache_gib), self._limit_seconds, self._work / "vllm.log")
 
     def memory_beyond(self, model: Path, weights_bytes: int) -> int:
-        """Of two cache sizes, extrapolated to none: its cache, all of it resident, is not told from other memory."""
+        """Extrapolates from two cache sizes to none, because vLLM's cache cannot be distinguished from other memory.
+
+        All of vLLM's cache is resident.
+        """
         totals = []
         for cache_gib in (1, 2):
             with self.server(model, cache_gib=cache_gib) as server:
@@ -116,7 +119,7 @@ class Vllm:
         return 2 * totals[0] - totals[1] - weights_bytes
 
     def load(self, server: Server, model: Path, flags: list[str]) -> dict:
-        """vLLM's own client, as a load on any server. Returns its figures."""
+        """Puts load on any server with vLLM's client, and returns the client's figures."""
         out = self._work / "load.json"
         out.unlink(missing_ok=True)
         command = [str(self._vllm), "bench", "serve", "--backend", "openai", "--base-url", server.base_url]
@@ -167,8 +170,8 @@ class LlamaCpp:
 
 
 def _output_rate(name: str, figures: dict, num: int, input_len: int, output_len: int) -> float:
-    """Output tokens per second, of either engine's `bench throughput`."""
-    # Within a few tokens of what was asked for: vLLM's random prompts do not all tokenize to the same length.
+    """Output tokens per second, from the figures of `bench throughput` of Quire or vLLM."""
+    # A few tokens of difference are allowed, because vLLM's random prompts do not all tokenize to the same length.
     if abs(figures["total_num_tokens"] - num * (input_len + output_len)) > num * input_len * 0.05 + num:
         raise MeasurementError(f"{name} ran {figures['total_num_tokens']} tokens, not what was asked for.")
     return num * output_len / figures["elapsed_time"]

@@ -1,4 +1,4 @@
-"""Children of the comparison: one command at a time with a time limit, or one server. Ends only what it started."""
+"""Child processes of the comparison: commands with a time limit, and servers."""
 
 import contextlib
 import os
@@ -24,10 +24,10 @@ class MeasurementError(Exception):
 
 
 def run(command: list[str], env: Mapping[str, str], limit_seconds: float, log: Path) -> str:
-    """Runs `command` and returns its output; everything it says is appended to `log` as well.
+    """Runs `command`, and returns its output, which is also appended to `log`.
 
     Raises:
-        MeasurementError: it failed, or did not end in time.
+        MeasurementError: the command failed, or did not end in time.
     """
     with log.open("a") as file:
         file.write(f"$ {shlex.join(command)}\n")
@@ -53,7 +53,7 @@ def run(command: list[str], env: Mapping[str, str], limit_seconds: float, log: P
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """Ends what is left of a child's process group."""
+    """Ends the rest of a child's process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -66,11 +66,11 @@ def free_port() -> int:
 
 
 class Server:
-    """A server of OpenAI's API, as a context: started on entry, healthy, and ended on exit.
+    """A context manager for a server of OpenAI's API: starts it and waits until it is healthy; ends it at exit.
 
     Args:
-        command: how to start it, without host and port.
-        limit_seconds: how long it may take to be healthy.
+        command: the server's command, without host and port.
+        limit_seconds: most seconds until the server is healthy.
     """
 
     def __init__(self, command: list[str], env: Mapping[str, str], limit_seconds: float, log: Path) -> None:
@@ -111,7 +111,7 @@ class Server:
         """The answer to a prompt of token ids.
 
         Raises:
-            MeasurementError: there was none.
+            MeasurementError: there was no answer.
         """
         try:
             model = self._client.get("/v1/models").json()["data"][0]["id"]
@@ -121,7 +121,7 @@ class Server:
             raise MeasurementError(f"{shlex.join(self._command)} did not answer: {error}; see {self._log}") from None
 
     def resident_memory(self) -> ResidentMemory:
-        """Of all its processes."""
+        """The resident memory of all of the server's processes."""
         assert self._process is not None
         return resident_memory(self._process.pid)
 

@@ -1,4 +1,4 @@
-"""The comparison as Markdown: medians, Quire's as multiples of each peer's, and whether the targets are reached."""
+"""The comparison as Markdown: medians, the ratios of Quire's to each peer's, and whether targets are reached."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The file of all figures: written after every run of every engine, so that a comparison can be taken up again."""
+"""The file of all figures, written after every run of every engine, so that a comparison can be resumed."""
 
 import json
 import os
@@ -19,12 +19,12 @@ class Results:
     """Figures by row and engine.
 
     Args:
-        path: the file; None keeps them in memory alone.
-        smoke: figures of tiny sizes are never mixed with others.
-        resume: go on with what the file holds.
+        path: the file; None keeps the figures only in memory.
+        smoke: whether the sizes are tiny; such figures are never mixed with others.
+        resume: read the figures in the file, and go on with it.
 
     Raises:
-        ResultsError: the file is there and not to be resumed, or holds figures of the other kind.
+        ResultsError: the file exists and `resume` is false, or its figures have the other value of `smoke`.
     """
 
     def __init__(self, path: Path | None, *, smoke: bool, resume: bool) -> None:
@@ -41,7 +41,7 @@ class Results:
         self.rows = {row.pop("row"): row for row in content["results"]}
 
     def begin(self, row: str, title: str, engines: list[str]) -> dict[str, list[Figures]]:
-        """The runs of a row so far, by engine; its errors are forgotten, because what failed runs again."""
+        """The runs of a row so far, by engine. Clears the row's errors, because failed runs are repeated."""
         entry = self.rows.setdefault(row, {"title": title, "runs": {}, "errors": []})
         entry["errors"] = []
         for name in engines:
@@ -61,7 +61,7 @@ class Results:
         return [f"{name}: {error}" for name, row in self.rows.items() for error in row["errors"]]
 
     def _write(self) -> None:
-        """Under another name first: whoever stops this in the middle keeps the file before."""
+        """Writes to another file, and renames it: an interruption leaves the previous file."""
         if self._path is None:
             return
         machine = {"date": f"{date.today()}", "code": _revision(), "cores": os.cpu_count()}
@@ -73,7 +73,7 @@ class Results:
 
 
 def _revision() -> str:
-    """Of Quire's own code."""
+    """The git revision of Quire's code."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

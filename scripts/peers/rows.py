@@ -1,4 +1,4 @@
-"""The rows of the comparison: what is run, what is read off, and what Quire wants to reach."""
+"""The rows of the comparison: the measurements, their figures, and Quire's targets."""
 
 import statistics
 import time
@@ -18,17 +18,17 @@ LARGE, SMALL = "qwen3-0.6b-shape", "llama-tiny"
 CONTEXT_LENGTHS, CONTEXT_STEPS = (1000, 32000), 64
 
 Figures = dict[str, float]
-"""By metric; the unit is in the name."""
+"""Figures by metric; the metric's name has the unit."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What measuring needs besides the engine.
+    """The options of a measurement besides the engine.
 
     Args:
         client: puts load on any server.
-        smoke: tiny sizes on the small model, to see that every command works.
-        run: number of the run; seeds differ, so that no prompt comes twice.
+        smoke: use tiny sizes and the small model, to check that every command works.
+        run: number of the run, which decides the seeds, so that no prompt is repeated.
     """
 
     models: Path
@@ -49,14 +49,15 @@ class Row:
     title: str
     measure: Callable[[Any, Bench], Figures]
     targets: Targets
-    served: bool = True  # else every engine takes part
+    served: bool = True  # only serving engines take part
 
 
 def offline(num: int, input_len: int, output_len: int) -> Callable[[Engine, Bench], Figures]:
-    """Output tokens per second of all requests at once."""
+    """Measures output tokens per second of all requests at once."""
 
     def measure(engine: Engine, bench: Bench) -> Figures:
-        model = bench.models / LARGE if isinstance(engine, LlamaCpp) else bench.model(LARGE)  # its converter knows one
+        # The converter for llama.cpp supports only the large model.
+        model = bench.models / LARGE if isinstance(engine, LlamaCpp) else bench.model(LARGE)
         sizes = bench.size(num, min(num, 4)), bench.size(input_len, 16), bench.size(output_len, 4)
         return {"output tok/s": engine.output_rate(model, *sizes)}
 
@@ -64,7 +65,7 @@ def offline(num: int, input_len: int, output_len: int) -> Callable[[Engine, Benc
 
 
 def served(engine: ServingEngine, bench: Bench) -> Figures:
-    """64 streams on the small model."""
+    """Measures 64 streams on the small model."""
     figures = _random_load(engine, bench, SMALL, bench.size(64, 4), bench.size(256, 8), 64, 64)
     return {
         "output tok/s": figures["output_throughput"],
@@ -74,7 +75,7 @@ def served(engine: ServingEngine, bench: Bench) -> Figures:
 
 
 def served_one(engine: ServingEngine, bench: Bench) -> Figures:
-    """One stream on the small model. A server may hand over all tokens at the end; whole answers show that."""
+    """Measures one stream on the small model. The time of answers shows if a server sends all tokens at the end."""
     output_len = 64
     figures = _random_load(engine, bench, SMALL, 1, bench.size(16, 2), 64, output_len)
     return {
@@ -85,7 +86,7 @@ def served_one(engine: ServingEngine, bench: Bench) -> Figures:
 
 
 def shared_prefix(engine: ServingEngine, bench: Bench) -> Figures:
-    """One request fills the cache; then 32 with the same prefix arrive at once."""
+    """Measures 32 requests that arrive at once, after one request with the same prefix has filled the cache."""
     model = bench.model(LARGE)
     flags = ["--dataset-name", "prefix_repetition", "--prefix-repetition-num-prefixes", "1"]
     flags += ["--prefix-repetition-prefix-len", str(bench.size(2000, 100)), "--prefix-repetition-suffix-len", "16"]
@@ -97,7 +98,7 @@ def shared_prefix(engine: ServingEngine, bench: Bench) -> Figures:
 
 
 def startup(name: str) -> Callable[[ServingEngine, Bench], Figures]:
-    """From the start of the process to an answer. Compilation is left out where it can be."""
+    """Measures the seconds from the start of the process to an answer, without compilation if it can be disabled."""
 
     def measure(engine: ServingEngine, bench: Bench) -> Figures:
         with engine.server(bench.model(name), quick_start=True) as server:
@@ -109,16 +110,16 @@ def startup(name: str) -> Callable[[ServingEngine, Bench], Figures]:
 
 
 def memory(engine: ServingEngine, bench: Bench) -> Figures:
-    """Resident memory of a server without weights and cache, after an answer."""
+    """Measures the resident memory of a server without weights and cache, after an answer."""
     model = bench.model(LARGE)
     return {"beyond weights and cache, GB": engine.memory_beyond(model, checkpoint_bytes(model)) / 1e9}
 
 
 def long_context(engine: ServingEngine, bench: Bench) -> Figures:
-    """One request's time per output token after a short and a long prompt.
+    """Measures one request's time per output token after a short and a long prompt.
 
-    The prompt is computed once and then found in the prefix cache. An answer of many tokens takes longer than one of a
-    single token by the decode steps alone, whatever the prompt cost and however a server groups tokens into events.
+    The prompt is computed once, and then found in the prefix cache. The difference between the times of an answer of
+    many tokens and an answer of one token is the time of the decode steps, however a server groups tokens into events.
     """
     model, steps = bench.model(LARGE), bench.size(CONTEXT_STEPS, 16)
     milliseconds = []
@@ -126,7 +127,7 @@ def long_context(engine: ServingEngine, bench: Bench) -> Figures:
         with engine.server(model, max_model_len=length + steps + 64) as server:
             prompt = np.random.default_rng(bench.run).integers(10, 1000, length).tolist()
             prefill = _seconds(server, prompt, 1)
-            _seconds(server, prompt, 1 + steps)  # the first batch of a kind costs more than the next
+            _seconds(server, prompt, 1 + steps)  # warm-up: the first batch of a kind takes longer
             pairs = [(_seconds(server, prompt, 1), _seconds(server, prompt, 1 + steps)) for _ in range(3)]
         cached = statistics.median(one for one, _ in pairs)
         if length > 1000 and cached > prefill / 3:
@@ -137,7 +138,7 @@ def long_context(engine: ServingEngine, bench: Bench) -> Figures:
 
 
 def _seconds(server: Server, prompt: list[int], num_tokens: int) -> float:
-    """Until the whole answer is there."""
+    """Seconds until the whole answer has arrived."""
     started = time.perf_counter()
     usage = server.complete(num_tokens, prompt)["usage"]
     seconds = time.perf_counter() - started
@@ -154,13 +155,13 @@ def _random_load(
     flags += ["--num-prompts", str(num), "--max-concurrency", str(streams), "--metric-percentiles", "99"]
     with engine.server(model) as server:
         server.complete(8)
-        # A server's first batch of a size costs more than the next, and a client reads its very first stream late.
+        # Warm-up: a server's first batch of a size takes longer, and a client reads its first stream late.
         bench.client.load(server, model, [*flags, "--seed", str(1000 + bench.run)])
         return bench.client.load(server, model, [*flags, "--seed", str(bench.run)])
 
 
-KV_BYTES = 2 * 28 * 8 * 128 * 2  # of a token of LARGE: keys and values, layers, heads, size, bf16
-WEIGHTS_BYTES = 946.5e6  # of LARGE; its embedding is its output matrix, so a step reads all of it
+KV_BYTES = 2 * 28 * 8 * 128 * 2  # of one token of LARGE: keys and values, layers, heads, head size, bfloat16
+WEIGHTS_BYTES = 946.5e6  # of LARGE; its embedding is also its output matrix, so a step reads all of it
 BYTES_READ = [WEIGHTS_BYTES + KV_BYTES * (length + CONTEXT_STEPS / 2) for length in CONTEXT_LENGTHS]
 
 ROWS = [

@@ -1,4 +1,4 @@
-"""What Quire's figures have to reach."""
+"""Targets for Quire's figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,30 +7,30 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Target:
-    """At least or at most `limit`: of the figure itself, or of the ratio to the engine named in `of`."""
+    """A limit, `≥` or `≤`, for the figure itself, or for its ratio to the figure of the engine `of`."""
 
     relation: Literal["≥", "≤"]
     limit: float
     of: str | None = None
 
     def reached(self, value: float) -> bool:
-        """`value` is the figure, or the ratio."""
+        """Whether `value`, the figure or the ratio, reaches the limit."""
         return value >= self.limit if self.relation == "≥" else value <= self.limit
 
     def mark(self, value: float) -> str:
-        """The target beside a value, and whether it is reached."""
+        """The target, and whether `value` reaches it, as a text."""
         return f"{self.relation} {self.limit:g} {'✓' if self.reached(value) else '✗'}"
 
 
 def at_least(limit: float, *of: str) -> tuple[Target, ...]:
-    """`limit` times each of these engines' figures; of the figure itself where none is named."""
+    """Targets of at least `limit` times the figures of engines `of`; for the figure itself if none is named."""
     return tuple(Target("≥", limit, name) for name in of or (None,))
 
 
 def at_most(limit: float, *of: str) -> tuple[Target, ...]:
-    """As `at_least`."""
+    """Targets of at most `limit`; see `at_least`."""
     return tuple(Target("≤", limit, name) for name in of or (None,))
 
 
 Targets = Mapping[str, tuple[Target, ...]]
-"""By metric."""
+"""Targets by metric."""

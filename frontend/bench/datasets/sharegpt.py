@@ -50,7 +50,7 @@ class ShareGptDataset:
         self._oversample = not args.no_oversample
 
     def requests(self, num_prompts: int, vocabulary: Vocabulary, seed: int) -> list[BenchRequest]:
-        """See `Dataset.requests`. If the file has too few requests, they are repeated, except with `--no-oversample`."""
+        """See `Dataset.requests`. Too few requests in the file are repeated, except with `--no-oversample`."""
         conversations = self._read()
         if self._shuffle:
             order = np.random.default_rng(seed).permutation(len(conversations))
