@@ -1,7 +1,7 @@
 """Tiny random checkpoints in the Hugging Face layout: weights, config, tokenizer, chat template.
 
-The weights are scaled so that greedy outputs wander over the vocabulary instead of repeating one token, and norms and
-biases are random too, so that a model which forgets one of them gives other tokens.
+The weights are scaled so that greedy outputs vary instead of repeating one token. Norms and biases are random, too, so
+that a model without one of them gives other tokens.
 """
 
 import json

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Before torch is imported, and inherited by engines: tiny models gain nothing from threads, and on a busy machine
+# Set before torch is imported, and inherited by engines. Tiny models gain nothing from threads, and on a busy machine
 # OpenMP's barriers make each step fifty times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A `quire serve` process on a tiny Llama, shared by all tests that leave it as they found it."""
+    """A `quire serve` process with a tiny Llama, shared by all tests that do not change its state."""
     process = ServerProcess(
         tmp_path_factory.mktemp("server"), str(checkpoint("llama")), "--served-model-name", "tiny", "tiny-alias",
         "--enable-server-load-tracking", "--enable-request-id-headers", "--num-gpu-blocks-override", "512",
@@ -48,7 +48,7 @@ def base_url(server: ServerProcess) -> str:
 
 @pytest.fixture(scope="session")
 def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A `quire serve` process on the embedded demo model, without an option: what a newcomer gets."""
+    """A `quire serve` process without options: it serves the embedded demo model."""
     process = ServerProcess(tmp_path_factory.mktemp("demo")).wait_until_ready()
     yield process
     process.stop()

@@ -19,13 +19,13 @@ _FORMATS = ["date", "time", "uuid", "ipv4", "date-time"]
 
 
 class SchemaMaker:
-    """A different schema each time; the same ones for the same seed. Outputs of all of them are short."""
+    """Makes a different schema each time, the same schemas for the same seed. All schemas have short outputs."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def make(self) -> Schema:
-        """An object with nested values; one in three refers to definitions, some of which hold themselves."""
+        """An object with nested values; one in three refers to definitions, some of which are recursive."""
         self._defs: dict[str, Schema] = {}
         self._may_define = self._random.random() < 0.34
         schema = self._object(depth=0)
@@ -108,16 +108,16 @@ def _closed_by(name: str, value: str) -> Schema:
 
 
 class KeywordMixer:
-    """Schemas of keywords at random, up to four of a type and some that belong nowhere: many make no sense.
+    """Makes schemas of random keywords: up to four that fit a type, and some that do not. Many schemas make no sense.
 
-    What a library says that it can do, it must do: outputs of these are to be validated, not counted.
+    A library must enforce the schemas that it accepts, so tests validate outputs and do not count acceptances.
     """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def make(self, depth: int = 0) -> Schema:
-        """One schema, sometimes with another one in it."""
+        """One schema, sometimes with a nested one."""
         dice = self._random
         kind = dice.choice(list(_KEYWORDS))
         schema: Schema = {"type": kind} if dice.random() < 0.85 else {}

@@ -1,4 +1,4 @@
-"""Real server processes for tests: `quire serve` on a free port, waited for, and ended."""
+"""Real server processes for tests: starts `quire serve` on a free port, waits until it is ready, and ends it."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ class ServerProcess:
     """`quire serve ARGUMENTS` on its own port; logs go to a file that `logs()` reads.
 
     Args:
-        program: what Python runs; a test may give a script that changes something before it does the same.
+        program: Python's arguments; a test may give a script that changes something before it serves.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The house rules that a machine can hold: who may import whom, and that every folder is in the package."""
+"""Rules that can be checked automatically: which folder may import which, and that every folder is in the package."""
 
 import ast
 import re

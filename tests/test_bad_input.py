@@ -1,4 +1,4 @@
-"""Whatever a person gets wrong, in a checkpoint or a request, is told in one clear line, and disturbs nobody else."""
+"""Errors in a checkpoint or a request are reported in one clear line, and do not disturb other requests."""
 
 import json
 import os
@@ -65,8 +65,8 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 def refused(*arguments: str) -> str:
-    """What `quire serve ARGUMENTS` says before it ends with 1, leaving neither process nor socket behind."""
-    with tempfile.TemporaryDirectory(prefix="q") as sockets:  # a short path: those of sockets are limited
+    """The output of `quire serve ARGUMENTS`, which must end with 1 and leave neither process nor socket."""
+    with tempfile.TemporaryDirectory(prefix="q") as sockets:  # socket paths must be short
         ended = subprocess.run(
             [sys.executable, "-m", "quire", "serve", *arguments, "--host", "127.0.0.1", "--port", str(free_port())],
             capture_output=True,
@@ -324,7 +324,7 @@ def client(base_url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_is_left_behind(server: ServerProcess, client: httpx.Client) -> Iterator[None]:
-    """After all of it the server serves, holds no page, and has written no traceback, as for the tests before."""
+    """After all tests, the server still serves, holds no page, and has logged no traceback."""
     yield
     for path, body in GOOD.items():
         assert client.post(path, json=body).status_code == 200
@@ -431,7 +431,7 @@ def test_bad_field_of_a_message_is_named(
 def test_bad_body_is_explained(client: httpx.Client, path: str, body: bytes, status: int, message: str) -> None:
     answer = client.post(path, content=body)
     error = (anthropic_error_of if path.startswith(MESSAGES) else error_of)(answer, status)
-    assert message in error["message"] or path != COMPLETIONS  # other routes have other fields to complain of first
+    assert message in error["message"] or path != COMPLETIONS  # other routes report other fields first
     assert len(answer.content) < 10_000
 
 
@@ -461,7 +461,7 @@ def test_lists_are_priced_by_the_completions_that_hold_them(client: httpx.Client
 
 
 def test_bad_requests_disturb_no_stream(client: httpx.Client) -> None:
-    """A stream that runs while all the bad bodies come gives what it gives alone."""
+    """A stream that runs during all bad requests has the same output as alone."""
     body = {"model": "tiny", "prompt": "on and on", "max_tokens": 400, "ignore_eos": True, "seed": 3, "stream": True}
 
     def read(lines: Iterator[str]) -> str:

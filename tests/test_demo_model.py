@@ -1,4 +1,4 @@
-"""The embedded demo model behind a real server, asked by the OpenAI client: what a newcomer tries first."""
+"""The embedded demo model with a real server and the OpenAI client: what a new user tries first."""
 
 import json
 from pathlib import Path

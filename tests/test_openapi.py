@@ -1,4 +1,4 @@
-"""The server is what its own OpenAPI document says, whatever schemathesis makes of the document."""
+"""The server conforms to its own OpenAPI document, tested by schemathesis."""
 
 import random
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def call(demo_server: ServerProcess) -> Iterator[Caller]:
 
 
 def examples(count: int) -> Any:
-    """The same ones at every run."""
+    """Generates the same examples in every run."""
     return settings(
         max_examples=count,
         derandomize=True,
@@ -124,7 +124,7 @@ def test_bodies_that_the_document_allows_or_forbids(
 ) -> None:
     for operation in operations.values():
         if mode is GenerationMode.NEGATIVE and operation.path not in GOOD:
-            continue  # there is nothing to get wrong
+            continue  # the operation has no input that could be wrong
 
         @examples(NUM_EXAMPLES)
         @given(case=operation.as_strategy(generation_mode=mode))
@@ -139,7 +139,7 @@ def test_bodies_that_the_document_allows_or_forbids(
 def test_good_requests_with_some_of_the_fields_that_the_document_allows(
     operations: dict[str, Any], call: Caller, num_fields: int
 ) -> None:
-    """Most of what a schema allows falls at the first check. These reach what is behind it."""
+    """Most requests that a schema allows fail the server's first check. These requests reach later checks."""
     for path in GOOD:
 
         @examples(NUM_EXAMPLES if num_fields else 1)
@@ -155,7 +155,7 @@ def test_good_requests_with_some_of_the_fields_that_the_document_allows(
 
 
 def with_fields(good: dict[str, Any], drawn: dict[str, Any], count: int) -> dict[str, Any]:
-    """`good` with `count` fields of `drawn`, the same ones at every run."""
+    """`good` with `count` fields of `drawn`, the same fields in every run."""
     names = sorted(name for name, value in drawn.items() if value is not None and name not in good)
     chosen = random.Random(repr(names)).sample(names, min(count, len(names)))
     return {**deepclone(good), **{name: drawn[name] for name in chosen}}

@@ -1,4 +1,4 @@
-"""Processes are killed, and clients notice as little as can be."""
+"""Processes are killed, and clients notice as little as possible."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ STREAM = {"prompt": [5, 6, 7, 8], "max_tokens": 400, "temperature": 0.9, "seed":
 
 @pytest.fixture
 def own_server(checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that a test may hurt."""
+    """A server whose processes a test may kill."""
     process = ServerProcess(tmp_path, str(checkpoint("llama")), "--served-model-name", "tiny").wait_until_ready()
     yield process
     process.stop()
@@ -80,7 +80,7 @@ def test_request_present_at_two_crashes_is_refused_and_others_are_served(own_ser
 
 
 def kill_engine(server: ServerProcess) -> None:
-    """Kills the engine and waits until another serves. /health answers 200 all the time, and tells what happens."""
+    """Kills the engine and waits until another one serves. /health answers 200 meanwhile, with the engine's state."""
     engine_of(server).send_signal(signal.SIGKILL)
     seen = [engine_health(server)]
 

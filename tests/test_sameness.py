@@ -1,4 +1,4 @@
-"""A request's tokens depend on the request alone: not on its company, the chunking, the cache or the workers."""
+"""A request's tokens depend only on the request: not on the batch, the chunks, the prefix cache or the workers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Long requests on a model of which five in six layers see a window, in a real engine: what they hold, and tokens."""
+"""Long requests in a real engine, with a model whose layers have windows, five in six: pages and tokens."""
 
 import asyncio
 from collections.abc import Callable

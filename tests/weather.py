@@ -1,4 +1,4 @@
-"""A function that the demo model can call, and what it says about the result."""
+"""A function that the demo model can call, and the model's answer from its result."""
 
 from typing import Any
 

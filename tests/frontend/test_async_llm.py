@@ -25,7 +25,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Runs a coroutine on the one loop that all tests of this module share with the engine's client."""
+    """Runs a coroutine on the event loop that all tests of this module share with the engine's client."""
     thread = EventLoopThread("tests")
     yield thread.run
     thread.close()
@@ -45,7 +45,7 @@ async def collect(llm: AsyncLLM, request_id: str, prompt="Hello", sampling: Samp
 
 
 async def idle(llm: AsyncLLM) -> None:
-    """Waits until the engine itself runs nothing."""
+    """Waits until the engine has no running request."""
     assert llm.metrics is not None
     async with asyncio.timeout(20):
         while llm.metrics.stats.num_running or llm.metrics.stats.num_waiting or llm.num_unfinished:

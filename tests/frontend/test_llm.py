@@ -1,4 +1,4 @@
-"""`LLM` on a real engine: generation, chat, errors, Ctrl-C, and no process left behind."""
+"""`LLM` on a real engine: generation, chat, errors, Ctrl-C, and the end of all processes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Requests on an accelerator as on the CPU. Skipped where there is none; `scripts/gpu_check` runs only these."""
+"""Requests on an accelerator give the same outputs as on the CPU. Skipped without one; see `scripts/gpu_check`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The instruction sets that the C++ kernels tell apart, and which of them this machine has."""
+"""The instruction sets for which the C++ kernels have code, and which of them this machine has."""
 
 import ctypes
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Level:
     """Whether they multiply matrices of bfloat16, and do not leave that to oneDNN."""
 
     def backend(self) -> NativeBackend:
-        """The backend with this build; skips the test where there is no compiler."""
+        """The backend with this build; skips the test without a compiler."""
         try:
             build = kernel_build(SOURCES, self.target)
         except BuildError as error:

@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 
 
 class Step:
-    """Random rows in a cache whose pages are shuffled and filled with rubbish where nothing was written."""
+    """Random rows in a cache with shuffled pages; places that were not written hold garbage."""
 
     def __init__(
         self,
@@ -27,14 +27,14 @@ class Step:
         seed: int = 0,
         given_back: int | None = None,
     ) -> None:
-        """With `given_back`, a window, rows have page 0 in the place of pages that no token of the step sees."""
+        """With `given_back`, a window, page 0 replaces the pages that no token of the step sees."""
         random = torch.Generator().manual_seed(seed)
         self.query_lens = np.array([query_len for query_len, _ in rows])
         self.seq_lens = np.array([seq_len for _, seq_len in rows])
         counts = -(-self.seq_lens // block_size)
         num_blocks = int(counts.sum()) + 4
         order = (torch.randperm(num_blocks - 1, generator=random) + 1).tolist()
-        # Past a row's own pages stand ids that do not even exist.
+        # The ids after a row's own pages do not exist.
         self.block_tables = np.full((len(rows), int(counts.max()) + 2), 10**6)
         self.kv_cache = torch.full(ops.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim), 1e4).to(dtype)
         self.kv_cache[0] = torch.nan
@@ -116,7 +116,7 @@ def test_layers_with_different_windows_share_a_batch(ops: Backend) -> None:
 @pytest.mark.parametrize("window", [1, 8, 33, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pages_before_the_window_are_not_read(ops: Backend, dtype: torch.dtype, window: int, block_size: int) -> None:
-    """They may have been given back: page 0 stands for them, and holds NaN."""
+    """Such pages may have been given back: page 0, which is full of NaN, replaces them."""
     rows = [*MIXED, (1, 5000), (60, 3000)]
     whole, rest = (Step(ops, rows, block_size=block_size, dtype=dtype, given_back=back) for back in (None, window))
     assert (rest.block_tables == 0).any()
@@ -147,7 +147,7 @@ def test_decode_rows_of_similar_length_form_one_group(ops: Backend) -> None:
 
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_what_another_request_left_behind_does_no_harm(ops: Backend, query_len: int) -> None:
-    """A page's unused slots may hold what a request with broken activations once wrote there."""
+    """A page's unused slots may hold values of an earlier request with broken activations."""
     step = Step(ops, [(query_len, 21), (query_len, 40)])
     poison = torch.full((1, 2, 32), float("nan"))
     last_page = int(step.block_tables[0, 1])

@@ -1,4 +1,4 @@
-"""Builds of the kernels by compilers that fail, hang, or take their time: scripts that write down their calls."""
+"""Builds of the kernels with fake compilers that fail, hang or are slow: scripts that log their calls."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 60
 
 
 class FakeCompiler:
-    """Makes empty objects and libraries, or does what `behaviour` says instead of an object."""
+    """A compiler that makes empty objects and libraries."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self._calls, self._gate = folder / "fake++", folder / "calls", folder / "gate"
@@ -39,7 +39,7 @@ class FakeCompiler:
         self.path.chmod(0o755)
 
     def wait_for_gate(self) -> None:
-        """From now on it takes until `open_gate`."""
+        """Makes compilations wait until `open_gate`."""
         self.behave(f"while [ ! -e {shlex.quote(str(self._gate))} ]; do sleep 0.02; done")
 
     def open_gate(self) -> None:
@@ -192,7 +192,7 @@ def test_the_files_of_a_build_in_progress_are_left_alone(
     compiler.wait_for_gate()
     with pytest.raises(BuildError, match="background"):
         build().library(max_wait_s=0.3)
-    compiler.behave("true")  # for who asks next; the shell of the first has read its script
+    compiler.behave("true")  # for the next caller; the first compiler's shell has read its script
     assert build("fake 2").library().exists()
     compiler.open_gate()
     assert build().library(max_wait_s=PATIENCE_SECONDS).exists()
@@ -212,7 +212,7 @@ def test_a_compiler_that_hangs_is_given_up(
 def test_a_compiler_that_was_killed_has_refused_nothing(
     build: Callable[..., KernelBuild], compiler: FakeCompiler
 ) -> None:
-    """As when the system shuts down."""
+    """A signal ends the compiler, for instance when the system shuts down."""
     compiler.behave("kill -TERM $$")
     with pytest.raises(BuildError, match="was ended by signal 15; the next start will try again"):
         build().library()
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_written(build: Callable[..., KernelBuild], tmp_
 
 
 def test_a_library_that_is_there_needs_no_lock(build: Callable[..., KernelBuild]) -> None:
-    """The cache may be one that nobody can write to any more."""
+    """The cache may have become read-only."""
     library = build().library()
     library.with_suffix(".lock").unlink()
     assert build().library() == library

@@ -1,4 +1,4 @@
-"""How a process comes by the CPU kernels, and what it says where there are none."""
+"""How a process loads the CPU kernels, and its warning if there are none."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes CXX a script that answers --version, and is of this text otherwise."""
+    """Sets CXX to a script that answers --version and otherwise runs `text`."""
 
     def make(text: str, version: str = "fake 1") -> Path:
         path = tmp_path / "fake++"
@@ -37,7 +37,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 
 
 def warning_of(caplog: pytest.LogCaptureFixture) -> str:
-    """The one line that a process logs that gets no kernels, however often it binds the backend."""
+    """The only line that a process without kernels logs, however often it binds the backend."""
     caplog.clear()
     compiler.load_kernels.cache_clear()
     with caplog.at_level(logging.WARNING):

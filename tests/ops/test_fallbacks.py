@@ -1,4 +1,4 @@
-"""What runs without its kernel is told in the log, once."""
+"""The log says once for each reason that an operation runs without its kernel."""
 
 import ctypes
 import logging
@@ -22,7 +22,7 @@ def level(request: pytest.FixtureRequest) -> Level:
 
 @pytest.fixture
 def own() -> NativeBackend:
-    """A backend that has said nothing yet."""
+    """A backend that has logged nothing yet."""
     return RUNNABLE[0].backend()
 
 
@@ -75,7 +75,7 @@ def test_bfloat16_layers_say_where_they_go(level: Level, told: Callable[[], list
         assert told() == []
         assert all(isinstance(weight, PanelWeight) for weight in packed)
         return
-    first, *others = told()  # another one where oneDNN has no kernel either
+    first, *others = told()  # one more if oneDNN has no kernel either
     assert "neither AMX nor AVX512-BF16" in first
     assert "--dtype float32" in first
     assert len(others) == (not torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,4 +1,4 @@
-"""The C++ sources compile for every processor that they know, whatever this machine can run."""
+"""The C++ sources compile for every processor that they support, whatever this machine can run."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def compiler() -> list[str]:
 
 
 def check(compiler: list[str], target: tuple[str, ...], files: list[Path]) -> None:
-    """Each file by itself, without code being made of it; skips the test if the compiler cannot build for `target`."""
+    """Checks each file without generating code; skips the test if the compiler cannot build for `target`."""
     command = [*compiler, *target, "-std=c++17", "-w", "-fsyntax-only", "-x", "c++"]
     if subprocess.run([*command, os.devnull], capture_output=True).returncode:
         pytest.skip("this compiler does not know such processors")
@@ -40,5 +40,5 @@ def test_sources_compile_for_processors_that_this_is_not(compiler: list[str], ta
 
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]], ids=lambda level: level.name)
 def test_a_header_includes_what_it_uses(compiler: list[str], level: Level) -> None:
-    """With the fewest instructions and with all: what a header leaves out for lack of them, it has with the others."""
+    """Checked with the fewest instructions and with all, because headers leave code out without some instructions."""
     check(compiler, level.target, sorted(SOURCES.glob("*.h")))

@@ -1,4 +1,4 @@
-"""Recordings of the C++ kernels: the same numbers from new inputs, and no recording where it would be wrong."""
+"""Recordings of the C++ kernels: right results from new inputs, and no recording if it would be wrong."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def test_new_inputs_in_the_same_place_give_what_the_operations_give(native: Nati
     def run() -> Tensor:
         taken = native.take_rows(residual, index)
         normal = native.rms_norm(x, weight, 1e-6)
-        for _ in range(3):  # what is dropped along the way is memory for what comes next
+        for _ in range(3):  # the memory of dropped tensors is used again
             normal, taken = native.add_rms_norm(normal, taken, weight, 1e-6)
         return native.activate_and_mul(normal)
 
@@ -120,7 +120,7 @@ def test_times_of_each_launch_come_in_order(native: NativeBackend) -> None:
 
 
 def test_recording_does_not_import_the_compiler(native: NativeBackend) -> None:
-    """Which takes longer than many steps."""
+    """The import takes longer than many steps."""
     code = """if True:
         import sys, torch
         from quire.ops import bind

@@ -27,7 +27,7 @@ def native(request: pytest.FixtureRequest) -> NativeBackend:
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """With two, no operation is too small for both."""
+    """Two threads, which share even the smallest operation."""
     monkeypatch.setattr("quire.ops.cpu.native._WORTH_TEAM_SECONDS", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -97,7 +97,7 @@ def test_threads_do_not_change_a_bit(native: NativeBackend, monkeypatch: pytest.
 
 
 def test_views(native: NativeBackend, threads: None) -> None:
-    """Rows that are apart, columns that are apart, and a weight and a bias that are parts of others."""
+    """Rows or columns that are not contiguous, and a weight and a bias that are parts of larger tensors."""
     weights, biases = layer(90, 130)
     weight, bias = weights[20:60, 5:72], biases[::2][:40]
     packed = native.pack_linear(weight, bias)

@@ -1,4 +1,4 @@
-"""The C++ kernels against the formulas where the shared tests do not reach: types, odd shapes, threads, neighbours."""
+"""The C++ kernels against the formulas, beyond the shared tests: dtypes, odd shapes, threads, neighbouring rows."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_way_back(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are about the kernels: none may be passed by plain torch."""
+    """Disables plain torch, so that only the kernels can pass these tests."""
     if "falls_back" in request.node.name:
         return
 
@@ -79,7 +79,7 @@ def test_odd_shapes(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pages_whose_keys_lie_as_if_they_were_neighbours(native: NativeBackend, dtype: torch.dtype) -> None:
-    """With one KV head and pages of 7 tokens, key 15 can lie 15 rows after key 0 with another page's keys between."""
+    """With one KV head and pages of 7 tokens, key 15 can be 15 rows after key 0, with another page's keys between."""
     for seed in range(40):
         rows = [(1, 20), (20, 20)]
         step = Step(native, rows, num_heads=2, num_kv_heads=1, head_dim=32, block_size=7, dtype=dtype, seed=seed)
@@ -123,7 +123,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(
 def test_long_contexts_are_summed_alike_however_they_are_shared_out(
     native: NativeBackend, two_threads: None, dtype: torch.dtype, window: int | None
 ) -> None:
-    """A softmax begins anew every 2,048 keys; items that cross that, and threads that meet there, must agree."""
+    """A softmax starts again every 2,048 keys. Items across such a border, and threads that share it, must agree."""
     step = Step(native, [(1, 9000), (40, 8210), (1, 90), (1, 2049)], dtype=dtype)
     together = step.run(window)
     assert_near(step, window, dtype)
@@ -173,7 +173,7 @@ def test_attention_with_too_many_heads_of_a_group_falls_back(native: NativeBacke
 def test_a_type_without_a_kernel_falls_back(native: NativeBackend) -> None:
     x, weight = torch.randn(3, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
     norm = torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)
-    # Ours counts in float32, whatever it is given, so it is off by a few units of 1.2e-7.
+    # Our kernel computes in float32 for every dtype, so it is off by a few units of 1.2e-7.
     torch.testing.assert_close(native.rms_norm(x, weight, 1e-6), norm, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(native.activate_and_mul(x), torch.nn.functional.silu(x[:, :4]) * x[:, 4:])
 
@@ -214,7 +214,7 @@ def test_write_kv(native: NativeBackend, dtype: torch.dtype, cache_dtype: torch.
 
 
 class CountedLinear(OneDnnLinear):
-    """Notes how many threads each product may use."""
+    """Notes the number of threads for each product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class CountedLinear(OneDnnLinear):
 
 
 def test_an_operation_too_small_for_threads_stays_on_one(native: NativeBackend, two_threads: None) -> None:
-    """By what oneDNN is told, and it is told again what it was before."""
+    """Checked by oneDNN's number of threads, which is restored afterwards."""
     linear_layers, kernels = CountedLinear(), load_kernels()
     assert kernels is not None
     native = NativeBackend(kernels, EagerBackend(linear_layers))

@@ -28,7 +28,7 @@ def test_uniforms_are_uniform_along_seeds_and_positions() -> None:
 
 
 def test_uniforms_are_the_same_forever() -> None:
-    """The numbers are part of what a seed promises: plain-integer SplitMix64 gives them too."""
+    """A seed must always give the same numbers: those of SplitMix64 in plain integers."""
     mask = 2**64 - 1
 
     def mix(z: int, a: int, m: int, b: int, n: int, c: int) -> int:
@@ -46,10 +46,10 @@ def test_uniforms_are_the_same_forever() -> None:
 
 
 def drawing(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and positions of which `uniforms` makes `values` [n]: SplitMix64 backwards."""
+    """Starts and positions for which `uniforms` gives `values` [n]: the inverse of SplitMix64."""
 
     def unshifted(bits: int, shift: int) -> int:
-        """The z of which `bits` is z ^ (z >> shift)."""
+        """The z for which `bits` = z ^ (z >> shift)."""
         z = bits
         for _ in range(64 // shift):
             z = bits ^ (z >> shift)
@@ -66,7 +66,7 @@ def drawing(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_token_without_probability_is_never_drawn(ops: Backend) -> None:
-    """Uniforms at both ends, and on every boundary between tokens, over several chunks, one without any."""
+    """Uniforms at both ends and on every boundary between tokens, over several chunks; one chunk has no probability."""
     vocab_size = 9000
     logits = torch.full((1, vocab_size), -torch.inf)
     allowed = [3, 511, 2047, 2048, 8997]
@@ -110,7 +110,7 @@ def test_tokens_of_a_backend_are_those_of_plain_torch(ops: Backend, dtype: torch
 def test_a_bitmask_takes_tokens_away_from_its_rows_alone(
     ops: Backend, dtype: torch.dtype, vocab_size: int, rows: list[int]
 ) -> None:
-    """Rows in any order, of logits that lie in wider rows; all, some or no tokens allowed; what is allowed is kept."""
+    """Rows in any order, of logits in wider rows, with all, some or no tokens allowed; allowed logits do not change."""
     wide = random_logits(5, vocab_size=vocab_size + 9).to(dtype)
     wide[2:4, vocab_size // 2] = torch.tensor([torch.nan, torch.inf])
     before = wide.clone()

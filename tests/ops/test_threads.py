@@ -1,4 +1,4 @@
-"""The kernels' team of threads: right results whoever calls, however many there are, and after a fork."""
+"""The kernels' team of threads: right results from several callers, with any number of threads, and after a fork."""
 
 import os
 import threading
@@ -30,12 +30,12 @@ def many_calls(native: NativeBackend, x: Tensor, expected: Tensor, times: int) -
 
 
 def alone(native: NativeBackend, x: Tensor) -> Tensor:
-    """Row by row, each too small for a second thread."""
+    """Computes row by row; each row is too small for a second thread."""
     return torch.cat([native.activate_and_mul(row) for row in x.split(1)])
 
 
 def test_thousands_of_short_loops(native: NativeBackend) -> None:
-    """Threads that are late for one loop meet the next: no piece may be done for the wrong one, or twice."""
+    """Threads that are late for one loop may join the next: no piece may be computed for the wrong loop, or twice."""
     inputs = [torch.randn(rows, 2048) for rows in (17, 40)]
     expected = [alone(native, x) for x in inputs]
     for _ in range(2000):

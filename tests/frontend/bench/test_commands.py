@@ -1,4 +1,4 @@
-"""Benchmarks: the arithmetic of their figures, their requests, and each command against the real thing."""
+"""Benchmarks: the arithmetic of their figures, their requests, and each command with a real engine or server."""
 
 import json
 import subprocess

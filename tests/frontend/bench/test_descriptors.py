@@ -1,4 +1,4 @@
-"""Benchmarks with many connections make room for them, or say what stands in the way."""
+"""Benchmarks with many connections raise the limit of open files, or name the limit that forbids it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The host benchmark: every stage really runs, and counts every token that was asked for."""
+"""The host benchmark: every stage runs, and counts every token that was requested."""
 
 import json
 import subprocess

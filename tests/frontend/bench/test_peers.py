@@ -1,4 +1,4 @@
-"""The comparison with peers: engines take turns, failures stay in their row, ratios are of medians."""
+"""The comparison with peers: engines run in turn, a failure affects only its row, ratios are ratios of medians."""
 
 import contextlib
 import subprocess
@@ -17,7 +17,7 @@ def _scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counter:
-    """An engine that counts up from a start, and notes whose turn it was."""
+    """An engine that counts up from a start, and notes the order of turns."""
 
     def __init__(self, name: str, start: float, turns: list[str], *, serves: bool = True) -> None:
         self.name = name
@@ -102,7 +102,7 @@ def test_a_comparison_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
 
 
 class Clock:
-    """A server that takes a second to read a new prompt and 10 ms for a token, on a clock of its own."""
+    """A server with a simulated clock: a new prompt takes a second, a token 10 ms."""
 
     def __init__(self, *, remembers: bool = True) -> None:
         self.now = 0.0

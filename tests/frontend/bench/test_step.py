@@ -26,7 +26,7 @@ def step(begin: float, scale: float = 1.0) -> list[Span]:
 
 
 def test_a_step_is_split_into_parts_that_add_up() -> None:
-    # One step of prompts, then seven that decode, every 25 µs; the last two are not all requests' any more.
+    # One step of prefill, then seven of decode, every 25 µs; some requests have ended before the last two.
     worker = [span for index in range(8) for span in step(1000 + 25 * index, scale=1.1 if index == 0 else 1)]
     engine = [Span("update", 1000 + 25 * index + 21, 1000 + 25 * index + 24) for index in range(8)]
     engine += [Span("plan", 1000 + 25 * index + 5, 1000 + 25 * index + 6) for index in range(8)]

@@ -1,4 +1,4 @@
-"""Sweeps: grids, command lines, real runs, resumption, and what is drawn."""
+"""Sweeps: grids, command lines, real runs, resumption, and plots."""
 
 import json
 import shlex

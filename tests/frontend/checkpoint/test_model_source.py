@@ -1,4 +1,4 @@
-"""Finding checkpoints and reading what they say about themselves."""
+"""Finding checkpoints, and reading their configuration."""
 
 import json
 import struct

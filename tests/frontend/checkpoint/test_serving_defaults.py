@@ -1,4 +1,4 @@
-"""What a checkpoint says about how its answers are to be read."""
+"""A checkpoint's defaults for parsers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Constraints become grammars in helper processes: which library takes which, what is refused, what a bomb costs."""
+"""Constraints become grammars in helper processes: the choice of library, refusals, and the cost of hostile schemas."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from quire.frontend.http.errors import describe
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.checkpoints import EOS_TOKEN_ID
 
-BOMB = {"choice": ["ab" * length for length in range(1, 500)]}  # prefixes of one another: minutes of work
+BOMB = {"choice": ["ab" * length for length in range(1, 500)]}  # takes minutes to compile
 SMALL = {"json": {"type": "integer"}}
 
 
@@ -29,7 +29,7 @@ def tokenizer(checkpoint: Callable[..., Path]) -> Tokenizer:
 
 
 class Compilers:
-    """Makes compilers that differ in their limits, and ends them."""
+    """Makes compilers with different limits, and closes them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -148,7 +148,7 @@ def test_large_and_deep_constraints_never_reach_a_helper(
 
 
 def test_a_bomb_costs_itself_a_refusal_and_others_nothing(compilers: Compilers) -> None:
-    """Others are compiled while it goes on, and its process ends before it is answered."""
+    """Other constraints are compiled meanwhile, and the bomb's process ends before its request is answered."""
 
     async def run() -> tuple[list[str], str, set[int], list[int]]:
         compiler = compilers(limit_cpu_seconds=1.5)
@@ -174,7 +174,7 @@ def test_a_bomb_costs_itself_a_refusal_and_others_nothing(compilers: Compilers) 
 
 
 def test_time_that_a_helper_waits_for_a_core_is_not_held_against_the_constraint(compilers: Compilers) -> None:
-    """A busy host, carried to the extreme: the helper stands still for several times what a compilation may take."""
+    """An extremely busy host: the helper is stopped for several times the limit of a compilation."""
 
     async def run() -> str:
         compiler = compilers(limit_cpu_seconds=0.5)
@@ -191,7 +191,7 @@ def test_time_that_a_helper_waits_for_a_core_is_not_held_against_the_constraint(
 
 
 def test_a_first_constraint_does_not_pay_for_the_start_of_its_helper(compilers: Compilers) -> None:
-    """Imports alone take more processor time than is left for the constraint here."""
+    """The limit for the constraint is lower here than the processor time of the imports."""
     assert asyncio.run(compilers(limit_cpu_seconds=0.1).compile(params(regex="a+"))).backend == "xgrammar"
 
 
@@ -214,7 +214,7 @@ def test_a_helper_that_never_runs_is_the_hosts_fault(compilers: Compilers) -> No
     assert describe(error).headers["Retry-After"]
 
 
-@pytest.mark.parametrize("limit_bytes", [40 * 2**20, 96 * 2**20])  # the next larger piece is refused elsewhere
+@pytest.mark.parametrize("limit_bytes", [40 * 2**20, 96 * 2**20])  # the next larger one is refused by another limit
 def test_a_hunger_for_memory_ends_the_helper_alone(
     compilers: Compilers, limit_bytes: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,7 +227,7 @@ def test_a_hunger_for_memory_ends_the_helper_alone(
 
     message = asyncio.run(run())
     assert "memory" in message or "too complex" in message
-    assert "Traceback" not in capfd.readouterr().err  # of the helper: it was no surprise
+    assert "Traceback" not in capfd.readouterr().err  # of the helper: the end was expected
 
 
 def test_equal_constraints_are_compiled_once_and_kept(compilers: Compilers) -> None:

@@ -1,4 +1,4 @@
-"""What a grammar library takes of a schema, it holds outputs to: keywords mixed at random, outputs validated."""
+"""A grammar library enforces every schema that it accepts: random schemas, whose random outputs are validated."""
 
 import json
 import random
@@ -31,7 +31,7 @@ CLOSING = set(b'"}]')
 
 
 def wander(matcher: Matcher, dice: random.Random) -> bytes | None:
-    """A random output, more often short than long; None for one that does not end soon."""
+    """A random output, more often short than long; None if it does not end soon."""
     out = b""
     bitmask = np.zeros((1, -(-(END + 1) // 32)), np.int32)
     while len(out) < 300:
@@ -48,7 +48,7 @@ def wander(matcher: Matcher, dice: random.Random) -> bytes | None:
 
 
 def constraint(schema: Schema, dice: random.Random) -> Constraint:
-    """Alone, or in a tag."""
+    """A constraint with the schema alone, or in a structural tag."""
     options = {"backends": ("xgrammar", "guidance"), "closed": True, "any_whitespace": dice.random() < 0.5}
     if dice.random() < 0.7:
         return Constraint("json", json.dumps(schema), **options)
@@ -72,7 +72,7 @@ def test_lm_format_enforcer_takes_little_and_holds_to_that() -> None:
 
 
 def num_valid_outputs(library: Backend, loader: Loader, *, seed: int, num_schemas: int) -> int:
-    """Makes schemas, and two outputs of each that the library takes; all are valid."""
+    """Makes schemas, and two outputs of each schema that the library accepts; all must be valid."""
     mixer, dice = KeywordMixer(seed), random.Random(seed)
     num_outputs = 0
     for _ in range(num_schemas):
@@ -91,7 +91,7 @@ def num_valid_outputs(library: Backend, loader: Loader, *, seed: int, num_schema
 
 
 def test_a_loosened_schema_takes_all_that_the_schema_does() -> None:
-    """And XGrammar follows what is left of it."""
+    """XGrammar enforces the loosened schema."""
     library, loader = BACKENDS["guidance"]
     mixer, dice = KeywordMixer(9), random.Random(9)
     num_outputs = 0

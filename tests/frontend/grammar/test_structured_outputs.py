@@ -1,4 +1,4 @@
-"""Outputs of random weights match what was asked: schemas, patterns, choices, grammars; offline and over HTTP."""
+"""Outputs of a model with random weights match schemas, patterns, choices and grammars, offline and over HTTP."""
 
 import asyncio
 import json
@@ -51,19 +51,19 @@ def sampling(seed: int, constraint: StructuredOutputsParams, **params: Any) -> S
 
 
 def generate(llm: LLM, params: list[SamplingParams]) -> list[tuple[str, str | None]]:
-    """(text, finish reason) of each."""
+    """(text, finish reason) of each request."""
     outputs = llm.generate(["Answer:"] * len(params), params, use_tqdm=False)
     return [(output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs]
 
 
 def violations(text: str, schema: dict[str, Any]) -> list[str]:
-    """What is wrong with a JSON text."""
+    """The errors of a JSON text."""
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(json.loads(text))]
 
 
 @pytest.mark.parametrize(("backend", "num_made"), [("auto", NUM_MADE), ("guidance", NUM_MADE // 2)])
 def test_every_finished_output_parses_and_validates(llm: LLM, backend: Any, num_made: int) -> None:
-    """A few hundred schemas, 32 different ones in each step. Two in three without free whitespace, which wanders."""
+    """A few hundred schemas, 32 different ones in each step. Two in three forbid free whitespace."""
     maker = SchemaMaker(seed=11)
     schemas = [*API_SCHEMAS.values(), *(maker.make() for _ in range(num_made))]
     options: dict[str, Any] = {"backend": backend, "disable_additional_properties": True}
@@ -81,7 +81,7 @@ def test_every_finished_output_parses_and_validates(llm: LLM, backend: Any, num_
 
 
 def test_different_schemas_are_followed_in_the_same_steps(llm: LLM) -> None:
-    """Each of 32 requests goes on while all others do, and is held to its own schema alone."""
+    """32 requests run at the same time, and each output matches its own schema."""
     schemas: list[dict[str, Any]] = [
         {"type": "array", "items": {"enum": [f"value {number}"]}, "minItems": 25, "maxItems": 25}
         for number in range(32)
@@ -315,9 +315,9 @@ def test_only_a_strict_function_is_refused_for_its_schema(demo_server: ServerPro
 
 
 def test_streams_go_on_while_a_bomb_is_being_compiled(base_url: str) -> None:
-    """A schema that takes for ever and a pattern that explodes, beside 16 streams, which do not wait for it.
+    """A schema and a pattern that take very long to compile do not delay 16 streams.
 
-    They are refused with a status of their own, a stream, too, however late that is known.
+    Both are refused with an HTTP status, also for a stream, however late the refusal comes.
     """
     bombs = [
         {"structured_outputs": {"choice": ["ab" * length for length in range(1, 700)]}, "stream": True},
@@ -339,7 +339,7 @@ def test_streams_go_on_while_a_bomb_is_being_compiled(base_url: str) -> None:
 
     statuses, ended = asyncio.run(run())
     assert statuses == [400, 400, *[200] * 16]
-    assert ended[-1] == "bomb"  # all streams were done before
+    assert ended[-1] == "bomb"  # all streams ended before
 
 
 # ----------------------------------------------------------------------------------------------- options and crashes
@@ -365,7 +365,7 @@ def test_options_come_from_dotted_flags_and_keywords(checkpoint: Callable[..., P
 
 
 def test_another_engine_goes_on_in_the_grammar_after_a_crash(checkpoint: Callable[..., Path]) -> None:
-    """It replays what was delivered before its predecessor was killed."""
+    """The new engine replays the tokens that were delivered before the old one was killed."""
     schema = {"type": "array", "items": API_SCHEMAS["payment intent"], "minItems": 2, "maxItems": 2}
     params = sampling(3, StructuredOutputsParams(json=schema, disable_any_whitespace=True))
     params.output_kind = RequestOutputKind.DELTA

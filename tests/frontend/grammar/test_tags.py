@@ -1,4 +1,4 @@
-"""Formats around schemas: both libraries follow the same ones, and neither leaves a keyword out in silence."""
+"""Structural tags: both libraries enforce the same formats, and neither silently ignores a keyword."""
 
 import json
 import random
@@ -172,7 +172,7 @@ def test_json_within_a_format_may_be_held_to_one_line(backend: str) -> None:
 
 
 def test_tokens_over_the_border_of_two_parts_are_allowed() -> None:
-    """Whatever the masks allow ends in an answer that fits, though a token may close one part and open the next."""
+    """Every output that the masks allow matches the tag, even if one token ends a part and begins the next."""
     hard = {"type": "object", "properties": {"a": PATTERN_AND_LENGTH}, "required": ["a"]}
     for begin in ("<think>", None):
         asked = after_reasoning(StructuredOutputsParams(json=hard), ReasoningMarks(begin, "</think>"))
@@ -247,7 +247,7 @@ NOBODY = {
 
 
 def defs(schema: dict[str, Any]) -> dict[str, Any]:
-    """References lead from the root, so definitions stay there."""
+    """References begin at the root, so definitions stay at the root."""
     return {"$defs": schema["$defs"]} if "$defs" in schema else {}
 
 
@@ -264,7 +264,7 @@ PLACES: dict[str, Callable[[Any], tuple[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def compiler(checkpoint: Callable[..., Path]) -> Compiler:
-    """The helper process's, in this process."""
+    """The helper process's compiler, in this process."""
     return Compiler(Setup(str(checkpoint("llama")), 320, [EOS_TOKEN_ID], 2**30, 60))
 
 
@@ -281,7 +281,7 @@ def compile_in(compiler: Compiler) -> Callable[..., Answer]:
 
 @pytest.fixture(scope="module")
 def compile_tag(compiler: Compiler) -> Callable[[CallConstraint], Answer]:
-    """What becomes of the calls that a request asks for."""
+    """Compiles the structural tag for the calls that a request asks for."""
 
     def answer(asked: CallConstraint) -> Answer:
         constraint = Constraint("json", json.dumps(asked.json_schema), AUTO, closed=True)

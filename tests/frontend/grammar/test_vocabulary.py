@@ -1,4 +1,4 @@
-"""Grammars for a vocabulary of the size that models have today: what is allowed, within which memory."""
+"""Grammars for a vocabulary of today's usual size: allowed tokens, and memory."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ BACKENDS: list[GrammarBackend] = ["auto", "guidance"]
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Byte-level BPE whose merges are drawn at random, letters and JSON's signs more often than other bytes."""
+    """Byte-level BPE with random merges; letters and JSON's characters are more frequent than other bytes."""
     dice = random.Random(0)
     names = sorted(pre_tokenizers.ByteLevel.alphabet())
     likely = [name for name in names if name.isascii()] + ["Ġ", "Ċ"]
@@ -77,7 +77,7 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def pieces(tokenizer: Tokenizer) -> dict[bytes, list[int]]:
-    """Tokens by what they spell."""
+    """Token ids by their text."""
     found: dict[bytes, list[int]] = {}
     for token_id in range(NUM_TOKENS):
         found.setdefault(tokenizer.piece(token_id), []).append(token_id)
@@ -86,7 +86,7 @@ def pieces(tokenizer: Tokenizer) -> dict[bytes, list[int]]:
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Iterator[dict[str, list[Grammar]]]:
-    """Of `CONSTRAINTS`, by backend; all made by one helper with the limits that servers have."""
+    """The grammars of `CONSTRAINTS` by backend, all compiled by one helper with a server's limits."""
     compiler = GrammarCompiler(
         tokenizer, vocab_size=VOCAB_SIZE, end_token_ids=[END], options=StructuredOutputsOptions()
     )
@@ -101,7 +101,7 @@ def grammars(tokenizer: Tokenizer) -> Iterator[dict[str, list[Grammar]]]:
         return made
 
     made = asyncio.run(compile_all())
-    assert len(pids) == 1  # what a vocabulary of this size takes is no reason to replace the helper
+    assert len(pids) == 1  # the memory for a vocabulary of this size is no reason to replace the helper
     assert psutil.Process(pids.pop()).memory_info().rss < 400 * 2**20
     yield made
     compiler.close()
@@ -127,7 +127,7 @@ def test_masks_are_those_of_the_definition(
     backend: str,
     place: int,
 ) -> None:
-    """A token is allowed if some text that is allowed goes on with it; the end, where one ends; padding never."""
+    """A token is allowed if an allowed text continues with it, the end token if one ends, and padding never."""
     texts = [text.encode() for text in TEXTS[place]]
     spelled = {token_id: piece for piece, token_ids in pieces.items() for token_id in token_ids}
     dice = random.Random(place)
@@ -148,7 +148,7 @@ def test_masks_are_those_of_the_definition(
 
 
 def test_special_tokens_are_text_in_tags_alone(grammars: dict[str, list[Grammar]], library: GrammarLibrary) -> None:
-    """Elsewhere they stand for nothing but themselves, and no grammar allows them."""
+    """In other constraints special tokens have no text, and no grammar allows them."""
     think = END + 1
     for backend in BACKENDS:
         plain, tagged = (allowed(library.matcher(each)) for each in grammars[backend][3:5])

@@ -1,4 +1,4 @@
-"""Metrics carry the names that dashboards look for, and the values that happened."""
+"""Metrics have the names that dashboards use, and the right values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Reasoning parsers: reasoning is set apart however the text is cut, and whoever opened it."""
+"""Reasoning parsers: reasoning is found however the text is cut, whether the prompt or the model opened it."""
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +51,7 @@ FORMATS = [*REASONING_FORMATS, "openai_gptoss"]
 
 
 def written(name: str, thought: str, answer: str) -> str:
-    """An answer as a model of this format writes it."""
+    """An answer in this format."""
     if name == "openai_gptoss":
         final = f"<|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
         return f"<|channel|>analysis<|message|>{thought}<|end|>{final}"

@@ -1,4 +1,4 @@
-"""Tool parsers: calls come out whole however the text is cut, and what is no call stays content."""
+"""Tool parsers: calls are found however the text is cut, and other text stays content."""
 
 import json
 import random
@@ -75,7 +75,7 @@ def decoded(parsed: Parsed) -> list[tuple[str, Any]]:
 
 
 def wrap(name: str, body: str, before: str, after: str) -> str:
-    """`body` between texts, as the model of this format writes them."""
+    """`body` between other texts, in this format."""
     if name != "openai":
         return f"{before}{body}{after}"
     final = "<|start|>assistant<|channel|>final<|message|>"
@@ -83,7 +83,7 @@ def wrap(name: str, body: str, before: str, after: str) -> str:
 
 
 def chunkings(text: str, count: int) -> list[list[str]]:
-    """`text` cut at random places, with from one cut to one between any two characters."""
+    """`text` cut at random places: with one cut, more cuts, or a cut between any two characters."""
     rng = random.Random(len(text))
     result = []
     for index in range(count):
@@ -180,7 +180,7 @@ def test_plain_text_passes_unchanged(name: str):
 
 
 def vocabulary(name: str) -> list[str]:
-    """Words that bring a parser into all its states."""
+    """Words that lead a parser into all its states."""
     form = find_tool_parser(name)
     words = ["{", "}", "[", "]", '"', "\\", ",", ":", "=", "(", ")", "<", ">", "/", "\n", " ", "x", "7", "'", "é"]
     words += ['{"name": "ping", "', 'arguments": {', "ping", "get_weather", 'city="', "a=", "functions.ping:0", "null"]
@@ -306,7 +306,7 @@ def test_markers_are_those_of_what_is_looked_for():
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_markers_hold_every_mark_of_a_format(name: str):
-    """Those that are special tokens would otherwise be missing from the text that the parser reads."""
+    """Otherwise the markers that are special tokens would be missing from the parser's text."""
     form = find_tool_parser(name)
     assert isinstance(form, CallShape | Harmony)
     text = render(form, [("ping", {"a": "b", "c": [{"d": "e"}]}), ("pong", {})])

@@ -1,4 +1,4 @@
-"""One description parses calls and constrains them: what a grammar made of it accepts is what its parser reads."""
+"""A format's parser reads every text that the format's grammar accepts: both come from one description."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ SINGLE = {"openai"}
 
 
 def accepts(tag: dict[str, Any], text: str) -> bool:
-    """Whether `text` as a whole follows the structural tag."""
+    """Whether the whole `text` matches the structural tag."""
     tokens = [bytes([byte]) for byte in range(256)] + [b"</s>"]
     info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, stop_token_ids=[256])
     compiled = xgrammar.GrammarCompiler(info).compile_grammar(xgrammar.Grammar.from_structural_tag(tag))

@@ -1,4 +1,4 @@
-"""Calls in the words of each model: written by hand from the models' templates and cards, and rendered by shape."""
+"""Calls in each model's format: written by hand after the models' templates and cards, and rendered by shape."""
 
 import json
 from typing import Any
@@ -50,7 +50,7 @@ CALLS: list[Call] = [
 
 
 def render(form: Any, calls: list[Call]) -> str:
-    """`calls` as a model with this format writes them."""
+    """`calls` in this format."""
     match form:
         case JsonCalls():
             return _render_json(form, calls)
@@ -141,7 +141,7 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "Sure.",
     ),
     (
-        "hermes",  # Qwen2.5 forgets the last brace now and then, and doubles it at times
+        "hermes",  # Qwen2.5 sometimes omits the last brace, and sometimes doubles it
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}\n</tool_call>\n'
         '<tool_call>\n{"name": "ping", "arguments": {}}}\n</tool_call>',
         [_PARIS, ("ping", {})],
@@ -337,7 +337,7 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "",
     ),
     (
-        "qwen3_coder",  # without its opening tag and a closing one, as Qwen3-Coder writes at times
+        "qwen3_coder",  # without one opening and one closing tag, as Qwen3-Coder sometimes writes
         "<function=get_weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n</function>\n</tool_call>",
         [_DAYS],
         "",

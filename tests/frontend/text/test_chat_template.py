@@ -1,4 +1,4 @@
-"""Chat templates against Transformers' renderer, and what they are told about bad messages."""
+"""Chat templates against Transformers' renderer, and errors for bad messages."""
 
 import pytest
 

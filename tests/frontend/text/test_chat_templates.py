@@ -1,4 +1,4 @@
-"""Which template writes a conversation's prompt."""
+"""The choice of a conversation's template."""
 
 from pathlib import Path
 

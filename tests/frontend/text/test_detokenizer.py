@@ -1,4 +1,4 @@
-"""Streamed text: equal to the one-shot decode however the ids are cut, and stopped in the right place."""
+"""Streamed text: equal to the text of all ids at once, however the ids are cut, and stopped at the right place."""
 
 import itertools
 from pathlib import Path
@@ -21,14 +21,14 @@ def wrap(backend) -> Tokenizer:
 
 TOKENIZERS = {name: wrap(make()) for name, make in tokenizers_zoo.ALL.items()}
 BYTE_LEVEL = TOKENIZERS["byte-level"]
-some_text = st.text(  # without SentencePiece's own sign for a space, which no decoder tells from one
+some_text = st.text(  # without SentencePiece's own character for a space, which decoders turn into a space
     st.characters(exclude_categories=["Cs"], exclude_characters="▁") | st.sampled_from("the quick🙂é你\n \u200d\ufffd"),
     max_size=40,
 )
 
 
 def stream(tokenizer: Tokenizer, token_ids: list[int], prompt: list[int] | None = None, **options) -> list[str]:
-    """The pieces that come out, the flushed rest last."""
+    """The pieces of text; the flushed rest is last."""
     stream = open_stream(tokenizer, prompt or [], **options)
     return [*map(stream.push, token_ids), stream.flush()]
 
@@ -63,7 +63,7 @@ def test_random_ids_join_up_to_the_one_shot_decode(name: str, skip: bool) -> Non
 def test_text_streams_without_replacement_characters(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     pieces = stream(tokenizer, tokenizer.encode(text, add_special_tokens=False))
-    whole = text if name != "gemma" or not text else " " + text  # its decoder keeps the space put before a text
+    whole = text if name != "gemma" or not text else " " + text  # its decoder keeps the space before a text
     assert "".join(pieces) == whole
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
@@ -72,7 +72,7 @@ def test_text_streams_without_replacement_characters(name: str, text: str) -> No
 @settings(max_examples=60, deadline=None)
 @given(text=some_text)
 def test_every_split_into_prompt_and_output_continues_the_text(text: str) -> None:
-    """Wherever the prompt ends, prompt text and output text join up to the whole, but for a character cut in two."""
+    """Wherever the prompt ends, both texts joined are the whole text, except for a character cut in two."""
     for name in ("byte-level", "llama-2"):
         tokenizer = TOKENIZERS[name]
         token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -114,7 +114,7 @@ def test_spaces_between_special_tokens_can_be_left_out() -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """By definition: the stop that is completed by the earliest character, the longest among several."""
+    """The definition: the stop string that the earliest character completes, the longest if there are several."""
     for end in range(1, len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:
@@ -147,7 +147,7 @@ def test_scanner_finds_the_first_stop_however_the_text_is_cut(text: str, stops: 
 
 
 def run(token_ids: list[int], sampling: SamplingParams, chunk: int) -> tuple[list[str], int, str | None]:
-    """(texts given out, tokens that counted, stop string) with `chunk` tokens a push."""
+    """(texts, number of tokens that count, stop string) with `chunk` tokens a push."""
     detokenizer = Detokenizer(BYTE_LEVEL, [], sampling)
     texts, counted = [], 0
     for start in range(0, len(token_ids), chunk):

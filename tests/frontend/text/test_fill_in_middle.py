@@ -1,4 +1,4 @@
-"""Prompts with a gap, for every family's tokens; and cutting prompts."""
+"""Fill-in-the-middle prompts for every model family's tokens, and truncation of prompts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A text's length tells how few tokens it can have, for each tokenizer that loses no character; others tell nothing."""
+"""The length of a text bounds its number of tokens if the tokenizer drops no character; else there is no bound."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ def composing() -> Tokenizer:
 
 
 def swallowing() -> Tokenizer:
-    """Its token takes the spaces on both sides."""
+    """A tokenizer with an added token that absorbs the spaces on both sides."""
     tokenizer = tokenizers_zoo.byte_level()
     tokenizer.add_tokens([AddedToken("q", lstrip=True, rstrip=True)])
     return tokenizer
@@ -76,7 +76,7 @@ def split_with(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Tokenizer:
 
 
 UNBOUNDED = {
-    "metaspace": tokenizers_zoo.metaspace,  # takes a run of unknown characters together
+    "metaspace": tokenizers_zoo.metaspace,  # turns a run of unknown characters into one token
     "word-piece": tokenizers_zoo.word_piece,
     "strips": lambda: with_normalizer(normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])),
     "shortens": lambda: with_normalizer(normalizers.Replace("  ", " ")),

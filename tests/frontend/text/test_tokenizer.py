@@ -1,4 +1,4 @@
-"""The tokenizer against Transformers' own, its files in all their forms, and what is said when they are missing."""
+"""The tokenizer against Transformers' own, its files in all their forms, and errors if files are missing."""
 
 import json
 import subprocess

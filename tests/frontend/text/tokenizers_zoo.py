@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that the frontend tells apart, written to folders as checkpoints hold them."""
+"""Small tokenizers of every kind that the frontend distinguishes, in folders like those of checkpoints."""
 
 import json
 from pathlib import Path
