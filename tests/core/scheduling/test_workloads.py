@@ -274,3 +274,27 @@ def test_fcfs_first_come_first_scheduled_even_under_pressure(depth: int) -> None
                 first_seen.append(delta.request_id)
     started = [harness.streams[start_of(request).request_id].last.scheduled_at for request in requests]  # type: ignore[union-attr]
     assert started == sorted(started)
+
+
+def test_kv_groups_give_back_pages_preempt_and_share() -> None:
+    """The workloads with several KV groups would prove little if they did none of that."""
+    rng = random.Random(4)
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "block_size": 4}
+    num_blocks = num_pages_alone("two windows and all", limits, MAX_MODEL_LEN - 1)
+    harness = Harness(
+        max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, kv_groups=[window(3), window(17), FULL], **limits
+    )
+    requests = random_requests(rng, 500)
+    for request in requests:
+        assert harness.offer(request) is None
+    most_holes, num_hit_tokens, num_preemptions = 0, 0, 0
+    while harness.scheduler.has_unfinished():
+        harness.step()
+        stats = harness.scheduler.take_stats()
+        num_hit_tokens += stats.prefix_cache_hits
+        num_preemptions += stats.num_preemptions
+        for request in harness.scheduler._running:
+            most_holes = max(most_holes, *(table.first for table in request.block_tables))
+    assert most_holes > 8
+    assert num_hit_tokens > 50
+    assert num_preemptions > 10
