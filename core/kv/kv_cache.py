@@ -113,6 +113,20 @@ class KVCacheManager:
             prefix.append(BlockTable(group, first, self._pool.pages_of(keys)))
         return prefix
 
+    def is_underway(self, request: Request, prefix: list[BlockTable], running: Iterable[Request]) -> bool:
+        """Whether one of `running` computes the block that `request` needs after its `prefix`: what they share is not
+        computed twice, so siblings and followers of a long prompt wait for it.
+        """
+        block = prefix[0].end
+        if block >= len(request.block_hashes):
+            return False
+        end, digest = (block + 1) * self._block_size, request.block_hashes[block]
+        return any(
+            other.num_planned_tokens < end <= len(other.block_hashes) * self._block_size
+            and other.block_hashes[block] == digest
+            for other in running
+        )
+
     def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
         """Gives back pages that no token still to be computed sees, and takes those that `num_tokens` tokens need.
 

@@ -252,7 +252,9 @@ class Scheduler:
             if request.num_placeholders:
                 break  # preempted with a token in flight: it must be known before it can be recomputed
             prefix = self._kv.find_prefix(request)
-            if self._is_underway(request, prefix[0].end):
+            # Only a limit on the chunks of prompts leaves budget for others meanwhile. Without one, all running prompts
+            # are planned to their ends, and findable, before anybody is admitted.
+            if self._limits.long_prefill_token_threshold and self._kv.is_underway(request, prefix, self._running):
                 break
             start = prefix[0].end * self._limits.block_size
             num_new = self._prefill.take(request.num_tokens - start, budget)
@@ -273,23 +275,6 @@ class Scheduler:
             plan.num_wanted.append(1 if done else 0)
             self._kv.cache_full_blocks(request)
             budget -= num_new
-
-    def _is_underway(self, request: Request, num_blocks: int) -> bool:
-        """Whether a running request computes the block that `request` needs next: what it will share is not computed
-        twice, so siblings and followers of a long prompt wait for it.
-
-        Only a limit on the chunks of prompts leaves budget for others meanwhile; without one, all running prompts are
-        planned to their ends, and findable, before anybody is admitted.
-        """
-        if not self._limits.long_prefill_token_threshold or num_blocks >= len(request.block_hashes):
-            return False
-        end = (num_blocks + 1) * self._limits.block_size
-        digest = request.block_hashes[num_blocks]
-        return any(
-            other.num_planned_tokens < end <= len(other.block_hashes) * self._limits.block_size
-            and other.block_hashes[num_blocks] == digest
-            for other in self._running
-        )
 
     def _admit(self, request: Request, plan: StepPlan) -> None:
         request.slot = self._free_slots.pop()
