@@ -130,7 +130,7 @@ class EngineProcess:
         assert self._engine is not None
         refused = self._scheduler.add(self._with_grammar(frontend, request))
         if refused:
-            self._send(frontend, self._outputs(refused, self._scheduler.take_stats()))
+            self._send(frontend, self._outputs(refused, self._scheduler.stats()))
         accepted = {start.request_id for start in request.sequences}.difference(delta.request_id for delta in refused)
         self._owners.update(dict.fromkeys(accepted, frontend))
         # Plan only when this inbox is drained, so that requests that came together share a step.
@@ -166,7 +166,7 @@ class EngineProcess:
 
     def _send_deltas(self, deltas: list[protocol.RequestDelta]) -> None:
         assert self._scheduler is not None
-        stats = self._scheduler.take_stats()
+        stats = self._scheduler.stats()
         by_owner: defaultdict[bytes, list[protocol.RequestDelta]] = defaultdict(list)
         for delta in deltas:
             owner = self._owners.get(delta.request_id)
@@ -191,7 +191,7 @@ class EngineProcess:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if time.monotonic() - self._sent_at < HEARTBEAT_SECONDS:
                 continue
-            stats = self._scheduler.take_stats() if self._scheduler is not None else protocol.SchedulerStats()
+            stats = self._scheduler.stats() if self._scheduler is not None else protocol.SchedulerStats()
             for frontend in self._frontends:
                 self._send(frontend, protocol.Heartbeat(stats))
 

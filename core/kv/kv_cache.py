@@ -184,11 +184,10 @@ class KVCacheManager:
         """Makes every block that `request` ever announced unfindable: what it computed is not to be trusted."""
         self._pool.disown((digest, group) for digest in request.block_hashes for group in range(len(self._groups)))
 
-    def take_counts(self) -> tuple[int, int]:
-        """(tokens looked up, tokens found) at first admissions since the last call."""
-        counts = self._num_queries, self._num_hits
-        self._num_queries = self._num_hits = 0
-        return counts
+    @property
+    def prefix_cache_counts(self) -> tuple[int, int]:
+        """(tokens looked up, tokens found) at all first admissions."""
+        return self._num_queries, self._num_hits
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached page that no request uses; True when that leaves nothing to be found."""

@@ -106,8 +106,11 @@ class Scheduler:
         self._max_num_drafts = limits.largest_chunk - 1
         self._num_arrivals = 0
         self._num_steps = 0
-        self._stats = SchedulerStats()
-        self._throughput = Throughput(clock())
+        self._num_preemptions = 0
+        self._num_steps_done = 0
+        self._num_scheduled_tokens = 0  # of those
+        self._started_at = clock()
+        self._throughput = Throughput(self._started_at)
         self._admission = Admission(
             limits,
             max_model_len=max_model_len,
@@ -313,7 +316,7 @@ class Scheduler:
             self._kv.free(victim)
             victim.status = RequestStatus.WAITING
             victim.num_preemptions += 1
-            self._stats.num_preemptions += 1
+            self._num_preemptions += 1
             self._waiting.push(victim)
             if victim is request:
                 return False
@@ -332,7 +335,8 @@ class Scheduler:
                 f"The workers answered step {result.step_id} with {len(result.token_ids)} rows; "
                 f"step {plan.step_id} with {len(requests)} was next."
             )
-        self._stats.num_scheduled_tokens += sum(plan.num_scheduled)
+        self._num_steps_done += 1
+        self._num_scheduled_tokens += sum(plan.num_scheduled)
         num_before = len(self._requests)
         faults = [(*failure, "internal") for failure in result.failures]
         faults += [(*refusal, "invalid") for refusal in result.refusals]
@@ -430,14 +434,18 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------- limits and figures
 
-    def take_stats(self) -> SchedulerStats:
-        """Gauges of now, and what was counted since the last call."""
-        stats, self._stats = self._stats, SchedulerStats()
-        stats.num_running = len(self._running)
-        stats.num_waiting = len(self._waiting)
-        stats.kv_cache_usage = self._kv.usage
-        stats.prefix_cache_queries, stats.prefix_cache_hits = self._kv.take_counts()
-        return stats
+    def stats(self) -> SchedulerStats:
+        """Gauges of now, and totals since the start."""
+        return SchedulerStats(
+            len(self._running),
+            len(self._waiting),
+            self._kv.usage,
+            self._started_at,
+            *self._kv.prefix_cache_counts,
+            self._num_preemptions,
+            self._num_steps_done,
+            self._num_scheduled_tokens,
+        )
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached pages that no request uses; True when that leaves nothing to be found."""

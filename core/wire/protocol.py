@@ -175,15 +175,21 @@ class RequestDelta(Struct, array_like=True, gc=False):
 
 
 class SchedulerStats(Struct, array_like=True):
-    """Gauges and counters since the last message."""
+    """Gauges of now, and totals since the engine's start.
+
+    Every frontend is told the same, whenever it came and whatever it missed. It takes differences between messages of
+    one engine. Whoever adds up frontends takes these figures from one of them.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # share of pages in use, 0 to 1
-    prefix_cache_queries: int = 0  # tokens looked up since the last message
-    prefix_cache_hits: int = 0  # tokens found since the last message
-    num_preemptions: int = 0  # since the last message
-    num_scheduled_tokens: int = 0  # tokens of the step behind this message
+    started_at: float = 0.0  # CLOCK_MONOTONIC seconds: tells one engine's totals from the next one's
+    prefix_cache_queries: int = 0  # tokens looked up
+    prefix_cache_hits: int = 0  # tokens found
+    num_preemptions: int = 0
+    num_steps: int = 0  # whose results are back
+    num_scheduled_tokens: int = 0  # of those steps
 
 
 class StepOutputs(Struct, array_like=True, tag="outputs"):

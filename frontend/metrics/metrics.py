@@ -60,9 +60,9 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts as (upper bound, count), as Prometheus takes them."""
@@ -129,13 +129,16 @@ class EngineMetrics(Collector):
     # ------------------------------------------------------------------------------------------ the request path
 
     def on_stats(self, stats: SchedulerStats) -> None:
-        """Takes the statistics of a step or of a heartbeat."""
+        """Takes statistics of a step, a refusal or a heartbeat. An engine that was started again counts from zero."""
+        before = self.stats if stats.started_at == self.stats.started_at else SchedulerStats()
         self.stats = stats
-        self.prefix_cache_queries += stats.prefix_cache_queries
-        self.prefix_cache_hits += stats.prefix_cache_hits
-        self.num_preemptions += stats.num_preemptions
-        if stats.num_scheduled_tokens:
-            self._step_tokens.observe(stats.num_scheduled_tokens)
+        self.prefix_cache_queries += stats.prefix_cache_queries - before.prefix_cache_queries
+        self.prefix_cache_hits += stats.prefix_cache_hits - before.prefix_cache_hits
+        self.num_preemptions += stats.num_preemptions - before.num_preemptions
+        num_steps = stats.num_steps - before.num_steps  # more than one when this frontend has just come
+        if num_steps:
+            num_tokens = stats.num_scheduled_tokens - before.num_scheduled_tokens
+            self._step_tokens.observe(num_tokens / num_steps, num_steps)
 
     def on_first_tokens(self, num_tokens: int, seconds: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Counts a sequence's first `num_tokens` output tokens, `seconds` after the request arrived."""

@@ -123,7 +123,7 @@ def test_nothing_is_found_when_caching_is_off() -> None:
     kv = manager(enable_prefix_caching=False)
     admit(kv, request([1] * 9))
     assert admit(kv, request([1] * 9)) == 0
-    assert kv.take_counts() == (0, 0)
+    assert kv.prefix_cache_counts == (0, 0)
 
 
 def test_only_planned_blocks_are_announced() -> None:
@@ -240,11 +240,11 @@ def test_queries_and_hits_are_counted_at_first_admission_only() -> None:
     admit(kv, request([1] * 9))
     again = request([1] * 9)
     admit(kv, again)
-    assert kv.take_counts() == (18, 8)
+    assert kv.prefix_cache_counts == (18, 8)
     kv.free(again)
     again.num_preemptions = 1
     admit(kv, again)
-    assert kv.take_counts() == (0, 0)
+    assert kv.prefix_cache_counts == (18, 8)
 
 
 def test_reset_forgets_what_nobody_uses() -> None:

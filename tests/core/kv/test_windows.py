@@ -167,7 +167,7 @@ def test_a_long_request_of_a_model_with_five_windows_to_one_full_group_holds_a_q
     shares = []
     while harness.scheduler.has_unfinished():
         harness.step()
-        shares.append(harness.scheduler.take_stats().kv_cache_usage)  # of the pages of six full groups
+        shares.append(harness.scheduler.stats().kv_cache_usage)  # of the pages of six full groups
     assert len(shares) == 16 + 19
     assert 1 / 6 < max(shares) <= 1 / 4
     assert max(shares[16:-1]) < 0.2

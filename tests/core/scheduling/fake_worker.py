@@ -342,7 +342,7 @@ class Harness:
             max_steps -= 1
             assert max_steps > 0, "it does not end"
         self.scheduler.check_invariants()
-        assert self.scheduler.take_stats().kv_cache_usage == 0
+        assert self.scheduler.stats().kv_cache_usage == 0
 
     def abort(self, *request_ids: str) -> None:
         for delta in self.scheduler.abort(request_ids):

@@ -133,7 +133,7 @@ def test_a_stop_token_among_accepted_drafts_drops_the_rest_and_its_logprobs() ->
     (delta,) = steps.result([51, 77, 52], drafts=[3], logprobs=[(0, values)])
     assert (delta.token_ids, delta.finish_reason, delta.stop_token_id) == ([51, 77], FinishReason.STOP, 77)
     assert delta.logprobs == values[:2]
-    assert steps.scheduler.take_stats().kv_cache_usage == 0
+    assert steps.scheduler.stats().kv_cache_usage == 0
 
 
 def test_only_accepted_tokens_are_found_by_others() -> None:
@@ -155,7 +155,7 @@ def test_a_request_preempted_with_drafts_in_flight_goes_on_after_the_accepted_on
     steps.result([50], [60], drafts=[0, 2])
     assert rows(steps.plan()) == [(6, 1, 1), (6, 3, 3)]
     num_ahead = 0
-    while steps.scheduler.take_stats().num_preemptions == 0:  # a takes page after page
+    while steps.scheduler.stats().num_preemptions == 0:  # a takes page after page
         assert [row[1:] for row in rows(steps.plan())] == [(1, 1)]
         num_ahead += 1
     assert [delta.token_ids for delta in steps.result([51], [61, 62], drafts=[0, 3])] == [[51], [61, 62]]

@@ -61,7 +61,7 @@ def test_no_more_requests_run_than_there_are_slots() -> None:
     for index in range(7):
         harness.add(str(index), 4)
     harness.step()
-    stats = harness.scheduler.take_stats()
+    stats = harness.scheduler.stats()
     assert (stats.num_running, stats.num_waiting) == (3, 4)
     harness.run()
     assert max(len(plan.slots) for plan in harness.plans) == 3
@@ -216,7 +216,7 @@ def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
     harness = Harness(num_blocks=6, depth=2)
     harness.add("a", 8, max_tokens=12)
     harness.add("b", 7, max_tokens=12)
-    while harness.scheduler.take_stats().num_preemptions == 0:
+    while harness.scheduler.stats().num_preemptions == 0:
         harness.step()
     assert harness.in_flight  # of b too
     harness.run()
@@ -364,7 +364,7 @@ def test_abort_frees_pages_at_once_and_may_be_repeated() -> None:
     harness.abort("b")
     assert harness.scheduler.abort(["a", "b"]) == []
     assert not harness.scheduler.has_unfinished()
-    assert harness.scheduler.take_stats().kv_cache_usage == 0
+    assert harness.scheduler.stats().kv_cache_usage == 0
     assert harness.result() == []
     harness.run()
 
@@ -405,18 +405,18 @@ def test_deltas_tell_when_a_request_was_queued_and_scheduled() -> None:
     assert (last.queued_at, last.scheduled_at) == (100.0, 103.0)
 
 
-def test_stats_count_since_they_were_last_taken() -> None:
+def test_stats_are_totals_that_reading_leaves_alone() -> None:
     harness = Harness(num_blocks=10)
     prompt = list(range(100, 109))
     harness.add("a", prompt, max_tokens=4)
     harness.step()
     harness.add("b", prompt, max_tokens=4)
     harness.step()
-    stats = harness.scheduler.take_stats()
+    stats = harness.scheduler.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (2, 0, 0.4)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_scheduled_tokens) == (18, 8, 11)
-    stats = harness.scheduler.take_stats()
-    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_scheduled_tokens) == (0, 0, 0)
+    assert (stats.num_steps, stats.num_preemptions, stats.started_at) == (2, 0, 100.0)
+    assert harness.scheduler.stats() == stats
 
 
 def test_every_kv_group_gets_its_own_pages() -> None:
@@ -449,7 +449,7 @@ def test_samples_of_one_prompt_share_its_pages_and_its_computation(limits: dict[
     most = 0
     while harness.scheduler.has_unfinished():
         harness.step()
-        running = harness.scheduler.take_stats()
+        running = harness.scheduler.stats()
         most = max(most, round(running.kv_cache_usage * 64))
     assert most == 8 + 4
     assert harness.worker.num_computed_tokens == 32 + 4 * (1 + 2)

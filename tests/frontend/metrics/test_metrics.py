@@ -82,11 +82,15 @@ def test_counters_end_in_total(metrics: EngineMetrics) -> None:
     assert values["vllm:inter_token_latency_seconds_sum"] == pytest.approx(0.1)
 
 
+def totals(num_steps: int, started_at: float = 1.0) -> SchedulerStats:
+    """Of an engine that did the same in each step."""
+    return SchedulerStats(3, 2, 0.25, started_at, *(num_steps * each for each in (20, 16, 1, 1, 40)))
+
+
 def test_scheduler_stats_set_gauges_and_add_to_counters(metrics: EngineMetrics) -> None:
-    stats = SchedulerStats(3, 2, 0.25, prefix_cache_queries=20, prefix_cache_hits=16, num_preemptions=1)
-    stats.num_scheduled_tokens = 40
-    metrics.on_stats(stats)
-    metrics.on_stats(stats)
+    metrics.on_stats(totals(1))
+    metrics.on_stats(totals(1))  # a heartbeat: nothing happened since
+    metrics.on_stats(totals(2))
     values = scrape(metrics)
     assert values["vllm:num_requests_running"] == 3
     assert values["vllm:num_requests_waiting"] == 2
@@ -98,6 +102,23 @@ def test_scheduler_stats_set_gauges_and_add_to_counters(metrics: EngineMetrics) 
     assert values["vllm:iteration_tokens_total_count"] == 2
     assert values["vllm:iteration_tokens_total_bucket{le=32.0}"] == 0
     assert values["vllm:iteration_tokens_total_bucket{le=64.0}"] == 2
+
+
+def test_counters_go_on_when_another_engine_counts_from_zero(metrics: EngineMetrics) -> None:
+    metrics.on_stats(totals(5, started_at=7.0))
+    metrics.on_stats(SchedulerStats())  # the next one speaks before it is ready
+    metrics.on_stats(totals(2, started_at=9.0))
+    values = scrape(metrics)
+    assert values["vllm:prefix_cache_queries_total"] == 7 * 20
+    assert values["vllm:num_preemptions_total"] == 7
+    assert values["vllm:iteration_tokens_total_count"] == 7
+
+
+def test_a_frontend_that_comes_late_counts_all_steps(metrics: EngineMetrics) -> None:
+    metrics.on_stats(totals(100))
+    values = scrape(metrics)
+    assert values["vllm:iteration_tokens_total_count"] == 100
+    assert values["vllm:iteration_tokens_total_sum"] == 100 * 40
 
 
 def test_heartbeat_without_work_is_no_iteration(metrics: EngineMetrics) -> None:

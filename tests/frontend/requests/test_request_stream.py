@@ -154,6 +154,48 @@ def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
     on_loop(work())
 
 
+@pytest.mark.parametrize(
+    ("text", "end", "sampling"),
+    [
+        ("one two STOP three", FinishReason.LENGTH, {"stop": ["STOP"]}),
+        ("STOP one STOP two", FinishReason.LENGTH, {"stop": ["STOP"], "min_tokens": 6}),
+        ("one STOP two", FinishReason.LENGTH, {"stop": ["TOP t", "STOP"], "include_stop_str_in_output": True}),
+        ("it ends with ST", FinishReason.STOP, {"stop": ["STOP"]}),
+        ("größer als 你好", FinishReason.LENGTH, {"logprobs": 0}),
+        ("one STOP two", FinishReason.STOP, {"stop": ["STOP"], "logprobs": 0}),
+    ],
+)
+@pytest.mark.parametrize("kind", [DELTA, FINAL_ONLY])
+def test_how_tokens_are_grouped_into_deltas_changes_nothing(
+    text: str, end: FinishReason, sampling: dict[str, Any], kind: RequestOutputKind
+) -> None:
+    tokens = encode(text) + ([EOS] if end is FinishReason.STOP else [])
+
+    async def outcome(num_tokens: int) -> tuple[object, ...]:
+        """With so many tokens a delta."""
+        engine = Engine(output_kind=kind, **sampling)
+        for start in range(0, len(tokens), num_tokens):
+            part = tokens[start : start + num_tokens]
+            logprobs = (
+                [TokenLogprobs([token], [-float(token)], 1) for token in part] if "logprobs" in sampling else None
+            )
+            last = start + num_tokens >= len(tokens)
+            engine.give(part, end if last else None, logprobs=logprobs)
+        completions = [output.outputs[0] for output in await engine.rest()]
+        rows = [row for each in completions for row in each.logprobs or []]
+        last_one = completions[-1]
+        return (
+            "".join(each.text for each in completions),
+            [token for each in completions for token in each.token_ids],
+            [list(row) for row in rows],
+            (last_one.cumulative_logprob, last_one.finish_reason, last_one.stop_reason),
+        )
+
+    one_by_one = asyncio.run(outcome(1))
+    for num_tokens in (2, 3, 5, len(tokens)):
+        assert asyncio.run(outcome(num_tokens)) == one_by_one
+
+
 def test_several_completions_in_one_stream() -> None:
     async def work() -> None:
         engine = Engine(n=3, output_kind=DELTA)

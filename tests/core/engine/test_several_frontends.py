@@ -1,0 +1,87 @@
+"""Two frontends on one engine process."""
+
+import asyncio
+
+from quire.core.engine.channel import CurveKeys
+from quire.core.engine.supervisor import EngineHandle
+from quire.core.wire.protocol import FinishReason, SchedulerStats
+from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.metrics.metrics import EngineMetrics
+from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
+
+
+class _Visitor:
+    """A handle on an engine that somebody else launched and will end."""
+
+    def __init__(self, engine: EngineHandle) -> None:
+        self.address: str = engine.address
+        self.keys: CurveKeys | None = engine.keys
+        self.pid = engine.pid
+        self._left = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self._left.wait()
+        return 0
+
+    def kill(self) -> None:
+        self._left.set()
+
+
+class _HostLauncher(EngineLauncher):
+    """Remembers its engine, for others to visit."""
+
+    engine: EngineHandle
+
+    def launch(self) -> EngineHandle:
+        self.engine = super().launch()
+        return self.engine
+
+
+class _VisitingLauncher:
+    def __init__(self, host: _HostLauncher) -> None:
+        self._host = host
+
+    def launch(self) -> EngineHandle:
+        return _Visitor(self._host.engine)
+
+    def close(self) -> None:
+        """The engine's folder is its host's."""
+
+
+def test_every_frontend_counts_what_the_engine_did_once() -> None:
+    """Also where one came late, and where a message went to one alone: a refusal does."""
+
+    async def scenario() -> None:
+        launcher = _HostLauncher(engine_config(), worker_factory=NULL_WORKER)
+        metrics = [EngineMetrics("null", 256) for _ in range(2)]
+        latest: list[SchedulerStats] = [SchedulerStats(), SchedulerStats()]
+
+        def listener(index: int):
+            def on_stats(stats: SchedulerStats) -> None:
+                metrics[index].on_stats(stats)
+                latest[index] = stats
+
+            return on_stats
+
+        async with client_of(launcher, on_stats=listener(0)) as first:
+            await first.start()
+            assert await Stream(first, "early", [1] * 40, 10).finish_reason() is FinishReason.LENGTH
+            async with client_of(_VisitingLauncher(launcher), on_stats=listener(1)) as second:
+                await second.start()
+                streams = [Stream(first, "a", [1] * 40, 30), Stream(second, "b", [1] * 40, 20)]
+                streams.append(Stream(second, "refused", [1] * 300, 5))
+                reasons = [await stream.finish_reason() for stream in streams]
+                assert reasons == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.ERROR]
+                assert [len(stream.token_ids) for stream in streams] == [30, 20, 0]
+                async with asyncio.timeout(20):
+                    while latest[0] != latest[1] or latest[0].num_running:
+                        await asyncio.sleep(0.01)
+                told = latest[0]
+        assert told.num_scheduled_tokens == (40 + 9) + (8 + 29) + (8 + 19)
+        for each in metrics:
+            assert (each.prefix_cache_queries, each.prefix_cache_hits) == (3 * 40, 2 * 32)
+            values = {sample.name: sample.value for family in each.collect() for sample in family.samples}
+            assert values["vllm:iteration_tokens_total_count"] == told.num_steps
+            assert values["vllm:iteration_tokens_total_sum"] == told.num_scheduled_tokens
+
+    asyncio.run(scenario())
