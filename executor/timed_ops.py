@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.core.trace import Spans
-from quire.ops.backend import Activation, Backend, Recording
+from quire.ops.backend import Activation, Backend, LinearWeight, Recording
 
 
 def timed(ops: Backend, spans: Spans) -> Backend:
@@ -37,10 +37,10 @@ class _TimedBackend(Backend[Any, Any]):
         with self._spans.span(span):
             return operation(*args, **kwargs)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Any:
         return self._named(weight, self._ops.pack_linear(weight, bias))
 
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Any:
         return self._named(weight, self._ops.pack_gated_linear(weight, bias))
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
@@ -70,7 +70,7 @@ class _TimedBackend(Backend[Any, Any]):
             self._recorded = None
         return result, recording and _TimedRecording(recording, names, self._spans)
 
-    def _named(self, weight: Tensor, packed: Any) -> Any:
+    def _named(self, weight: LinearWeight, packed: Any) -> Any:
         num_outputs, num_inputs = weight.shape
         self._layers[id(packed)] = f"linear {num_inputs}x{num_outputs}"
         return packed

@@ -171,7 +171,7 @@ class Worker:
                 dtype=dtype,
                 device=self._device,
                 weights=weights,
-                scheme=choose_scheme(spec),
+                scheme=choose_scheme(spec, config.quantization),
                 layers=range(spec.num_layers),
                 max_model_len=config.max_model_len,
             )

@@ -7,7 +7,7 @@ follow one another.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,26 @@ class Recording(Protocol):
         """Like `run`; returns the CLOCK_MONOTONIC time in seconds at which each operation was done."""
         ...
 
+
+class Int8Weight(NamedTuple):
+    """A weight of one byte a number: row i is `values[i] * scales[i]`.
+
+    Attributes:
+        values: [out, in] int8.
+        scales: [out] float32.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """[out, in]."""
+        return self.values.shape
+
+
+LinearWeight = Tensor | Int8Weight
+"""The weight of a linear layer, [out, in], in a form that every backend packs."""
 
 Batch = TypeVar("Batch", bound=AttentionBatch)
 """A backend's own `AttentionBatch`: its `attention_batch` makes it, its `attention` takes it."""
@@ -85,7 +105,7 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         """Rows of `x` [rows, size] at `index` [n] int64, times `scale`: [n, size]."""
 
     @abstractmethod
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
         """`weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original.
 
         Tensors of torch's meta device are packed into such tensors, as large as those of real weights would be.
@@ -96,7 +116,7 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         """`x` [num_tokens, in] → [num_tokens, out]."""
 
     @abstractmethod
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
         """Like `pack_linear`, for a `weight` [gate | up, in]; only `gated_linear` takes the result."""
 
     @abstractmethod

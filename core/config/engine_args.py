@@ -3,7 +3,7 @@
 Command-line flags, YAML keys, Python keywords, the documentation and validation all derive from the groups.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -62,4 +62,13 @@ def convert_group(kind: type, values: dict[str, Any]) -> Any:
     except msgspec.ValidationError as error:
         text = str(error)
         name = text.split("`$.")[-1].split("`")[0].split("[")[0] if "`$." in text else kind.__name__
-        raise ConfigError(f"{name}: {text.split(' - at')[0]} (got {values.get(name)!r}).") from None
+        choices = _choices(kind, name)
+        remedy = f" Choose from {', '.join(choices)}." if choices else ""
+        raise ConfigError(f"{name}: {text.split(' - at')[0]} (got {values.get(name)!r}).{remedy}") from None
+
+
+def _choices(kind: type, name: str) -> list[str]:
+    """The values that a field takes, if its type lists them."""
+    annotation = get_type_hints(kind).get(name)
+    members = [annotation, *get_args(annotation)]
+    return [repr(value) for member in members if get_origin(member) is Literal for value in get_args(member)]

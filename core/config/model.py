@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+Quantization = Literal["int8"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -35,6 +36,14 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Literal["auto", "bfloat16", "float16", "float32", "float", "half"],
         Meta(description="Type of weights and activations; auto takes the checkpoint's own."),
     ] = "auto"
+    quantization: Annotated[
+        Quantization | None,
+        Meta(
+            description="Make weights smaller as they are loaded: int8 keeps those of linear layers, embeddings and "
+            "the output layer left out, as one byte each with a scale for each output.",
+            extra={"aliases": ["-q"]},
+        ),
+    ] = None
     max_model_len: Annotated[
         int | None,
         Meta(

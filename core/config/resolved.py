@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import LogprobsMode
+from quire.core.config.model import LogprobsMode, Quantization
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
@@ -65,6 +65,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     fit_max_model_len: bool
     seed: int
     log_stats: bool = True
+    quantization: Quantization | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: list[str] = []  # module:Class
     trace_folder: str | None = None  # where timelines are written; None records none

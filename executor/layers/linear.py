@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import Activation
+from quire.ops.backend import Activation, LinearWeight
 
 
 class ColumnLinear:
@@ -65,7 +65,7 @@ class RowLinear:
         return self._group.all_reduce(self._ops.linear(x, self._packed))
 
 
-def _read(context: ModelContext, parts: list[Part], in_features: int, bias: bool) -> tuple[Tensor, Tensor | None]:
+def _read(context: ModelContext, parts: list[Part], in_features: int, bias: bool) -> tuple[LinearWeight, Tensor | None]:
     """Weight [outputs of all parts, in] and bias of layers with the same input."""
     biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
     return context.scheme.read_weight(context, parts, in_features), torch.cat(biases) if bias else None

@@ -38,6 +38,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
         max_model_len=max_model_len,
         fit_max_model_len=fit,
         seed=args.model.seed,
+        quantization=args.model.quantization,
         log_stats=not args.observability.disable_log_stats,
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],

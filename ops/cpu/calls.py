@@ -45,6 +45,10 @@ LINEAR = Call(
     "quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated activation num_threads"
 )
 PACK_PANELS = Call("quire_pack_panels", "weight panels", "out_features in_features stride is_gated num_threads")
+INT8_LINEAR = Call(
+    "quire_int8_linear", "x panels scales bias out", "rows x_stride in_features out_features dtype num_threads"
+)
+PACK_INT8_PANELS = Call("quire_pack_int8_panels", "weight panels", "out_features in_features num_threads")
 TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")
 ROTATION = Call("quire_rotation", "positions frequencies cos sin", "num_tokens half dtype num_threads", "scale")
 RMS_NORM = Call(

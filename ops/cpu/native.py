@@ -11,16 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, Backend
+from quire.ops.backend import Activation, Backend, Int8Weight, LinearWeight
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.int8 import Int8Linear, Int8Panels
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
+
+PackedWeight = PanelWeight | Int8Panels | OneDnnWeight
 
 _MAX_GROUP = 64
 """Most query heads that share a KV head."""
@@ -49,7 +52,7 @@ class NativePlan(AttentionPlan):
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)
 
 
-class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
+class NativeBackend(Backend[NativePlan, PackedWeight]):
     """See `Backend`."""
 
     def __init__(self, kernels: ctypes.CDLL, eager: EagerBackend[OneDnnWeight]) -> None:
@@ -59,6 +62,7 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
         self._launcher = launcher = Launcher(kernels)
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
+        self._int8 = Int8Linear(kernels, launcher)
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
         self._rotation = launcher.bind(calls.ROTATION)
@@ -141,20 +145,26 @@ class NativeBackend(Backend[NativePlan, PanelWeight | OneDnnWeight]):
                 return cos, sin
         return self._fallbacks.run(self._eager.rotation, positions, frequencies, scale, dtype)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | OneDnnWeight:
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedWeight:
+        if isinstance(weight, Int8Weight):
+            return self._int8.pack(weight, bias)
         return self._panels.pack(weight, bias) or self._eager.pack_linear(weight, bias)
 
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PanelWeight | OneDnnWeight:
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedWeight:
+        if isinstance(weight, Int8Weight):
+            return self._int8.pack(weight, bias)
         return self._panels.pack(weight, bias, is_gated=True) or self._eager.pack_gated_linear(weight, bias)
 
-    def gated_linear(self, x: Tensor, packed: PanelWeight | OneDnnWeight, activation: Activation = "silu") -> Tensor:
+    def gated_linear(self, x: Tensor, packed: PackedWeight, activation: Activation = "silu") -> Tensor:
         if isinstance(packed, PanelWeight):
             return self._panels.multiply(x, packed, _team_size(x, packed), activation)
         return self.activate_and_mul(self.linear(x, packed), activation)
 
-    def linear(self, x: Tensor, packed: PanelWeight | OneDnnWeight) -> Tensor:
+    def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
         if isinstance(packed, PanelWeight):
             return self._panels.multiply(x, packed, _team_size(x, packed))
+        if isinstance(packed, Int8Panels):
+            return self._int8.multiply(x, packed, _team_size(x, packed))
         num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)
         if num_threads == 1 or seconds > _WORTH_OPENMP_SECONDS:
             return self._eager.linear(x, packed)
@@ -276,7 +286,7 @@ def _linear_seconds(num_tokens: int, weight: Tensor) -> float:
     return max(2 * num_tokens * weight.numel() / 400e9, weight.numel() * weight.element_size() / 20e9)
 
 
-def _team_size(x: Tensor, packed: PanelWeight) -> int:
+def _team_size(x: Tensor, packed: PanelWeight | Int8Panels) -> int:
     """Number of threads on which our own kernel multiplies `x` by `packed`."""
     return 1 if _linear_seconds(len(x), packed.weight) <= _WORTH_TEAM_SECONDS else torch.get_num_threads()
 

@@ -1,26 +1,28 @@
 """The operations in plain torch: they run on every device, and other backends are tested against them."""
 
 from collections.abc import Callable
-from typing import Generic
+from typing import Generic, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.backend import Activation, Backend, PackedLinear
+from quire.ops.backend import Activation, Backend, Int8Weight, LinearWeight, PackedLinear
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
+from quire.ops.eager.int8 import Int8Layer, WidenedLinear
 from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.sampling import invert_softmax
 from quire.ops.random import uniforms
 
 
-class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
+class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[PackedLinear]):
     """See `Backend`. A layer's KV cache is [num_blocks, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
+        self._widened = WidenedLinear(linear_layers)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         # The mean is float32. vector_norm is one pass over x; the operations after it work on one number a row.
@@ -56,16 +58,28 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear], Generic[PackedLinear]):
         rows = F.embedding(index, x)
         return rows if scale == 1 else rows.mul_(scale)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    @overload
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
+    @overload
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer: ...
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer:
+        if isinstance(weight, Int8Weight):
+            return Int8Layer(weight, bias)
         return self._linear_layers.pack(weight, bias)
 
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear | Int8Layer) -> Tensor:
+        if isinstance(packed, Int8Layer):
+            return self._widened.multiply(x, packed)
         return self._linear_layers.multiply(x, packed)
 
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        return self._linear_layers.pack(weight, bias)
+    @overload
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
+    @overload
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer: ...
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer:
+        return self.pack_linear(weight, bias)
 
-    def gated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation = "silu") -> Tensor:
+    def gated_linear(self, x: Tensor, packed: PackedLinear | Int8Layer, activation: Activation = "silu") -> Tensor:
         return self.activate_and_mul(self.linear(x, packed), activation)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire import ops
 from quire.core.config.load import LoadConfig
+from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.models.base import Model, ModelContext, StepContext, Wanted
@@ -50,6 +51,7 @@ def model_context(
     group: ParallelGroup | None = None,
     load: LoadConfig | None = None,
     layers: range | None = None,
+    quantization: Quantization | None = None,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
     dtype = getattr(torch, spec.dtype)
@@ -59,7 +61,7 @@ def model_context(
         dtype=dtype,
         device=torch.device(device),
         weights=open_weights(spec, load or LoadConfig(), dtype),
-        scheme=choose_scheme(spec),
+        scheme=choose_scheme(spec, quantization),
         layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
     )

@@ -229,7 +229,7 @@ def test_wrong_types_are_told(llm: LLM) -> None:
 def test_bad_checkpoints_and_options_are_named(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'max_model_length': there is no option .* did you mean --max-model-len\?"):
         LLM(folder, max_model_length=4)
-    with pytest.raises(ConfigError, match=r"Option 'quantization': .* is not supported: Quantised checkpoints"):
+    with pytest.raises(ConfigError, match=r"quantization: .*'awq'\)\. Choose from 'int8'\."):
         LLM(folder, quantization="awq")
     with pytest.raises(ConfigError, match="there is no folder"):
         LLM(str(tmp_path / "nothing"))

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from quire.executor.weights.readers import Shard
+from quire.ops.backend import LinearWeight
 
 
 class Part(NamedTuple):
@@ -37,7 +38,7 @@ class TensorSource(Protocol):
 class LinearScheme(Protocol):
     """Reads the weights of linear layers. Biases are no part of a scheme: they are plain tensors in all of them."""
 
-    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> Tensor:
+    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
         """This rank's weight of layers with the same `in_features` inputs (of all ranks together), one after the other.
 
         [outputs of all parts, in], as the backend's `pack_linear` takes it.

@@ -1,13 +1,20 @@
-"""Which scheme a model's linear layers have."""
+"""Which scheme the linear layers of a model have."""
 
+from collections.abc import Mapping
+
+from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.int8 import Int8
 from quire.executor.weights.quantisation.scheme import LinearScheme
 from quire.executor.weights.quantisation.unquantised import Unquantised
 
+SCHEMES: Mapping[Quantization, type[LinearScheme]] = {"int8": Int8}
+"""By the value of `--quantization`."""
 
-def choose_scheme(spec: ModelSpec) -> LinearScheme:
-    """The scheme of the checkpoint.
+
+def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearScheme:
+    """The scheme that a user asks for; None asks for weights as they are.
 
     Raises:
         ModelLoadError: the checkpoint has a quantisation of its own.
@@ -16,6 +23,7 @@ def choose_scheme(spec: ModelSpec) -> LinearScheme:
     if own:
         method = own.get("quant_method", "unknown")
         raise ModelLoadError(
-            f"{spec.name} is quantised ({method}), which is not supported; use the unquantised checkpoint."
+            f"{spec.name} is quantised ({method}), which is not supported; use the unquantised checkpoint. "
+            f"--quantization {' or '.join(SCHEMES)} makes its weights smaller."
         )
-    return Unquantised()
+    return Unquantised() if quantization is None else SCHEMES[quantization]()

@@ -36,6 +36,21 @@ struct PackPanelsCall {
     int64_t out_features, in_features, stride, is_gated, num_threads;
 };
 
+struct Int8LinearCall {
+    const void* x;         // [rows, in_features], rows x_stride apart
+    const int8_t* panels;  // from quire_pack_int8_panels
+    const float* scales;   // [out_features]
+    const void* bias;      // [out_features] of x's type, or null
+    void* out;             // [rows, out_features], dense
+    int64_t rows, x_stride, in_features, out_features, dtype, num_threads;
+};
+
+struct PackInt8PanelsCall {
+    const int8_t* weight;  // [out_features, in_features], dense
+    int8_t* panels;
+    int64_t out_features, in_features, num_threads;
+};
+
 struct TakeRowsCall {
     const void* x;         // [rows, row_bytes], dense
     const int64_t* index;  // [count]
@@ -132,6 +147,8 @@ extern "C" {
 int quire_attention(const quire::AttentionCall* call);
 int quire_linear(const quire::LinearCall* call);
 int quire_pack_panels(const quire::PackPanelsCall* call);
+int quire_int8_linear(const quire::Int8LinearCall* call);
+int quire_pack_int8_panels(const quire::PackInt8PanelsCall* call);
 int quire_take_rows(const quire::TakeRowsCall* call);
 int quire_rotation(const quire::RotationCall* call);
 int quire_rms_norm(const quire::RmsNormCall* call);

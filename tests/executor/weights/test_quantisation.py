@@ -1,0 +1,141 @@
+"""Weights that are made smaller at load: how they are rounded, how ranks share them, and what the outputs become."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.config.load import LoadConfig
+from quire.core.errors import ModelLoadError
+from quire.executor.memory.dry_build import held_bytes
+from quire.executor.models.registry import build_model
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.quantisation.int8 import Int8, quantise
+from quire.executor.weights.quantisation.scheme import LinearScheme, Part, TensorSource
+from quire.executor.weights.quantisation.schemes import choose_scheme
+from quire.executor.weights.quantisation.unquantised import Unquantised
+from quire.executor.weights.readers import DummyWeights, Shard
+from quire.ops.backend import Int8Weight
+from tests.checkpoints import FAMILIES, Family
+from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+
+torch.set_num_threads(1)
+
+
+def widened(weight: Int8Weight) -> Tensor:
+    return weight.values.float() * weight.scales.unsqueeze(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_become_the_nearest_of_255(dtype: torch.dtype) -> None:
+    weight = torch.randn(37, 50).to(dtype)
+    weight[5] = 0
+    quantised = quantise(weight)
+    assert (quantised.values.dtype, quantised.scales.dtype) == (torch.int8, torch.float32)
+    assert torch.equal(quantised.scales, weight.float().abs().amax(1) / 127)
+    assert ((widened(quantised) - weight.float()).abs() <= quantised.scales.unsqueeze(1) * 0.50001).all()
+    assert quantised.values.abs().amax() == 127
+    assert torch.equal(quantise(-weight).values, -quantised.values)
+    assert not widened(quantised)[5].any()
+
+
+def test_parts_that_are_rounded_one_by_one_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(37, 50)
+    whole = quantise(weight)
+    monkeypatch.setattr("quire.executor.weights.quantisation.int8._PART", 170)
+    for tensor, expected in zip(quantise(weight), whole, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_an_output_with_a_bad_weight_is_no_number(bad: float) -> None:
+    weight = torch.randn(3, 8)
+    weight[1, 2] = bad
+    assert widened(quantise(weight)).isnan().any(1).tolist() == [False, True, False]
+
+
+def test_ranks_hold_the_numbers_of_the_whole() -> None:
+    reader, scheme = DummyWeights(torch.bfloat16, seed=0), Int8()
+    whole = [Part("q", 16, Shard(0, 0, 16)), Part("k", 8, Shard(0, 0, 8))]
+    ranks = [
+        [Part("q", 16, Shard(0, rank * 8, rank * 8 + 8)), Part("k", 8, Shard(0, rank * 4, rank * 4 + 4))]
+        for rank in (0, 1)
+    ]
+    fused, first, second = (scheme.read_weight(reader, parts, 20) for parts in (whole, *ranks))
+    for tensor, one, two in zip(fused, first, second, strict=True):
+        assert torch.equal(tensor, torch.cat((one[:8], two[:8], one[8:], two[8:])))
+
+    row, *rows = (
+        scheme.read_weight(reader, [Part("o", 16, Shard(1, start, stop))], 20)
+        for start, stop in ((0, 20), (0, 10), (10, 20))
+    )
+    assert torch.equal(row.values, torch.cat([part.values for part in rows], dim=1))
+    assert all(torch.equal(part.scales, row.scales) for part in rows)
+    assert all(part.values.untyped_storage().nbytes() == 16 * 10 for part in rows), "the rest of the row is gone"
+
+
+PROMPT = list(range(5, 69))
+
+
+class Widened(Int8):
+    """The same numbers, in float32."""
+
+    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> Tensor:
+        return widened(super().read_weight(source, parts, in_features))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_are_those_of_the_rounded_weights(family: Family, checkpoint: Checkpoints) -> None:
+    """And differ from the checkpoint's as much as those of bfloat16 do, in random models whose logits are wide."""
+    spec = read_spec(checkpoint(family, num_hidden_layers=6 if family == "gemma3" else 2))
+
+    def logprobs(scheme: LinearScheme) -> Tensor:
+        context = replace(model_context(spec), scheme=scheme)
+        with contextlib.closing(context.weights), torch.inference_mode():
+            model = build_model(spec, context)
+        return PagedDriver(model, 1, 80).step({0: PROMPT})[0].log_softmax(-1)
+
+    exact, same_numbers, got = (logprobs(scheme) for scheme in (Unquantised(), Widened(), Int8()))
+    torch.testing.assert_close(got, same_numbers, atol=1e-3, rtol=0)
+    assert 0.001 < (got - exact).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen3", {"tie": True}), ("gemma3", {})],
+)
+def test_two_ranks_give_the_tokens_of_one(family: Family, options: dict[str, Any], checkpoint: Checkpoints) -> None:
+    spec = read_spec(checkpoint(family, **options))
+
+    def greedy(group: ParallelGroup) -> list[int]:
+        model = load_model(spec, group=group, quantization="int8")
+        return PagedDriver(model, 1, 120).greedy([PROMPT[:20]], 40)[0]
+
+    expected = greedy(ParallelGroup())
+    assert len(set(expected)) > 5
+    assert on_every_rank(2, greedy) == [expected, expected]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_layers_take_a_byte_a_number(dtype: str, checkpoint: Checkpoints) -> None:
+    """And embeddings and head what they took before."""
+    spec = read_spec(checkpoint("llama", hidden_size=256, intermediate_size=512), dtype=dtype)
+    dummy = LoadConfig(load_format="dummy")
+    plain, small = (
+        held_bytes(load_model(spec, load=dummy, quantization=quantization)) for quantization in (None, "int8")
+    )
+    linear = 2 * (4 * 256 * 256 - 2 * 256 * 128 + 3 * 256 * 512)
+    saved = linear * (torch.empty(0, dtype=getattr(torch, dtype)).element_size() - 1)
+    assert plain - small == pytest.approx(saved, rel=0.02)
+
+
+def test_a_checkpoint_that_is_quantised_already_is_refused(checkpoint: Checkpoints) -> None:
+    spec = read_spec(checkpoint("llama"), quantization_config={"quant_method": "awq"})
+    for quantization in (None, "int8"):
+        with pytest.raises(ModelLoadError, match=r"quantised \(awq\).*--quantization int8"):
+            choose_scheme(spec, quantization)
