@@ -14,8 +14,8 @@ def add_result_arguments(parser: Any) -> None:
     parser.add_argument("--save-result", action="store_true", help="Keep the figures, and the settings, as JSON.")
     parser.add_argument("--save-detailed", action="store_true", help="Keep the times of every request as well.")
     parser.add_argument("--result-dir", default=".", help="Folder of the saved result (default: the current one).")
-    parser.add_argument("--result-filename", help="Its name; made of backend, load, model and time when left out.")
-    parser.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="More to save with the result.")
+    parser.add_argument("--result-filename", help="Name of the result file (default: backend, load, model and time).")
+    parser.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="Fields to add to the result.")
     parser.add_argument("--label", help="Name of this run in the result; starts the file's name.")
 
 

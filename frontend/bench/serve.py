@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds vLLM's flags for text generation."""
     add_dataset_arguments(parser)
     server = parser.add_argument_group("server")
-    server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="Which API to talk to.")
+    server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="API of the server.")
     server.add_argument("--base-url", help="Server's address, such as http://localhost:8000; wins over host and port.")
     server.add_argument("--host", default="127.0.0.1", help="Server's host (default: %(default)s).")
     server.add_argument("--port", type=int, default=8000, help="Server's port (default: %(default)s).")
     server.add_argument("--endpoint", help="Path of the API, if not the backend's own.")
     server.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="Headers to send.")
-    server.add_argument("--model", help="Model name to ask for; the server's first when left out.")
+    server.add_argument("--model", help="Model name in requests (default: the server's first).")
     server.add_argument("--tokenizer", help="Folder of the tokenizer that writes the prompts; else --model's.")
     server.add_argument(
         "--ready-check-timeout-sec", type=float, default=0, help="Seconds to wait for the server to be ready."

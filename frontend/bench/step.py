@@ -26,7 +26,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_engine_options(parser)
     group = parser.add_argument_group("step")
     group.add_argument(
-        "--batch-sizes", type=int, nargs="+", default=[1, 32, 256], help="Running requests, an engine for each."
+        "--batch-sizes", type=int, nargs="+", default=[1, 32, 256], help="Running requests; one engine for each number."
     )
     group.add_argument("--input-len", type=int, default=128, help="Prompt tokens (default: %(default)s).")
     group.add_argument("--output-len", type=int, default=64, help="Output tokens (default: %(default)s).")

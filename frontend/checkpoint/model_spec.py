@@ -188,7 +188,7 @@ def _context_length(config: dict[str, Any], positions: int, path: Path) -> int:
     """The context length in tokens, including the extension by rotary scaling."""
     rope = _rope(config, path)
     if str(config.get("model_type")).startswith("gemma3"):
-        return positions  # stated after stretching, whatever the kind
+        return positions  # Gemma 3's configs give the extended length, for every kind of scaling
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
     if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
         return positions  # llama3 and longrope give the extended length already

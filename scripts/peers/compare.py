@@ -55,7 +55,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="Runs of every engine (default: %(default)s).")
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"Rows, by comma: {', '.join(names)}.")
     parser.add_argument("--limit", type=float, default=900, help="Seconds that one child or answer may take.")
-    parser.add_argument("--work", help="Folder of logs and converted weights; a new one when left out.")
+    parser.add_argument("--work", help="Folder of logs and converted weights (default: a new one).")
     parser.add_argument("--output-json", type=Path, help="File for every figure, written after each run.")
     parser.add_argument("--resume", action="store_true", help="Go on with --output-json: run what it lacks.")
     parser.add_argument("--smoke", action="store_true", help="Tiny sizes: see that everything runs.")

@@ -43,10 +43,10 @@ class ServingEngine(Engine, Protocol):
 
 
 class Quire:
-    """This tree's Quire, or another one.
+    """This tree's Quire, or the Quire of another virtual environment.
 
     Args:
-        python: of the virtual environment that holds it.
+        python: the environment's Python.
     """
 
     serves = True

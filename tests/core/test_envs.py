@@ -1,4 +1,4 @@
-"""Environment variables: ours before vLLM's, checked before anything starts, and told when they are misspelt."""
+"""Environment variables: ours before vLLM's, checked before anything starts, and reported if misspelt."""
 
 import re
 from pathlib import Path

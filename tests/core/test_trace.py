@@ -1,4 +1,4 @@
-"""Timelines hold what was recorded between start and stop, in Chrome's format."""
+"""Timelines contain the spans between start and stop, in Chrome's format."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs a model over a paged cache without a scheduler: what a worker does, in a few lines that a test can steer."""
+"""Runs a model over a paged cache without a scheduler, under the control of a test."""
 
 import contextlib
 import json

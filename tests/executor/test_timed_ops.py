@@ -1,4 +1,4 @@
-"""Operations with spans around them: the results of the backend, under names that a reader knows."""
+"""Operations with spans around them: the backend's results, and the names of the spans."""
 
 import pytest
 import torch

@@ -31,7 +31,7 @@ class _Conversation(Struct):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds vLLM's flags for this dataset."""
     group = parser.add_argument_group("sharegpt dataset")
-    group.add_argument("--sharegpt-output-len", type=int, help="Output tokens; the answers' lengths when left out.")
+    group.add_argument("--sharegpt-output-len", type=int, help="Output tokens (default: the answers' lengths).")
 
 
 class ShareGptDataset:

@@ -23,9 +23,13 @@ ROLES = ("client", "frontend", "engine", "worker")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this benchmark's flags; vLLM has no such benchmark."""
     group = parser.add_argument_group("host")
-    group.add_argument("--model", help="Whose configuration and tokenizer to use; the demo model's when left out.")
+    group.add_argument("--model", help="Model for configuration and tokenizer (default: the demo model).")
     group.add_argument(
-        "--num-streams", type=int, nargs="+", default=[1, 64, 512, 2048], help="Requests in flight, a run for each."
+        "--num-streams",
+        type=int,
+        nargs="+",
+        default=[1, 64, 512, 2048],
+        help="Requests in flight; one run for each number.",
     )
     group.add_argument(
         "--stages",
@@ -40,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--input-len", type=int, default=32, help="Prompt tokens (default: %(default)s).")
     group.add_argument("--output-len", type=int, default=64, help="Output tokens (default: %(default)s).")
     group.add_argument(
-        "--seconds", type=float, default=3.0, help="How long streams go on sending requests (default: %(default)s)."
+        "--seconds", type=float, default=3.0, help="Seconds for which streams send requests (default: %(default)s)."
     )
     group.add_argument("--num-steps", type=int, default=100, help="Steps timed for `steps` (default: %(default)s).")
     group.add_argument("--output-json", help="File for the figures.")

@@ -117,7 +117,7 @@ class HttpStage:
             deadline = time.monotonic() + START_SECONDS
             while not await self._is_ready(client):
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise QuireError("the benchmark's server did not start; `quire serve` may tell why")
+                    raise QuireError("the benchmark's server did not start; run `quire serve` to see why")
                 await asyncio.sleep(0.05)
             self._model = (await client.get("/v1/models")).json()["data"][0]["id"]
 

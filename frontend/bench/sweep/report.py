@@ -15,7 +15,7 @@ from quire.frontend.bench.sweep.plots import Axis, Plot, median_points
 def add_report_arguments(parser: Any) -> None:
     """Adds the flags of every sweep; all but the last are vLLM's."""
     parser.add_argument("-o", "--output-dir", default="results", help="Folder of experiments (default: %(default)s).")
-    parser.add_argument("-e", "--experiment-name", help="This one's folder in it; the time when left out.")
+    parser.add_argument("-e", "--experiment-name", help="Folder of this experiment (default: the time).")
     parser.add_argument("--num-runs", type=int, default=3, help="Runs of each combination (default: %(default)s).")
     parser.add_argument("--continue-on-error", action="store_true", help="Go on with the next run when one fails.")
     parser.add_argument("--show-stdout", action="store_true", help="Show what the commands print.")

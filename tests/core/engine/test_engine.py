@@ -1,4 +1,4 @@
-"""The engine loop with an executor that answers when it is told to."""
+"""The engine loop with an executor that answers only when the test says so."""
 
 import asyncio
 from collections import deque

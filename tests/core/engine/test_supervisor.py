@@ -1,4 +1,4 @@
-"""Engines are killed, cannot be launched, fall silent; requests go on, or are told why not. The processes are real."""
+"""Engines are killed, cannot be launched, or fall silent; requests go on, or end with the reason. Real processes."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Pages are counted once, evicted oldest first, and named by everything that their content depends on."""
+"""The block pool: reference counts, eviction of the oldest page first, and hashes of what a page depends on."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What each kind of KV group needs, against the definition of what a token sees."""
+"""The pages that each kind of KV group needs, against the definition of the positions that a token sees."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Block tables over the pool: what is shared, when it becomes findable, and what is left for others."""
+"""Block tables over the pool: shared pages, hits in the prefix cache, and the pages left for other requests."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Requests of models whose layers see windows: pages that they hold, give back, and find again."""
+"""Requests with window groups: the pages that they hold, give back, and find in the prefix cache."""
 
 from collections.abc import Sequence
 

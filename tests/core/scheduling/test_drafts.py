@@ -1,4 +1,4 @@
-"""Rows with drafts: what is planned for them, and what their results change. `test_workloads.py` has random ones."""
+"""Rows with drafts: their plans, and the effects of their results. `test_workloads.py` has random drafts."""
 
 from itertools import count
 

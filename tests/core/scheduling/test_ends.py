@@ -1,4 +1,4 @@
-"""An output ends at the same token whether its tokens come one by one or many at once."""
+"""An output ends at the same token, whether its tokens come one by one or several at once."""
 
 import random
 

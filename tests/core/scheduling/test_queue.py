@@ -1,4 +1,4 @@
-"""Policies give keys, prefill policies say how much of a prompt a step takes, and the queue yields the first key."""
+"""Policies order the queue, prefill policies limit a step's part of a prompt, and the first request is yielded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A request counts what is known, what is computed, and what is in flight."""
+"""A request counts its known tokens, its computed tokens, and its tokens in flight."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""Each rule of the scheduler on its own. `test_workloads.py` holds them all together."""
+"""Each rule of the scheduler alone. `test_workloads.py` tests all rules together."""
 
 from collections.abc import Callable
 

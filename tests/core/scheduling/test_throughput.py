@@ -1,4 +1,4 @@
-"""The wait that a refused client is told follows what was measured lately."""
+"""The waiting time for a refused client is estimated from recent throughput."""
 
 from quire.core.scheduling.throughput import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, WINDOW_SECONDS, Throughput
 

@@ -1,4 +1,4 @@
-"""Ranks as they appear in logs, and which of them speaks."""
+"""Ranks as they appear in logs, and which rank logs."""
 
 import pytest
 

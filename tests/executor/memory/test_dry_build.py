@@ -1,4 +1,4 @@
-"""What a model takes, counted before it is loaded: against models that are loaded."""
+"""The memory of a model, counted before it is loaded, against loaded models."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Memory of the KV cache, taken before it is needed."""
+"""Memory of the KV cache is touched before it is needed."""
 
 import numpy as np
 import psutil

@@ -1,4 +1,4 @@
-"""Every native family against Transformers: log-probabilities at each position, greedy tokens, and what is refused."""
+"""Every model family against Transformers: log-probabilities at each position, greedy tokens, and refusals."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Decode steps' own inputs: those that every step gets, in a place that stays."""
+"""The inputs of decode steps: the same as those of other steps, in memory that stays in place."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Steps from recordings: the tokens of the ordinary way, whatever comes together, and that they are used at all."""
+"""Steps from recordings: the same tokens as without, in any batch, and recordings are used."""
 
 from collections.abc import Callable
 from pathlib import Path

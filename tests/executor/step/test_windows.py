@@ -1,4 +1,4 @@
-"""Models with windows, driven by the real scheduler, which takes pages back that slid out of them."""
+"""Models with windows, driven by the real scheduler, which takes back the pages that slid out of a window."""
 
 from collections.abc import Callable
 from functools import partial

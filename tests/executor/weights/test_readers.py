@@ -1,4 +1,4 @@
-"""Reading checkpoints: slices, dtypes, and every way in which a folder can be wrong."""
+"""Reading checkpoints: slices, dtypes, and malformed folders."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The real Anthropic client against the demo model, and what only raw HTTP shows."""
+"""The real Anthropic client against the demo model, and details that only raw HTTP shows."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How answers end in each of the three protocols: every reason, a failure in the middle, and enough calls."""
+"""How answers end in each of the three protocols: finish reasons, a failure in the middle, the limit of calls."""
 
 import json
 import time

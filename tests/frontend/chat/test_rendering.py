@@ -1,4 +1,4 @@
-"""What a server's options and a request's fields make of a conversation, seen through the routes that render."""
+"""The effects of a server's options and a request's fields on a rendered conversation, by the routes that render."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Help finds groups, options and words, and fits the terminal."""
+"""`--help` finds groups, options and words, and fits the terminal."""
 
 import re
 

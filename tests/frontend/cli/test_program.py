@@ -1,4 +1,4 @@
-"""The installed program: exit codes, versions, quickness, and no traceback for a person's mistake."""
+"""The installed program: exit codes, versions, start-up time, and no traceback for a user's mistake."""
 
 import os
 import subprocess

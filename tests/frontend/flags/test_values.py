@@ -1,4 +1,4 @@
-"""Texts of flags become values by the rules that vLLM's users know."""
+"""Texts of flags become values by vLLM's rules."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The application around the engine: keys, CORS, ids, limits, routes. No engine process is needed for any of it."""
+"""The HTTP application: keys, CORS, ids, limits and routes, without an engine process."""
 
 import asyncio
 import re

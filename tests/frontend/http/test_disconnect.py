@@ -1,4 +1,4 @@
-"""A client that goes away frees what its request held, at once; the rest of the server's counters tell so."""
+"""When a client disconnects, its request's resources are freed at once, as the server's metrics show."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Event streams send what comes, tell errors in their place, fill silence, and stop when the client goes."""
+"""Event streams send frames as they come, report errors in order, fill silence, and stop when the client leaves."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Bytes on a connection that no well-behaved client sends: half of a request, an upgrade, an endless head."""
+"""Malformed input on a connection: half of a request, an upgrade, an endless head."""
 
 import contextlib
 import json

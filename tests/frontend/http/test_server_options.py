@@ -1,4 +1,4 @@
-"""What options of a server change in its answers: parsers of reasoning, and defaults of sampling."""
+"""The effects of a server's options on its answers: reasoning parsers, and defaults of sampling."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What an engine's start makes of the environment: wrong values end it before a model is looked for."""
+"""An engine's start checks environment variables: wrong values end it before a model is searched for."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A loop on a thread of its own ends in order, whatever still runs on it."""
+"""An event loop on its own thread ends in order, whatever still runs on it."""
 
 import asyncio
 

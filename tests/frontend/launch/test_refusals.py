@@ -1,4 +1,4 @@
-"""Flags that are known and not supported are refused by name; the data file holds no flag that is."""
+"""vLLM's flags that Quire lacks are refused by name; the data file contains no supported flag."""
 
 import importlib
 

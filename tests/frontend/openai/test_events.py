@@ -1,4 +1,4 @@
-"""Events made around a text are byte for byte those that encoding the whole event makes."""
+"""Events that are assembled around a text equal the encoding of the whole event, byte for byte."""
 
 from typing import Any, cast
 

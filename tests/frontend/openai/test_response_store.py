@@ -1,4 +1,4 @@
-"""What the server keeps of responses, and for how long."""
+"""The responses that the server stores, and for how long."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `truncation: "auto"` leaves out of a conversation, and how many prompts it tries for that."""
+"""The messages that `truncation: "auto"` leaves out of a conversation, and the number of prompts that it renders."""
 
 import asyncio
 import random

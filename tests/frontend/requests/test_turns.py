@@ -1,4 +1,4 @@
-"""What one client asks for in bulk is done a little at a time, and everything else has its turns between."""
+"""Bulk work for one client is done in turns, so that other requests go on between them."""
 
 import asyncio
 import threading
