@@ -158,7 +158,7 @@ class KVCacheManager:
         if not self._caching:
             return
         start = request.num_cached_blocks
-        end = min(request.num_planned_tokens, len(request.token_ids)) // self._block_size
+        end = min(request.num_planned_tokens, request.num_known_tokens) // self._block_size
         if end <= start:
             return
         self._hash_blocks(request, end)
@@ -215,14 +215,26 @@ class KVCacheManager:
         return lambda block: find((hashes[block], index)) is not None
 
     def _hash_blocks(self, request: Request, num_blocks: int) -> None:
-        """Extends `request.block_hashes` to the first `num_blocks` blocks, whose tokens are known."""
-        hashes = request.block_hashes
+        """Extends `request.block_hashes` to the first `num_blocks` blocks, whose tokens are known.
+
+        Blocks of the prompt alone are hashed once for all sequences that share it.
+        """
+        hashes, shared = request.block_hashes, request.prompt.block_hashes
+        if len(hashes) >= num_blocks:
+            return
+        num_shared = min(num_blocks, request.num_prompt_tokens // self._block_size)
+        self._extend_hashes(shared, request, num_shared)
+        hashes += shared[len(hashes) : num_shared]
+        self._extend_hashes(hashes, request, num_blocks)
+
+    def _extend_hashes(self, hashes: list[bytes], request: Request, num_blocks: int) -> None:
+        """Extends the hashes of the leading blocks of `request` to `num_blocks` of them."""
         size = self._block_size
         start = len(hashes)
         if start >= num_blocks:
             return
         parent = hashes[-1] if hashes else root_hash(request.prompt.cache_salt)
-        token_bytes = array("q", request.token_ids[start * size : num_blocks * size]).tobytes()
+        token_bytes = array("q", request.known_tokens(start * size, num_blocks * size)).tobytes()
         stride = size * 8
         if request.prompt.embeds is None:
             for offset in range(0, len(token_bytes), stride):

@@ -35,28 +35,28 @@ class Ends:
 
         Whether a list is long or its tokens come one by one makes no difference.
         """
-        num_before = len(request.token_ids) - len(tokens)
+        output = request.output_token_ids
+        num_before = len(output) - len(tokens)
         for count, token in enumerate(tokens, start=1):
             end = self._at(request, num_before + count, token)
             if end is not None:
                 del tokens[count:]
-                del request.token_ids[num_before + count :]
+                del output[num_before + count :]
                 return end
         return None
 
     def _at(self, request: Request, num_tokens: int, token: int) -> End | None:
-        """The end of a sequence whose first `num_tokens` tokens are looked at; `token` is the last of these."""
+        """The end of an output whose first `num_tokens` tokens are looked at; `token` is the last of these."""
         sampling = request.sampling
-        may_stop = num_tokens - request.num_prompt_tokens >= sampling.min_tokens
+        may_stop = num_tokens >= sampling.min_tokens
         if may_stop and token in request.stop_ids:
             is_eos = token in self._eos_token_ids and not sampling.ignore_eos
             return End(FinishReason.STOP, None if is_eos else token)
-        if num_tokens == request.max_num_tokens:
+        if num_tokens == request.max_num_output_tokens:
             return End(FinishReason.LENGTH)
         detection = sampling.repetition_detection
         if may_stop and detection is not None:
-            token_ids = request.token_ids
-            known = token_ids if num_tokens == len(token_ids) else token_ids[:num_tokens]
-            if detection.found_at_end(known, request.num_prompt_tokens):
+            output = request.output_token_ids
+            if detection.found_at_end(output if num_tokens == len(output) else output[:num_tokens]):
                 return End(FinishReason.REPETITION)
         return None

@@ -52,6 +52,7 @@ class Request:
         "block_hashes",
         "block_tables",
         "grammar",
+        "max_num_output_tokens",
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
@@ -60,6 +61,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "output_token_ids",
         "pages_settled_until",
         "priority_key",
         "prompt",
@@ -70,7 +72,6 @@ class Request:
         "slot",
         "status",
         "stop_ids",
-        "token_ids",
     )
 
     def __init__(
@@ -99,9 +100,10 @@ class Request:
         self.status = RequestStatus.WAITING
         self.slot = -1  # row of the workers' tables while running
 
-        self.token_ids = prompt.token_ids + start.output_token_ids  # all known tokens
+        self.output_token_ids = start.output_token_ids.copy()  # that are known, those of an earlier life included
         self.num_prompt_tokens = len(prompt.token_ids)
-        self.num_tokens = len(self.token_ids)
+        self.max_num_output_tokens = max_num_tokens - self.num_prompt_tokens
+        self.num_tokens = self.num_known_tokens
         self.num_planned_tokens = 0
         self.num_drafts = 0  # of `num_tokens`
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
@@ -113,9 +115,17 @@ class Request:
         self.num_cached_blocks = 0  # leading blocks whose content has been named in the pool
 
     @property
-    def num_output_tokens(self) -> int:
-        """Output tokens known, those of an earlier life included."""
-        return len(self.token_ids) - self.num_prompt_tokens
+    def num_known_tokens(self) -> int:
+        """Tokens of prompt and output whose ids are known."""
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def known_tokens(self, start: int, end: int) -> list[int]:
+        """A copy of the known token ids from position `start` up to `end`."""
+        num_prompt = self.num_prompt_tokens
+        tokens = self.prompt.token_ids[start:end]
+        if end > num_prompt:
+            tokens += self.output_token_ids[max(0, start - num_prompt) : end - num_prompt]
+        return tokens
 
     @property
     def scores_prompt(self) -> bool:
@@ -123,7 +133,7 @@ class Request:
 
         True only on admission, before the request has output: so the workers see it too, by the tokens they are given.
         """
-        return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
+        return self.sampling.prompt_logprobs is not None and not self.output_token_ids
 
     @property
     def watches_repetition(self) -> bool:
@@ -133,7 +143,7 @@ class Request:
     @property
     def num_placeholders(self) -> int:
         """Tokens that are counted but not known: those being sampled by steps in flight, and drafts."""
-        return self.num_tokens - len(self.token_ids)
+        return self.num_tokens - self.num_known_tokens
 
     @property
     def num_computed_tokens(self) -> int:
@@ -158,7 +168,7 @@ class Request:
 
         0 while a step in flight is still to tell what the newest token is.
         """
-        if self.num_planned_tokens >= len(self.token_ids):
+        if self.num_planned_tokens >= self.num_known_tokens:
             return 0
         num_new = min(1 + self.num_drafts, budget)
         self.expect_drafts(num_new - 1)
@@ -166,7 +176,7 @@ class Request:
 
     def settle_drafts(self) -> None:
         """The tokens of a row with drafts are known: what was planned past them will have to be computed again."""
-        self.num_tokens = len(self.token_ids)
+        self.num_tokens = self.num_known_tokens
         self.num_drafts = 0
         self.num_planned_tokens = min(self.num_planned_tokens, self.num_tokens - 1)
 

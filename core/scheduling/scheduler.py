@@ -290,7 +290,7 @@ class Scheduler:
             self._scored[request.slot] = request
         # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
         block_ids = [table.on_wire() for table in request.block_tables]
-        token_ids = list(request.token_ids)
+        token_ids = request.prompt.token_ids + request.output_token_ids
         plan.admitted.append(
             NewSlot(
                 request.slot,
@@ -370,10 +370,10 @@ class Scheduler:
         for index, (request, tokens) in enumerate(zip(requests, result.token_ids, strict=True)):
             if request.status is finished:
                 continue  # aborted, failed, or stopped by an earlier token: this one overran
-            known = request.token_ids
-            known.extend(tokens)
+            output = request.output_token_ids
+            output.extend(tokens)
             reason = stop_token_id = None
-            if closely or tokens[0] in request.stop_ids or len(known) == request.max_num_tokens:
+            if closely or tokens[0] in request.stop_ids or len(output) == request.max_num_output_tokens:
                 end = self._ends.first(request, tokens)
                 if end is not None:
                     reason, stop_token_id = end

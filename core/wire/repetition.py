@@ -39,9 +39,9 @@ class RepetitionDetection(Struct, kw_only=True, forbid_unknown_fields=True):
         if self.max_pattern_size and not 2 <= self.min_count <= MAX_COUNT:
             raise _error(f"min_count must be at least 2 and at most {MAX_COUNT}, got {self.min_count}.")
 
-    def found_at_end(self, token_ids: Sequence[int], start: int) -> bool:
-        """Whether the tokens from `start` on end in such a repetition."""
-        length = len(token_ids) - start
+    def found_at_end(self, token_ids: Sequence[int]) -> bool:
+        """Whether the tokens of an output end in such a repetition."""
+        length = len(token_ids)
         for size in range(max(1, self.min_pattern_size), self.max_pattern_size + 1):
             span = size * self.min_count
             if span > length:

@@ -52,7 +52,7 @@ def compute(kv: KVCacheManager, req: Request) -> None:
 
 
 def sample(req: Request, token: int) -> None:
-    req.token_ids.append(token)
+    req.output_token_ids.append(token)
     req.num_tokens += 1
 
 
@@ -95,11 +95,11 @@ def test_embedded_prompts_are_told_apart_by_their_rows_and_not_by_their_ids() ->
         sample(first, token)
     compute(kv, first)
     resumed = embedded("abcdefghi")
-    resumed.token_ids += [5, 6, 7, 8]
+    resumed.output_token_ids += [5, 6, 7, 8]
     resumed.num_tokens += 4
     assert admit(kv, resumed) == 12
     other = embedded("abcdefghx")
-    other.token_ids += [5, 6, 7, 8]
+    other.output_token_ids += [5, 6, 7, 8]
     other.num_tokens += 4
     assert admit(kv, other) == 8
 
@@ -144,7 +144,7 @@ def test_a_block_with_a_placeholder_is_announced_once_its_token_is_known() -> No
     req.num_planned_tokens = 8  # and already planned to be computed
     kv.cache_full_blocks(req)
     assert len(found(kv, [1] * 7 + [5, 6])[0]) == 1
-    req.token_ids.append(5)
+    req.output_token_ids.append(5)
     kv.cache_full_blocks(req)
     assert len(found(kv, [1] * 7 + [5, 6])[0]) == 2
 

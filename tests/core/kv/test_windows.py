@@ -59,7 +59,7 @@ def test_decoding_holds_as_many_pages_as_a_window_may_touch() -> None:
     prefill(kv, req)
     most = 0
     for token in range(100):
-        req.token_ids.append(token)
+        req.output_token_ids.append(token)
         req.num_tokens += 1
         if req.num_tokens > req.pages_settled_until:
             assert kv.grow(req, req.num_tokens) is not None
@@ -128,7 +128,7 @@ def test_a_page_given_back_before_its_tokens_were_known_is_nobodys() -> None:
         assert kv.grow(req, req.num_tokens) is not None
         req.num_planned_tokens += 1
     assert spans(req) == [(0, 3), (2, 3)]
-    req.token_ids += [5, 6]
+    req.output_token_ids += [5, 6]
     kv.cache_full_blocks(req)
     assert [kv._pool.find((digest, 0)) for digest in req.block_hashes] == req.block_tables[0].pages[:2]
     assert kv._pool.find((req.block_hashes[1], 1)) is None

@@ -20,8 +20,8 @@ def look_at(tokens: list[int], **sampling) -> tuple[End | None, list[int], list[
     max_num_tokens = len(PROMPT) + (wire.sampling.max_tokens or 0)
     request = scheduled(wire, max_num_tokens=max_num_tokens, stop_ids=ends.stop_ids(wire.sampling))
     tokens = list(tokens)
-    request.token_ids += tokens
-    return ends.first(request, tokens), tokens, request.token_ids
+    request.output_token_ids += tokens
+    return ends.first(request, tokens), tokens, request.known_tokens(0, request.num_known_tokens)
 
 
 def test_what_comes_after_an_end_is_dropped() -> None:

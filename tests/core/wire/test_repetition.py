@@ -23,13 +23,13 @@ def test_equals_the_definition() -> None:
         start = random_tokens.randrange(len(token_ids))
         detection = RepetitionDetection(max_pattern_size=high, min_pattern_size=low, min_count=count)
         expected = any(repeats(token_ids[start:], size, count) for size in range(max(1, low), high + 1))
-        assert detection.found_at_end(token_ids, start) == expected, (token_ids, start, detection)
+        assert detection.found_at_end(token_ids[start:]) == expected, (token_ids, start, detection)
         found += expected
     assert 300 < found < 2700
 
 
 def test_nothing_is_looked_for_by_default() -> None:
-    assert not RepetitionDetection().found_at_end([1] * 100, 0)
+    assert not RepetitionDetection().found_at_end([1] * 100)
 
 
 @pytest.mark.parametrize(
