@@ -25,12 +25,15 @@ from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
+from quire.executor.step.drafts import Drafter
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.forward import Forward
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.row_sampler import RowSampler
+from quire.executor.step.slot_state import SlotState
 from quire.executor.step.transfers import Transfers, transfers_from
 from quire.executor.timed_ops import timed
 from quire.executor.weights.quantisation.schemes import choose_scheme
@@ -47,10 +50,16 @@ class Worker:
         rank: which of them this is.
         group: those with which it shares each layer's weights; already joined.
         transfers: how values come to the host; None: as from any device of that kind.
+        drafter: proposes tokens to be confirmed; None: nobody does.
     """
 
     def __init__(
-        self, config: EngineConfig, rank: Rank, group: ParallelGroup, transfers: Transfers | None = None
+        self,
+        config: EngineConfig,
+        rank: Rank,
+        group: ParallelGroup,
+        transfers: Transfers | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
@@ -58,6 +67,7 @@ class Worker:
         self._rank = rank
         self._group = group
         self._device = torch.device(f"cuda:{rank.tensor}" if config.device == "cuda" else "cpu")
+        self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
         self._ops = ops.bind(config.device)
         self._spans: Spans = NO_SPANS
@@ -128,24 +138,30 @@ class Worker:
             limits.max_num_seqs, max_model_len, limits.block_size, self._device, len(self._kv_layout.groups)
         )
         forward = Forward(self._model, self._ops, caches, limits.block_size)
+        sampler = Sampler(
+            limits.max_num_seqs,
+            spec.vocab_size,
+            spec.eos_token_ids,
+            ops=self._ops,
+            logprobs_mode=mode,
+            custom=self._processors,
+            transfers=self._transfers,
+        )
+        scorer = PromptScorer(spec.vocab_size, mode, self._transfers)
+        embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device)
+        slot_states: list[SlotState] = [table, sampler, scorer, embedded]
+        if self._drafter is not None:
+            slot_states.append(self._drafter)
         self._runner = ModelRunner(
             forward,
             RecordedSteps(forward, self._ops, enabled=self._group.size == 1),  # collectives cannot be recorded
             table,
-            Sampler(
-                limits.max_num_seqs,
-                spec.vocab_size,
-                spec.eos_token_ids,
-                ops=self._ops,
-                logprobs_mode=mode,
-                custom=self._processors,
-                transfers=self._transfers,
-            ),
-            PromptScorer(spec.vocab_size, mode, self._transfers),
-            EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device),
+            RowSampler(sampler, table, self._transfers, self._drafter),
+            scorer,
+            embedded,
+            slot_states,
             self._transfers,
             self._spans,
-            # Elsewhere inputs are sent to the device, and have no place of their own there.
             DecodeInputs(table) if self._device.type == "cpu" else None,
         )
 

@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         tokens: [num_wanted] int64; indices into the step's tokens.
-        attention: by KV group, their attention: each is a row of its own with one query.
+        attention: by KV group, their attention: of rows that have some of them, as many queries.
     """
 
     tokens: Tensor

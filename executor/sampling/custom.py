@@ -79,6 +79,8 @@ class LogitsProcessor(ABC):
 class CustomFeature(Feature):
     """A logits processor as a feature. What it raises ends the requests that want it, and no others."""
 
+    can_go_back = False  # nobody knows what it keeps
+
     def __init__(self, processor: LogitsProcessor, max_num_seqs: int) -> None:
         self._processor = processor
         self._wanted = np.zeros(max_num_seqs, bool)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from quire.executor.step.transfers import to_device
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """The rows of a step that sample a token.
+    """The positions at which a step samples a token, one row of logits each; of some requests several.
 
     Attributes:
         slots: [num_rows] int64, on the host.
@@ -44,7 +45,15 @@ class SampleBatch:
 
 
 class SamplingFeature(ABC):
-    """One way to change logits before a token is chosen. It keeps its own slot-indexed columns of parameters."""
+    """One way to change logits before a token is chosen. It keeps its own slot-indexed columns of parameters.
+
+    Attributes:
+        can_go_back: what it does at a position depends on the request and on the tokens before that position in the
+            table, and on nothing else. So a position may be sampled again after other tokens, as happens behind a wrong
+            draft. A request that wants a feature that cannot go back gets no drafts.
+    """
+
+    can_go_back: ClassVar[bool] = True
 
     @abstractmethod
     def admit(self, request: NewSlot) -> bool:
@@ -91,6 +100,8 @@ class Mask(SamplingFeature):
 
 class FollowingMask(Mask):
     """A mask that the host makes of every token of the output. The sampler tells it each of them once, in order."""
+
+    can_go_back = False
 
     @abstractmethod
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:

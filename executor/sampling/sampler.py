@@ -30,7 +30,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class Sampled:
-    """The tokens of one step, on the device and on their way to the host.
+    """The tokens of one step, on the device and on their way to the host; one for each row of logits.
 
     Attributes:
         token_ids: [num_rows] int64, on the device; always valid ids, meaningless where not `usable`.
@@ -70,7 +70,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples one token for each row. To add a sampling parameter, write its feature and put it in the list.
+    """Samples one token for each row of logits. To add a sampling parameter, write its feature and put it in the list.
 
     A step is sampled before the tokens of the last are known to the host. Only masks that follow an output on the host
     need those first: then, and not before, the last step is waited for and read, while the device is at work on the
@@ -109,6 +109,7 @@ class Sampler:
         ]
         self._masking = self._bits(AllowedTokens, BadWords, MinTokens)
         self._following = self._bits(FollowingMask)
+        self._one_way = self._bits(*(type(feature) for feature in self._features if not feature.can_go_back))
         self._followers = [feature for feature in self._features if isinstance(feature, FollowingMask)]
         self._unsettled: Sampled | None = None  # the last step with rows that want a follower, until they are told
         self._launched: deque[Sampled] = deque()  # sampled and not collected
@@ -166,6 +167,10 @@ class Sampler:
         self._launched.popleft()
         if sampled is self._unsettled:
             self._settle()
+
+    def can_go_back(self, slots: np.ndarray) -> np.ndarray:
+        """Which of the requests in `slots` may have a position sampled again after other tokens: [num_slots] bool."""
+        return self._wanted[slots] & self._one_way == 0
 
     def why_unusable(self, sampled: Sampled, row: int) -> str | None:
         """What to tell the request of a row that was not usable; None if that is the model's fault."""

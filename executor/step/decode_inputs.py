@@ -50,7 +50,7 @@ class DecodeInputs:
         place = self._places.get(num_rows) or self._make_place(num_rows)
         batch, positions = place.batch, place.positions
         table, size = self._table, self._table.block_size
-        slots = batch.sampled_slots
+        slots = batch.wanted_slots
         slots[:] = plan.slots
         positions[:] = plan.num_computed
         np.add(positions, 1, out=batch.seq_lens)
@@ -65,7 +65,6 @@ class DecodeInputs:
 
     def _make_place(self, num_rows: int) -> _Place:
         token_ids, positions, *slot_mappings = (column[:num_rows] for column in self._tokens)
-        rows = torch.from_numpy(self._rows[:num_rows])
         seq_lens = self._seq_lens[:num_rows]
         batch = InputBatch(
             token_ids=torch.from_numpy(token_ids),
@@ -76,10 +75,10 @@ class DecodeInputs:
             ],
             query_lens=self._query_lens[:num_rows],
             seq_lens=seq_lens,
-            row_ends=rows,
-            sampled_rows=rows,
-            sampled_slots=self._slots[:num_rows],
-            sampled_positions=seq_lens,
+            num_wanted=self._query_lens[:num_rows],
+            wanted_tokens=torch.from_numpy(self._rows[:num_rows]),
+            wanted_slots=self._slots[:num_rows],
+            wanted_positions=seq_lens,
         )
         place = self._places[num_rows] = _Place(batch, token_ids, positions, slot_mappings)
         return place

@@ -1,4 +1,4 @@
-"""One step through the model: an input batch to hidden states, or to the logits of its samples."""
+"""One step through the model: an input batch to hidden states, or to the logits that it wants."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import torch
 
 from quire.executor.models.base import GivenRows, LayerCache, Model, StepContext, Wanted
 from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
 
 
@@ -25,33 +26,44 @@ class Forward:
         return self._model.forward(batch.token_ids, step)
 
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
-        """Of the rows that sample, [num_sampled, vocab_size]; other tokens are computed as far as anyone sees them."""
+        """Of the wanted tokens, [num_wanted, vocab_size]; others are computed as far as anyone sees them."""
         wanted = None
-        if len(batch.token_ids) > len(batch.query_lens):
-            wanted = Wanted(batch.row_ends, self._attention(batch, np.ones_like(batch.query_lens)))
+        if len(batch.wanted_tokens) < len(batch.token_ids):
+            wanted = self._wanted(batch)
         attention = self._attention(batch, batch.query_lens)
         step = StepContext(batch.positions, self._caches, attention, given=given, wanted=wanted)
         hidden = self._model.forward(batch.token_ids, step)
-        if not len(batch.sampled_rows):
+        if not len(batch.wanted_tokens):
             return hidden[:0]  # of which nobody reads any
-        if len(batch.sampled_rows) < len(hidden):
-            hidden = self._ops.take_rows(hidden, batch.sampled_rows)
         return self._model.compute_logits(hidden)
 
-    def sampled_logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+    def wanted_logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
         """Like `logits`, from the hidden states of all tokens."""
-        ends = self._ops.take_rows(hidden, batch.row_ends)
-        return self._model.compute_logits(self._ops.take_rows(ends, batch.sampled_rows))
+        return self._model.compute_logits(self._ops.take_rows(hidden, batch.wanted_tokens))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model.compute_logits`."""
         return self._model.compute_logits(hidden)
 
+    def _wanted(self, batch: InputBatch) -> Wanted:
+        """The wanted tokens of a step; the last token where none is wanted, as a layer has to have an output."""
+        num_wanted, tokens = batch.num_wanted, batch.wanted_tokens
+        if not len(tokens):
+            num_wanted = np.zeros_like(num_wanted)
+            num_wanted[-1] = 1
+            tokens = to_device(np.array([len(batch.token_ids) - 1]), batch.token_ids.device)
+        return Wanted(tokens, self._attention(batch, num_wanted))
+
     def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> list[AttentionBatch]:
-        """By KV group, of the last `query_lens` tokens of each row; what is stored, is stored for all tokens."""
+        """By KV group, of the last `query_lens` tokens of each row that has any; all tokens of the step are stored."""
+        rows: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
         return [
             self._ops.attention_batch(
-                query_lens, batch.seq_lens, pages.block_tables, pages.slot_mapping, block_size=self._block_size
+                query_lens[rows],
+                batch.seq_lens[rows],
+                pages.block_tables[rows],
+                pages.slot_mapping,
+                block_size=self._block_size,
             )
             for pages in batch.pages
         ]

@@ -37,10 +37,10 @@ class InputBatch:
         pages: by KV group.
         query_lens: [num_rows] int64, on the host; tokens computed in this step.
         seq_lens: [num_rows] int64, on the host; tokens in the cache once this step has run.
-        row_ends: [num_rows] int64, on the device; flat index of each row's last token.
-        sampled_rows: [num_sampled] int64, on the device; the rows that sample.
-        sampled_slots: [num_sampled] int64, on the host.
-        sampled_positions: [num_sampled] int64, on the host; position that the sampled token will take.
+        num_wanted: [num_rows] int64, on the host; see `StepPlan`.
+        wanted_tokens: [their sum] int64, on the device; flat indices of the tokens at which logits are wanted.
+        wanted_slots: like `wanted_tokens`, on the host.
+        wanted_positions: like `wanted_tokens`, on the host; the position that the token sampled there will take.
     """
 
     token_ids: torch.Tensor
@@ -48,10 +48,10 @@ class InputBatch:
     pages: list[GroupPages]
     query_lens: np.ndarray
     seq_lens: np.ndarray
-    row_ends: torch.Tensor
-    sampled_rows: torch.Tensor
-    sampled_slots: np.ndarray
-    sampled_positions: np.ndarray
+    num_wanted: np.ndarray
+    wanted_tokens: torch.Tensor
+    wanted_slots: np.ndarray
+    wanted_positions: np.ndarray
 
 
 def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
@@ -59,7 +59,7 @@ def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
     slots = np.asarray(plan.slots, np.int64)
     num_computed = np.asarray(plan.num_computed, np.int64)
     query_lens = np.asarray(plan.num_scheduled, np.int64)
-    sampled = np.asarray(plan.num_wanted, bool)
+    num_wanted = np.asarray(plan.num_wanted, np.int64)
     seq_lens = num_computed + query_lens
     ends = np.cumsum(query_lens)
     if len(slots) == ends[-1]:  # one token a row: rows are tokens
@@ -67,6 +67,8 @@ def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
     else:
         token_slots = np.repeat(slots, query_lens)
         positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
+
+    wanted = np.arange(num_wanted.sum()) + np.repeat(ends - np.cumsum(num_wanted), num_wanted)
 
     def on_device(array: np.ndarray) -> torch.Tensor:
         return to_device(array, table.device)
@@ -88,8 +90,8 @@ def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
         pages=pages,
         query_lens=query_lens,
         seq_lens=seq_lens,
-        row_ends=on_device(ends - 1),
-        sampled_rows=on_device(np.flatnonzero(sampled)),
-        sampled_slots=slots[sampled],
-        sampled_positions=seq_lens[sampled],
+        num_wanted=num_wanted,
+        wanted_tokens=on_device(wanted),
+        wanted_slots=token_slots[wanted],
+        wanted_positions=positions[wanted] + 1,
     )

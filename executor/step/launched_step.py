@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quire.executor.sampling.prompt_scorer import ScoredPart
-from quire.executor.sampling.sampler import Sampled
+from quire.executor.step.row_sampler import SampledRows
 from quire.executor.step.transfers import Transfer
 
 
@@ -14,14 +14,14 @@ class LaunchedStep:
     Attributes:
         step_id: the plan's.
         launched_at: CLOCK_MONOTONIC seconds at which the launch began.
-        sampled: the tokens of rows that sample; None if there are none.
+        rows: the tokens of rows that want any; None if none does.
         scored: prompts' log-probabilities.
         end: of no values, behind all else.
     """
 
     step_id: int
     launched_at: float
-    sampled: Sampled | None
+    rows: SampledRows | None
     scored: list[ScoredPart]
     end: Transfer
 

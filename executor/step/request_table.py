@@ -89,6 +89,18 @@ class RequestTable:
         else:
             self.token_ids.view(-1)[to_device(index, self.device)] = token_ids.int()
 
+    def write_drafts(self, slots: np.ndarray, starts: torch.Tensor, token_ids: torch.Tensor, num_columns: int) -> None:
+        """Puts `token_ids` [n, most drafts] behind the known tokens of `slots` [n].
+
+        Args:
+            starts: [n] int64, on the device as the ids are; the position of each row's first.
+            num_columns: no draft's position is as large.
+        """
+        self._reach(num_columns)
+        columns = starts.unsqueeze(1) + torch.arange(token_ids.shape[1], device=self.device)
+        index = to_device(slots * self._num_columns, self.device).unsqueeze(1) + columns
+        self.token_ids.view(-1)[index] = token_ids.int()
+
     def _flat(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return slots * self._num_columns + positions
 

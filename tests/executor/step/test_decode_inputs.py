@@ -36,8 +36,8 @@ def decode(slots: list[int]) -> StepPlan:
 def columns(batch: InputBatch) -> list[list[int]]:
     return [
         batch.token_ids.tolist(), batch.positions.tolist(), batch.query_lens.tolist(),
-        batch.seq_lens.tolist(), batch.row_ends.tolist(), batch.sampled_rows.tolist(), batch.sampled_slots.tolist(),
-        batch.sampled_positions.tolist(), *(pages.slot_mapping.tolist() for pages in batch.pages),
+        batch.seq_lens.tolist(), batch.num_wanted.tolist(), batch.wanted_tokens.tolist(), batch.wanted_slots.tolist(),
+        batch.wanted_positions.tolist(), *(pages.slot_mapping.tolist() for pages in batch.pages),
     ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.processes.step_loop import StepLoop
+from quire.executor.step.drafts import Drafter
 from quire.executor.worker import Worker
 from tests.checkpoints import VOCAB_SIZE
 from tests.core.scheduling.fake_worker import start_of
@@ -104,13 +105,20 @@ class Drive:
     """Scheduler and device around a `StepLoop`: the device finishes a step when there is nothing left to launch."""
 
     def __init__(
-        self, device: LateDevice, requests: list[EngineRequest], *, depth: int, num_blocks: int = 600, **limits: Any
+        self,
+        device: LateDevice,
+        requests: list[EngineRequest],
+        *,
+        kv_groups: Sequence[KVGroupSpec],
+        depth: int,
+        num_blocks: int = 600,
+        **limits: Any,
     ) -> None:
         self._device = device
         self._depth = depth
         self.scheduler = Scheduler(
             msgspec.structs.replace(LIMITS, **limits),
-            kv_groups=[KVGroupSpec("full", [0, 1], page_bytes=0)],
+            kv_groups=kv_groups,
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             eos_token_ids=[END],
@@ -147,12 +155,14 @@ class Drive:
         return plan
 
 
-def run_late(folder: Path, requests: list[EngineRequest], **options: Any) -> tuple[Drive, LateDevice]:
+def run_late(
+    folder: Path, requests: list[EngineRequest], *, drafter: Drafter | None = None, **options: Any
+) -> tuple[Drive, LateDevice]:
     device = LateDevice()
-    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), device)
+    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), device, drafter)
     ready = worker.load()
     worker.allocate(ready.num_blocks, ready.max_model_len)
-    drive = Drive(device, requests, **options)
+    drive = Drive(device, requests, kv_groups=ready.kv_groups, **options)
     with pytest.raises(AllDone):
         StepLoop(worker, drive, drive.report).run()
     assert not drive.scheduler.has_unfinished()

@@ -91,18 +91,18 @@ def test_random_plans_against_a_loop_over_tokens(seed: int) -> None:
         assert batch.token_ids.tolist() == token_ids
         assert batch.positions.tolist() == positions
         assert batch.pages[0].slot_mapping.tolist() == mapping
-        assert batch.row_ends.tolist() == ends
-        assert batch.sampled_rows.tolist() == np.flatnonzero(plan.num_wanted).tolist()
+        assert batch.num_wanted.tolist() == plan.num_wanted
+        assert batch.wanted_tokens.tolist() == [end for end, num in zip(ends, plan.num_wanted, strict=True) if num]
         assert batch.query_lens.tolist() == plan.num_scheduled
         assert batch.seq_lens.tolist() == [world.rows[slot].num_computed for slot in plan.slots]
         for slot, seq_len, pages in zip(plan.slots, batch.seq_lens, batch.pages[0].block_tables, strict=True):
             num_pages = -(-seq_len // BLOCK_SIZE)
             assert pages[:num_pages].tolist() == world.rows[slot].pages[:num_pages]
         slots = [slot for slot, wanted in zip(plan.slots, plan.num_wanted, strict=True) if wanted]
-        assert batch.sampled_slots.tolist() == slots
+        assert batch.wanted_slots.tolist() == slots
         assert table.num_prompt_tokens[slots].tolist() == [world.rows[slot].num_prompt_tokens for slot in slots]
         new_ids = [rng.randrange(1000) for _ in slots]
-        table.write(batch.sampled_slots, batch.sampled_positions, torch.tensor(new_ids, dtype=torch.int64))
+        table.write(batch.wanted_slots, batch.wanted_positions, torch.tensor(new_ids, dtype=torch.int64))
         for slot, token in zip(slots, new_ids, strict=True):
             world.rows[slot].token_ids.append(token)
 

@@ -1,0 +1,63 @@
+"""Drafts: tokens that are proposed before the model has computed them, and what is accepted of them.
+
+A draft is accepted when it is the token that is sampled at its position. Sampling is a function of the request's seed
+and the position, so a request's tokens are exactly those that it has without drafts. What rejected drafts left in the
+KV cache lies past the known tokens, where nobody looks, until the right tokens overwrite it.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.sampling.sampler import Sampled
+from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.request_table import RequestTable
+from quire.executor.step.slot_state import SlotState
+from quire.executor.step.transfers import to_device
+
+
+class Proposal(NamedTuple):
+    """Drafts for some rows, on the device.
+
+    Attributes:
+        token_ids: [num_rows, most drafts] int64; valid ids, meaningless past a row's own drafts.
+        num_drafts: [num_rows] int64.
+    """
+
+    token_ids: Tensor
+    num_drafts: Tensor
+
+
+class Drafter(SlotState, Protocol):
+    """Guesses how requests go on. Ranks must come to the same drafts.
+
+    Requests whose features cannot go back (`SamplingFeature.can_go_back`) are never asked about.
+    """
+
+    def propose(self, slots: np.ndarray, num_known: Tensor, table: RequestTable) -> Proposal:
+        """Drafts for the positions from `num_known` on, while the step's launch is under way.
+
+        Whoever reads the device here makes the launch wait for the step.
+
+        Args:
+            slots: [num_rows] int64, on the host.
+            num_known: [num_rows] int64, on the device; tokens of each request that are in `table` and not drafts.
+        """
+        ...
+
+
+def num_accepted(sampled: Sampled, batch: InputBatch) -> Tensor:
+    """How many tokens each row brings that wants any, [num_rows] int64 on the device: at least 1, which may not be
+    usable. The tokens after that were sampled behind a wrong draft, or are not usable themselves."""
+    counts = batch.num_wanted[batch.num_wanted > 0]
+    columns = np.arange(counts.max())
+    inside = columns < counts[:, None]
+    index = to_device(np.where(inside, (np.cumsum(counts) - counts)[:, None] + columns, 0), batch.token_ids.device)
+    # The token after a wanted one is the draft that it has to confirm; behind the last of a row nothing is counted.
+    followers = (batch.wanted_tokens + 1).clamp_(max=len(batch.token_ids) - 1)
+    usable = sampled.usable[index] & to_device(inside, batch.token_ids.device)
+    is_confirmed = (sampled.token_ids == batch.token_ids[followers])[index] & usable
+    is_reached = torch.cat([torch.ones_like(usable[:, :1]), is_confirmed[:, :-1]], 1).cumprod(1).bool()
+    return (is_reached & usable).sum(1).clamp_(min=1)

@@ -1,0 +1,123 @@
+"""From the logits of a step's rows to the tokens that each row brings, and to drafts for the tokens after them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.core.wire.protocol import StepResult, TokenLogprobs
+from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.sampler import Sampled, Sampler
+from quire.executor.step.drafts import Drafter, num_accepted
+from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.request_table import RequestTable
+from quire.executor.step.transfers import Transfer, Transfers, to_device
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """What the rows of one step bring, between launch and result.
+
+    Attributes:
+        num_wanted: [num_rows] int64, on the host; positions of each row that wants any.
+        sampled: the tokens at these positions, row after row.
+        counts: of two tensors like `num_wanted`, how many tokens each row brings and how many drafts it has now; None
+            where all rows bring one token and nobody drafts.
+    """
+
+    num_wanted: np.ndarray
+    sampled: Sampled
+    counts: Transfer | None
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """[num_rows] int64; each row's first position among all that are sampled."""
+        return np.cumsum(self.num_wanted) - self.num_wanted
+
+
+class RowSampler:
+    """Samples a step's wanted positions and keeps what belongs to a row together.
+
+    Args:
+        drafter: None where nobody drafts.
+    """
+
+    def __init__(self, sampler: Sampler, table: RequestTable, transfers: Transfers, drafter: Drafter | None) -> None:
+        self._sampler = sampler
+        self._table = table
+        self._transfers = transfers
+        self._drafter = drafter
+
+    def launch(self, batch: InputBatch, logits: torch.Tensor) -> SampledRows:
+        """Samples from `logits` [num_wanted, vocab_size], and writes tokens and drafts into the table."""
+        # Copies: a logits processor may keep them, and the next step may have its own in the same place.
+        samples = SampleBatch(batch.wanted_slots.copy(), batch.wanted_positions.copy(), self._table)
+        sampled = self._sampler.sample(logits, samples)
+        # On the device, so that the next step can read the tokens whether or not the host has seen them.
+        self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids)
+        num_wanted = batch.num_wanted[batch.num_wanted > 0]
+        if self._drafter is None and len(num_wanted) == len(batch.wanted_slots):
+            return SampledRows(num_wanted, sampled, None)
+        num_tokens = num_accepted(sampled, batch)
+        num_drafts = torch.zeros_like(num_tokens)
+        if self._drafter is not None:
+            self._propose(self._drafter, batch, num_tokens, num_drafts)
+        return SampledRows(num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
+
+    def _propose(self, drafter: Drafter, batch: InputBatch, num_tokens: torch.Tensor, num_drafts: torch.Tensor) -> None:
+        """Puts drafts behind the tokens that each row brings, `num_tokens` [num_rows], and counts them."""
+        num_wanted = batch.num_wanted[batch.num_wanted > 0]
+        firsts = np.cumsum(num_wanted) - num_wanted
+        slots = batch.wanted_slots[firsts]
+        asked = np.flatnonzero(self._sampler.can_go_back(slots))
+        if not len(asked):
+            return
+        index = to_device(asked, num_tokens.device)
+        num_known = to_device(batch.wanted_positions[firsts][asked], num_tokens.device) + num_tokens[index]
+        proposal = drafter.propose(slots[asked], num_known, self._table)
+        num_columns = int(batch.wanted_positions.max()) + 1 + proposal.token_ids.shape[1]
+        self._table.write_drafts(slots[asked], num_known, proposal.token_ids, num_columns)
+        num_drafts[index] = proposal.num_drafts
+
+    def collect(self, rows: SampledRows, result: StepResult) -> None:
+        """Reads what the rows bring into `result`; waits for the step if need be."""
+        sampled, firsts = rows.sampled, rows.firsts.tolist()
+        self._sampler.collect(sampled)
+        token_ids, usable = sampled.on_host
+        if rows.counts is None:
+            result.token_ids = [[token_id] for token_id in token_ids]
+        else:
+            num_tokens, num_drafts = (counts.tolist() for counts in rows.counts.values())
+            result.token_ids = [
+                token_ids[first : first + count] for first, count in zip(firsts, num_tokens, strict=True)
+            ]
+            result.num_drafts = num_drafts if any(num_drafts) else []
+        if sampled.logprobs is not None:
+            result.logprobs = self._logprobs(rows, result.token_ids)
+        if not all(usable):
+            self._blame(sampled, [(row, first) for row, first in enumerate(firsts) if not usable[first]], result)
+        for place in sampled.forbidden:  # of requests that get no drafts: the place is its row's first
+            message = "A logits processor brought back a token that the grammar forbids."
+            result.failures.append((firsts.index(place), message))
+
+    @staticmethod
+    def _logprobs(rows: SampledRows, tokens: list[list[int]]) -> list[tuple[int, list[TokenLogprobs]]]:
+        """By row that asked, of the tokens that it brings; not of tokens that could not be chosen."""
+        sampled, firsts = rows.sampled, rows.firsts
+        assert sampled.logprobs is not None
+        _, usable = sampled.on_host
+        found: dict[int, list[TokenLogprobs]] = {}
+        for place, entry in sampled.logprobs.rows():
+            row = int(np.searchsorted(firsts, place, side="right")) - 1
+            if usable[place] and place - firsts[row] < len(tokens[row]):
+                found.setdefault(row, []).append(entry)
+        return list(found.items())
+
+    def _blame(self, sampled: Sampled, unusable: list[tuple[int, int]], result: StepResult) -> None:
+        """Says why rows have no token; `unusable` are (row, its first place) pairs."""
+        for row, first in unusable:
+            reason = self._sampler.why_unusable(sampled, first)
+            if reason is not None:
+                result.refusals.append((row, reason))
+            else:
+                result.failures.append((row, "The model's logits were NaN or infinite for this request."))

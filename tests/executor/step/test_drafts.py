@@ -1,0 +1,237 @@
+"""Rows with drafts bring what they bring without: a real model, and drafts that are right or wrong by chance."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire.core.wire.protocol import EngineRequest, NewSlot, RequestDelta, StepPlan
+from quire.core.wire.rank import Rank
+from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.sampling.sampler import Sampled
+from quire.executor.step.drafts import Proposal, num_accepted
+from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.request_table import RequestTable
+from quire.executor.step.transfers import HostTransfers
+from quire.executor.worker import Worker
+from tests.checkpoints import VOCAB_SIZE
+from tests.executor.step.test_launch import run_late
+from tests.executor.step.test_model_runner import (
+    engine_config,
+    execute,
+    generate,
+    mixed_requests,
+    prompt_of,
+    request,
+    start_worker,
+)
+
+MOST_DRAFTS = 5
+
+
+def key_of(prompt: list[int], sampling: SamplingParams) -> tuple[Any, ...]:
+    return tuple(prompt), repr(sampling)
+
+
+class ToldDrafter:
+    """Was told how each request goes on, and says so most of the time."""
+
+    def __init__(self, outputs: dict[tuple[Any, ...], list[int]], seed: int = 0) -> None:
+        self._outputs = outputs
+        self._rng = random.Random(seed)
+        self._requests: dict[int, NewSlot] = {}
+        self.asked: list[NewSlot] = []
+        self.num_proposed = 0
+
+    def admit(self, request: NewSlot) -> None:
+        self._requests[request.slot] = request
+
+    def release(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._requests.pop(slot, None)
+
+    def propose(self, slots: np.ndarray, num_known: torch.Tensor, table: RequestTable) -> Proposal:
+        token_ids = torch.randint(0, VOCAB_SIZE, (len(slots), MOST_DRAFTS))
+        counts = torch.zeros(len(slots), dtype=torch.int64)
+        for row, (slot, known) in enumerate(zip(slots.tolist(), num_known.tolist(), strict=True)):
+            one = self._requests[slot]
+            self.asked.append(one)
+            prompt = one.token_ids[: one.num_prompt_tokens]
+            output = self._outputs[key_of(prompt, one.sampling)]
+            done = known - len(prompt)
+            before = table.token_ids[slot, len(prompt) : known].tolist()[: len(output)]  # it may have overrun its end
+            assert before == output[:done], "a draft is among the known tokens"
+            counts[row] = self._rng.choice([0, 1, 2, 3, MOST_DRAFTS])
+            for place, right in enumerate(output[done : done + MOST_DRAFTS]):
+                if self._rng.random() < 0.8:
+                    token_ids[row, place] = right
+        self.num_proposed += int(counts.sum())
+        return Proposal(token_ids, counts)
+
+
+def requests_of_all_kinds() -> list[EngineRequest]:
+    return [
+        *mixed_requests(),
+        request("bad words", prompt_of(60, 30), bad_words_token_ids=[[7], [8, 9]], temperature=0.9, seed=4),
+        request("masks", prompt_of(61, 20), allowed_token_ids=list(range(3, 40)), min_tokens=9, stop_token_ids=[5, 6]),
+        request("stops", prompt_of(62, 20), stop_token_ids=list(range(3, 60)), temperature=1.5, seed=1, logprobs=0),
+        request("bias", prompt_of(63, 11), logit_bias={11: 3.0}, logprobs=3, frequency_penalty=0.5),
+        request("scored", prompt_of(64, 50), prompt_logprobs=2, logprobs=1, temperature=0.5, seed=9),
+    ]
+
+
+def told(without: dict[str, list[RequestDelta]], requests: list[EngineRequest], seed: int = 0) -> ToldDrafter:
+    return ToldDrafter(
+        {
+            key_of(one.prompt_token_ids, one.sampling): [t for d in without[one.request_id] for t in d.token_ids]
+            for one in requests
+        },
+        seed,
+    )
+
+
+def serve(folder: Path, drafter: ToldDrafter | None = None) -> Callable[..., dict[str, list[RequestDelta]]]:
+    """`generate` on a worker of its own."""
+    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), drafter=drafter)
+    ready = worker.load()
+    worker.allocate(ready.num_blocks, ready.max_model_len)
+    return partial(generate, worker, kv_groups=ready.kv_groups)
+
+
+def check_same(got: dict[str, list[RequestDelta]], expected: dict[str, list[RequestDelta]]) -> None:
+    """Tokens, ends and log-probabilities, however the deltas are cut."""
+    assert got.keys() == expected.keys()
+    for name in expected:
+        (tokens, reasons, entries), (other_tokens, other_reasons, other_entries) = (
+            (
+                [token for delta in deltas for token in delta.token_ids],
+                [(delta.finish_reason, delta.stop_token_id) for delta in deltas if delta.finish_reason],
+                [entry for d in deltas for entry in [*(d.logprobs or []), *_prompt_entries(d)]],
+            )
+            for deltas in (got[name], expected[name])
+        )
+        assert (tokens, reasons) == (other_tokens, other_reasons), name
+        for entry, other in zip(entries, other_entries, strict=True):
+            assert (entry.token_ids, entry.nth_likeliest) == (other.token_ids, other.nth_likeliest)
+            np.testing.assert_allclose(entry.logprobs, other.logprobs, atol=1e-4)
+
+
+def _prompt_entries(delta: RequestDelta) -> list[Any]:
+    return [] if delta.prompt_logprobs is None else delta.prompt_logprobs.positions
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3-window"])
+def folder(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Path:
+    if request.param == "llama":
+        return checkpoint("llama")
+    return checkpoint("qwen3", sliding_window=20, layer_types=["sliding_attention", "full_attention"])
+
+
+@pytest.fixture(scope="module")
+def without(folder: Path) -> dict[str, list[RequestDelta]]:
+    """What comes without drafts, of each request alone."""
+    generate = serve(folder)
+    deltas: dict[str, list[RequestDelta]] = {}
+    for one in requests_of_all_kinds():
+        deltas |= generate([one], depth=1, enable_prefix_caching=False)
+    return deltas
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 1},
+        {"depth": 2},
+        {"depth": 3, "max_num_seqs": 5, "long_prefill_token_threshold": 7},
+        {"max_num_batched_tokens": 16},
+        {"num_blocks": 24, "depth": 2, "max_num_batched_tokens": 40},
+    ],
+    ids=str,
+)
+def test_tokens_are_those_without_drafts(
+    folder: Path, without: dict[str, list[RequestDelta]], options: dict[str, Any]
+) -> None:
+    requests = requests_of_all_kinds()
+    drafter = told(without, requests)
+    generate = serve(folder, drafter)
+    got = generate(requests, **options)
+    check_same(got, without)
+    lengths = [len(delta.token_ids) for deltas in got.values() for delta in deltas]
+    assert max(lengths) > 3
+    assert sum(length > 1 for length in lengths) > 50
+    assert drafter.num_proposed > sum(lengths) - len(lengths)  # some were wrong
+    if "num_blocks" in options:
+        assert any(delta.num_preemptions for deltas in got.values() for delta in deltas)
+    check_same(generate(requests, **options), without)  # on the pages that the prefix cache found
+
+
+def test_a_device_that_is_late_changes_nothing(folder: Path, without: dict[str, list[RequestDelta]]) -> None:
+    requests = requests_of_all_kinds()
+    drive, device = run_late(folder, requests, depth=2, drafter=told(without, requests, seed=1))
+    check_same(drive.deltas, without)
+    assert device.waits == []
+    assert any(len(delta.token_ids) > 1 for deltas in drive.deltas.values() for delta in deltas)
+
+
+def test_requests_whose_masks_cannot_go_back_get_no_drafts(folder: Path) -> None:
+    marks = ThinkingMarks(begin=[[3]], end=[[21, 22]], opened=True)
+    requests = [
+        request("thinks", prompt_of(70, 12), thinking_token_budget=4, thinking=marks),
+        request("plain", prompt_of(71, 12)),
+    ]
+    expected = serve(folder)(requests)
+    drafter = told(expected, requests)
+    check_same(serve(folder, drafter)(requests), expected)
+    assert {one.sampling.thinking_token_budget for one in drafter.asked} == {None}
+
+
+def test_a_row_brings_drafts_up_to_the_first_wrong_one(checkpoint: Callable[..., Path]) -> None:
+    worker = start_worker(engine_config(checkpoint("llama")))
+    prompt = prompt_of(5, 9)
+    [deltas] = generate(worker, [request("a", prompt)]).values()
+    right = [token for delta in deltas for token in delta.token_ids]
+    known = [*prompt, *right[:4], (right[4] + 1) % VOCAB_SIZE, right[5]]
+    new = NewSlot(0, known, len(prompt), [[1, 2]], request("a", prompt).sampling)
+    result = execute(worker, StepPlan(100, [], [new], [0], [0], [len(known)], [7], []))
+    assert (result.token_ids, result.num_drafts) == ([right[:5]], [])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_accepted_tokens_are_counted_as_by_a_loop(seed: int) -> None:
+    """Rows of 0 to 6 wanted positions, with tokens before these; few token ids, and some that cannot be chosen."""
+    rng = random.Random(seed)
+    num_wanted = [rng.choice([0, 1, 2, 3, 6]) for _ in range(8)] + [rng.choice([1, 4])]
+    token_ids: list[int] = []
+    wanted: list[int] = []
+    tokens: list[int] = []
+    usable: list[bool] = []
+    expected: list[int] = []
+    for count in num_wanted:
+        token_ids += [rng.randrange(2) for _ in range(rng.randrange(3) + (count == 0))]
+        row = [rng.randrange(2) for _ in range(count)]
+        wanted += range(len(token_ids), len(token_ids) + count)
+        token_ids += row
+        sampled = [row[i + 1] if i + 1 < count and rng.random() < 0.8 else rng.randrange(2) for i in range(count)]
+        can_be_chosen = [rng.random() < 0.9 for _ in range(count)]
+        tokens += sampled
+        usable += can_be_chosen
+        if count:
+            brought = 0
+            while brought < count and can_be_chosen[brought]:
+                brought += 1
+                if brought == count or sampled[brought - 1] != row[brought]:
+                    break
+            expected.append(max(1, brought))
+    columns = torch.zeros(len(token_ids), dtype=torch.int64)
+    counts = np.array(num_wanted)
+    batch = InputBatch(
+        torch.tensor(token_ids), columns, [], counts, counts, counts, torch.tensor(wanted), np.array(wanted), counts
+    )
+    chosen = torch.tensor(tokens), torch.tensor(usable)
+    assert num_accepted(Sampled(np.array(wanted), chosen, None, HostTransfers()), batch).tolist() == expected
