@@ -35,6 +35,7 @@ from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.ring import RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle, create_ring
+from quire.executor.processes.slot_grammars import SlotGrammars
 from quire.executor.processes.worker_process import WorkerAssignment
 
 logger = get_logger(__name__)
@@ -83,6 +84,7 @@ class MultiProcExecutor:
         self._factory = factory
         self._encoder = encoder()
         self._decoder: msgspec.msgpack.Decoder[WorkerOutput] = msgspec.msgpack.Decoder(WorkerOutput)
+        self._grammars = SlotGrammars()
         self._results = ResultInbox()
         self._unsent: deque[bytes] = deque()  # plans that wait for room in the ring
         self._links: list[_Link] = []
@@ -120,7 +122,7 @@ class MultiProcExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Sends a plan to all workers. Never blocks: a plan that finds the ring full goes as soon as there is room."""
-        self._send(self._encoder.encode(plan))
+        self._send(self._encoder.encode(self._grammars.without_known(plan)))
 
     async def next_result(self) -> StepResult:
         """The oldest result that has not been taken. Raises EngineError when there will be none."""

@@ -31,6 +31,7 @@ from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import usable_cores
 from quire.executor.processes.ring import RingClosed, RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle
+from quire.executor.processes.slot_grammars import SlotGrammars
 from quire.executor.processes.step_loop import StepLoop
 
 logger = logging.get_logger(__name__)
@@ -73,6 +74,7 @@ class WorkerProcess:
         self._results = RingWriter(assignment.results, name=f"rank {assignment.rank} result")
         self._decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
         self._encoder = encoder()
+        self._grammars = SlotGrammars()
 
     def run(self) -> int:
         """Works until told to end. Returns the process's exit code."""
@@ -103,17 +105,18 @@ class WorkerProcess:
 
     def wait(self) -> StepPlan:
         """See `Plans.wait`."""
-        plan = self._receive()
-        assert isinstance(plan, StepPlan), plan
-        return plan
+        return self._complete(self._receive())
 
     def poll(self) -> StepPlan | None:
         """See `Plans.poll`."""
         message = self._plans.try_read()
         if message is None:
             return None
-        plan = self._decoder.decode(message)
+        return self._complete(self._decoder.decode(message))
+
+    def _complete(self, plan: WorkerInput) -> StepPlan:
         assert isinstance(plan, StepPlan), plan
+        self._grammars.complete(plan)
         return plan
 
     def _report(self, result: StepResult) -> None:

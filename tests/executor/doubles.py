@@ -129,3 +129,11 @@ class OnceStuckWorker(NullWorker):
     def launch(self, plan: StepPlan) -> AnsweredStep:
         time.sleep(1.0)
         return super().launch(plan)
+
+
+class GrammarWorker(NullWorker):
+    """Answers with the bytes of the grammars of the slots that come in, instead of tokens."""
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        sizes = [[len(new.grammar.data) if new.grammar is not None else 0] for new in plan.admitted]
+        return AnsweredStep(StepResult(plan.step_id, sizes))

@@ -1,0 +1,57 @@
+"""The grammars of the requests in the workers' slots: each crosses to the workers once while a slot is held to it.
+
+Both ends of the plan ring keep these books. They see the same plans, so what one leaves out, the other has.
+"""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from quire.core.wire.protocol import Grammar, NewSlot, StepPlan
+
+
+class SlotGrammars:
+    """Which slot is held to which grammar, as of the last plan."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, bytes] = {}  # by slot
+        self._num_slots: Counter[bytes] = Counter()  # by key
+        self._grammars: dict[bytes, Grammar] = {}  # by key
+
+    def without_known(self, plan: StepPlan) -> StepPlan:
+        """`plan` as it is to be sent: without the data of grammars that the workers have. It must be sent."""
+        self._release(plan.released)
+        if not any(new.grammar for new in plan.admitted):
+            return plan
+        return replace(plan, admitted=[self._without_known(new) for new in plan.admitted])
+
+    def complete(self, plan: StepPlan) -> None:
+        """Gives a plan that was received the grammars that its sender left out."""
+        self._release(plan.released)
+        for new in plan.admitted:
+            if new.grammar is not None:
+                new.grammar = self._hold(new.slot, new.grammar)
+
+    def _without_known(self, new: NewSlot) -> NewSlot:
+        if new.grammar is None:
+            return new
+        is_known = new.grammar.key in self._grammars
+        self._hold(new.slot, new.grammar)
+        return replace(new, grammar=replace(new.grammar, data=b"")) if is_known else new
+
+    def _hold(self, slot: int, grammar: Grammar) -> Grammar:
+        """Notes the grammar of a slot; returns it as it was sent first, with its data."""
+        self._keys[slot] = grammar.key
+        self._num_slots[grammar.key] += 1
+        return self._grammars.setdefault(grammar.key, grammar)
+
+    def _release(self, slots: list[int]) -> None:
+        if not self._keys:
+            return
+        for slot in slots:
+            key = self._keys.pop(slot, None)
+            if key is None:
+                continue
+            self._num_slots[key] -= 1
+            if not self._num_slots[key]:
+                del self._num_slots[key], self._grammars[key]
