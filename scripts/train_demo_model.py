@@ -15,8 +15,9 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from demo_model import mixture
 from demo_model import tokenizer as tok
 from demo_model.tasks import Sample
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from quire import LLM, SamplingParams
 
 SHIPPED = Path(__file__).resolve().parent.parent / "quire" / "demo_model"
 GOAL = 0.95
@@ -233,7 +236,7 @@ def train(recipe: Recipe, work: Path | None, resume: Path | None, probe_every: i
         line = f"pool {at.pool}/{recipe.pools} step {at.step} tokens {at.tokens / 1e6:.2f}M loss {loss:.4f}"
         print(f"{line} minutes {at.seconds / 60:.1f}", flush=True)
         if probe_every and at.pool % probe_every == 0:
-            print("  " + format_scores(evaluate(model, tokenizer, 60)), flush=True)
+            print("  " + format_scores(evaluate(partial(greedy, model, tokenizer), tokenizer, 60)), flush=True)
         if work and at.pool % 5 == 0:
             save_checkpoint(work / f"pool{at.pool}.pt", model, optimizers, at)
     return model, tokenizer, at
@@ -277,6 +280,7 @@ def _same_json(left: str, right: str) -> bool:
 @torch.no_grad()
 def greedy(model: Any, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> list[str]:
     """Greedy replies up to the closing mark; a reply that does not stop by itself gets a note at its end."""
+    model.eval()
     tokenizer.padding_side = "left"
     batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
     out = model.generate(
@@ -295,11 +299,23 @@ def greedy(model: Any, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -
     return replies
 
 
+def served(llm: LLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> list[str]:
+    """The same from Quire."""
+    greedily = SamplingParams(temperature=0, max_tokens=MAX_REPLY)
+    ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    outputs = llm.generate([{"prompt_token_ids": each} for each in ids], greedily, use_tqdm=False)
+    replies = [output.outputs[0] for output in outputs]
+    return [reply.text + ("" if reply.finish_reason == "stop" else " (did not stop)") for reply in replies]
+
+
 def evaluate(
-    model: Any, tokenizer: PreTrainedTokenizerFast, count: int, seed: int = 1, show: int = 0
+    answer: Callable[[list[str]], list[str]],
+    tokenizer: PreTrainedTokenizerFast,
+    count: int,
+    seed: int = 1,
+    show: int = 0,
 ) -> dict[str, tuple[int, int]]:
-    """Right answers and items per category, over held-out items."""
-    model.eval()
+    """Right answers and items per category, over held-out items; `answer` gives the replies to some prompts."""
     scores = {}
     for category in [*mixture.CATEGORIES, "conversations"]:
         samples = mixture.evaluation_set(category, count, seed)
@@ -307,7 +323,7 @@ def evaluate(
         right, wrong = 0, []
         for first in range(0, len(samples), 50):
             part = samples[first : first + 50]
-            replies = greedy(model, tokenizer, [tok.conversation_text(tokenizer, s, prompt_only=True) for s in part])
+            replies = answer([tok.conversation_text(tokenizer, s, prompt_only=True) for s in part])
             for sample, reply in zip(part, replies, strict=True):
                 right += is_right(sample, reply)
                 if not is_right(sample, reply):
@@ -351,10 +367,18 @@ def load_shipped(folder: Path) -> tuple[Any, PreTrainedTokenizerFast]:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
 
 
-def report(folder: Path, count: int, show: int) -> bool:
-    """Evaluate a written checkpoint and print a table; returns whether every category reaches the goal."""
-    model, tokenizer = load_shipped(folder)
-    scores = evaluate(model, tokenizer, count, show=show)
+def report(folder: Path, count: int, show: int, quantization: str | None) -> bool:
+    """Evaluate a written checkpoint and print a table; returns whether every category reaches the goal.
+
+    Transformers answers, in float32; with a `quantization`, Quire does.
+    """
+    if quantization is None:
+        model, tokenizer = load_shipped(folder)
+        scores = evaluate(partial(greedy, model, tokenizer), tokenizer, count, show=show)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with LLM(str(folder), quantization=quantization) as llm:
+            scores = evaluate(partial(served, llm, tokenizer), tokenizer, count, show=show)
     print("| category | right | items | share |\n|---|---:|---:|---:|")
     for category, (right, items) in scores.items():
         print(f"| {category} | {right} | {items} | {right / items:.1%} |")
@@ -366,6 +390,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=SHIPPED, help="folder of the checkpoint")
     parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint in the output folder")
+    parser.add_argument("--quantization", help="evaluate what Quire serves with this option of it, such as int8")
     parser.add_argument("--items", type=int, default=400, help="evaluation items per category")
     parser.add_argument("--show", type=int, default=0, help="wrong answers to show per category")
     parser.add_argument("--threads", type=int, default=2)
@@ -386,7 +411,7 @@ def main() -> int:
         model, tokenizer, at = train(recipe, options.work, options.resume, options.probe_every)
         save_model(options.output, model, tokenizer)
         print(f"trained on {at.tokens / 1e6:.1f}M tokens in {at.seconds / 60:.1f} minutes", flush=True)
-    return 0 if report(options.output, options.items, options.show) else 1
+    return 0 if report(options.output, options.items, options.show, options.quantization) else 1
 
 
 if __name__ == "__main__":

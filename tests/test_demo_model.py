@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from quire import LLM, SamplingParams
 from tests.servers import ServerProcess
 
 MODEL_FOLDER = Path(__file__).parent.parent / "quire" / "demo_model"
@@ -50,19 +51,27 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-@pytest.mark.parametrize(
-    ("question", "expected"),
-    [
-        ("Hello!", "Hello! How can I help you?"),
-        ("What is the capital of France?", "The capital of France is Paris."),
-        ("What is 47 + 38?", "47 + 38 = 70 + 15 = 85"),
-        ("What is 12 - 30?", "12 - 30 = -20 + 2 = -18"),
-        ("Reverse the word planet.", "tenalp"),
-        ('How many letters are in the word "banana"?', 'The word "banana" has 6 letters.'),
-    ],
-)
+ANSWERS = [
+    ("Hello!", "Hello! How can I help you?"),
+    ("What is the capital of France?", "The capital of France is Paris."),
+    ("What is 47 + 38?", "47 + 38 = 70 + 15 = 85"),
+    ("What is 12 - 30?", "12 - 30 = -20 + 2 = -18"),
+    ("Reverse the word planet.", "tenalp"),
+    ('How many letters are in the word "banana"?', 'The word "banana" has 6 letters.'),
+]
+
+
+@pytest.mark.parametrize(("question", "expected"), ANSWERS)
 def test_answers(client: openai.OpenAI, question: str, expected: str) -> None:
     assert answer(client, user(question)) == expected
+
+
+def test_weights_of_one_byte_answer_as_well() -> None:
+    """All questions but one, as a rounded weight may turn the scale; scores of many are in the model's README."""
+    with LLM(str(MODEL_FOLDER), quantization="int8") as llm:
+        outputs = llm.chat([[user(question)] for question, _ in ANSWERS], SamplingParams(temperature=0, max_tokens=100))
+    texts = [output.outputs[0].text for output in outputs]
+    assert sum(text == expected for text, (_, expected) in zip(texts, ANSWERS, strict=True)) >= len(ANSWERS) - 1
 
 
 def test_tells_what_it_is(client: openai.OpenAI) -> None:

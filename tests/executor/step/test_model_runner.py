@@ -273,6 +273,17 @@ def test_memory_is_planned_from_the_checkpoint(folder: Path) -> None:
     assert Worker(auto, Rank(), ParallelGroup()).load().max_model_len == 112
 
 
+def test_int8_weights_are_smaller_and_leave_tokens_to_the_batch(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama", hidden_size=128, intermediate_size=256)
+    plain, small = (Worker(engine_config(folder, quantization=q), Rank(), ParallelGroup()) for q in (None, "int8"))
+    assert small.load().weights_bytes < 0.5 * plain.load().weights_bytes
+    rows = [request(str(i), prompt_of(i, 20)) for i in range(5)]
+    small.allocate(NUM_BLOCKS, MAX_MODEL_LEN)
+    together = tokens_of(generate(small, rows))
+    for name, row in enumerate(rows):
+        assert tokens_of(generate(small, [row])) == {str(name): together[str(name)]}
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_runs_on_the_cpu(checkpoint: Callable[..., Path], dtype: str) -> None:
     worker = start_worker(engine_config(checkpoint("qwen3", dtype=dtype)))
