@@ -162,7 +162,7 @@ class LLM:
         try:
             return await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one failed, or the caller gave up: end the others
+            for task in tasks:  # if a task failed or the caller gave up, the others end
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -207,7 +207,7 @@ class LLM:
                     tasks.append(asyncio.create_task(work))
             return await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one failed, or the caller gave up: end the others
+            for task in tasks:  # if a task failed or the caller gave up, the others end
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -25,10 +25,10 @@ class AttentionBatch(Protocol):
 
 
 class Recording(Protocol):
-    """Operations to be run again on the memory that they were recorded with."""
+    """Recorded operations, which can be run again with the memory that they were recorded with."""
 
     def run(self) -> None:
-        """Runs all of them, in order."""
+        """Runs all operations, in order."""
         ...
 
     def run_timed(self) -> list[float]:
