@@ -12,7 +12,7 @@ import torch
 
 from quire.core.wire.protocol import EngineRequest, NewSlot, RequestDelta, StepPlan
 from quire.core.wire.rank import Rank
-from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
+from quire.core.wire.sampling_params import ThinkingMarks
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.sampling.sampler import Sampled
 from quire.executor.step.drafts import Proposal, num_accepted
@@ -21,6 +21,8 @@ from quire.executor.step.request_table import RequestTable
 from quire.executor.step.transfers import HostTransfers
 from quire.executor.worker import Worker
 from tests.checkpoints import VOCAB_SIZE
+from tests.core.scheduling.fake_worker import start_of
+from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.step.test_launch import run_late
 from tests.executor.step.test_model_runner import (
     engine_config,
@@ -35,16 +37,14 @@ from tests.executor.step.test_model_runner import (
 MOST_DRAFTS = 5
 
 
-def key_of(prompt: list[int], sampling: SamplingParams) -> tuple[Any, ...]:
-    return tuple(prompt), repr(sampling)
-
-
 class ToldDrafter:
     """Was told how each request goes on, and says so most of the time."""
 
-    def __init__(self, outputs: dict[tuple[Any, ...], list[int]], seed: int = 0) -> None:
+    def __init__(self, outputs: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
+        """`outputs` by prompt."""
         self._outputs = outputs
         self._rng = random.Random(seed)
+        self._wrong = torch.Generator().manual_seed(seed)
         self._requests: dict[int, NewSlot] = {}
         self.asked: list[NewSlot] = []
         self.num_proposed = 0
@@ -57,13 +57,13 @@ class ToldDrafter:
             self._requests.pop(slot, None)
 
     def propose(self, slots: np.ndarray, num_known: torch.Tensor, table: RequestTable) -> Proposal:
-        token_ids = torch.randint(0, VOCAB_SIZE, (len(slots), MOST_DRAFTS))
+        token_ids = torch.randint(0, VOCAB_SIZE, (len(slots), MOST_DRAFTS), generator=self._wrong)
         counts = torch.zeros(len(slots), dtype=torch.int64)
         for row, (slot, known) in enumerate(zip(slots.tolist(), num_known.tolist(), strict=True)):
             one = self._requests[slot]
             self.asked.append(one)
             prompt = one.token_ids[: one.num_prompt_tokens]
-            output = self._outputs[key_of(prompt, one.sampling)]
+            output = self._outputs[tuple(prompt)]
             done = known - len(prompt)
             before = table.token_ids[slot, len(prompt) : known].tolist()[: len(output)]  # it may have overrun its end
             assert before == output[:done], "a draft is among the known tokens"
@@ -89,7 +89,7 @@ def requests_of_all_kinds() -> list[EngineRequest]:
 def told(without: dict[str, list[RequestDelta]], requests: list[EngineRequest], seed: int = 0) -> ToldDrafter:
     return ToldDrafter(
         {
-            key_of(one.prompt_token_ids, one.sampling): [t for d in without[one.request_id] for t in d.token_ids]
+            tuple(one.prompt_token_ids): [t for d in without[start_of(one).request_id] for t in d.token_ids]
             for one in requests
         },
         seed,
@@ -177,6 +177,21 @@ def test_a_device_that_is_late_changes_nothing(folder: Path, without: dict[str, 
     check_same(drive.deltas, without)
     assert device.waits == []
     assert any(len(delta.token_ids) > 1 for deltas in drive.deltas.values() for delta in deltas)
+
+
+def test_two_ranks_accept_the_same_drafts(folder: Path, without: dict[str, list[RequestDelta]]) -> None:
+    requests = requests_of_all_kinds()[::3]
+    config = engine_config(folder, tensor_parallel_size=2, executor="mp")
+
+    def run(group: ParallelGroup) -> dict[str, list[RequestDelta]]:
+        worker = Worker(config, Rank(tensor=group.rank), group, drafter=told(without, requests))
+        ready = worker.load()
+        worker.allocate(ready.num_blocks, ready.max_model_len)
+        return generate(worker, requests, kv_groups=ready.kv_groups, depth=2)
+
+    for deltas in on_every_rank(2, run):
+        check_same(deltas, {name: without[name] for name in deltas})
+        assert any(len(delta.token_ids) > 2 for entries in deltas.values() for delta in entries)
 
 
 def test_requests_whose_masks_cannot_go_back_get_no_drafts(folder: Path) -> None:
