@@ -15,7 +15,7 @@ from quire.frontend.anthropic.answers import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from quire.frontend.chat.events import (
+from quire.frontend.parsing.events import (
     Event,
     Finish,
     ReasoningDelta,

@@ -1,6 +1,6 @@
 """Bodies of POST /v1/messages and /v1/messages/count_tokens, each field honoured or refused by name.
 
-A request becomes a chat request (`to_chat`), so that everything about sampling and tools is written once.
+A request becomes a `ChatInput`, so that everything about sampling and tools is written once.
 """
 
 from typing import Any, Literal
@@ -8,27 +8,24 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
+from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.anthropic.content import system_message, to_messages
-from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.chat.body_fields import check_salt, read_sampling, refuse_unsupported
+from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.tool_fields import read_tool_set
 
+FORMAT = "output_config.format"
 MIN_THINKING_TOKENS = 1024
 """Least `budget_tokens`, as at Anthropic's."""
 
 NAMES = {
-    "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-"""Fields of the chat request under the names that they have here."""
+"""Fields that all protocols have, under the names that they have here."""
 
-_SHARED = (
-    *("temperature", "top_p", "top_k", "stream", "cache_salt", "watermarking", "kv_transfer_params"),
-    *("ec_transfer_params", "vllm_xargs", "mm_payload", "return_mm_kwargs"),
-)
-"""Fields that mean the same in a chat request."""
+CALL_PREFIX = "toolu_"
+"""How ids of calls begin."""
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,27 +93,41 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     cache_control: Any = None  # about prices: caching is always on
 
-    def to_chat(self) -> ChatRequest:
-        """The chat request with the same prompt.
+    def to_chat_input(self) -> ChatInput:
+        """The conversation.
 
         Raises:
-            ParameterError: a block or a tool that a chat request cannot express, by field.
+            ParameterError: a field that is malformed or contradicts another, by its name for all protocols (`NAMES`).
         """
+        return self._read({})
+
+    def _read(self, sampling: dict[str, Any], **answer: Any) -> ChatInput:
+        """The conversation, and how it is to be answered, as fields of a ChatInput."""
         _check_context_management(self.context_management)
         messages = system_message(self.system)
         for index, message in enumerate(self.messages):
             messages += to_messages(message.role, message.content, index)
-        thinks = _thinks(self.thinking)
-        return ChatRequest(
+        asked = self.tool_choice
+        tools = [_chat_tool(tool, index) for index, tool in enumerate(self.tools or ())]
+        form = _output_format(self.output_config)
+        held_to = "tools" if form is None else FORMAT  # what a grammar comes from
+        return ChatInput(
+            names={
+                **NAMES,
+                "structured_outputs": held_to,
+                "structured_outputs.json": held_to,
+                "structured_outputs.structural_tag": held_to,
+            },
             messages=messages,
-            model=self.model,
-            tools=[_chat_tool(tool, index) for index, tool in enumerate(self.tools or ())] or None,
-            tool_choice=_chat_choice(self.tool_choice),
-            parallel_tool_calls=not self.tool_choice.disable_parallel_tool_use if self.tool_choice else None,
+            tools=read_tool_set(
+                tools or None, _chat_choice(asked), max_calls=1 if asked and asked.disable_parallel_tool_use else None
+            ),
+            template_variables={**_thinks(self.thinking), **(self.chat_template_kwargs or {})},
             reasoning_effort=self.output_config.effort if self.output_config else None,
-            chat_template_kwargs={**thinks, **(self.chat_template_kwargs or {})} or None,
-            response_format=_response_format(self.output_config),
-        )
+            sampling={**sampling, "logprobs": None, "structured_outputs": form},
+            call_prefix=CALL_PREFIX,
+            **answer,
+        ).checked(format_field=None if form is None else FORMAT)
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -140,17 +151,21 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     mm_payload: Any = None
     return_mm_kwargs: Any = None
 
-    def to_chat(self) -> ChatRequest:
-        """The chat request whose answer is the message. Raises ParameterError."""
-        chat = super().to_chat()
-        for name in _SHARED:
-            setattr(chat, name, getattr(self, name))
-        chat.max_completion_tokens = self.max_tokens
-        chat.stop = self.stop_sequences
-        if self.thinking is not None:
-            chat.thinking_token_budget = _thinking_budget(self.thinking, self.max_tokens)
-            chat.include_reasoning = self.thinking.display != "omitted"
-        return chat
+    def to_chat_input(self) -> ChatInput:
+        """The conversation and how it is to be answered. Raises ParameterError."""
+        refuse_unsupported(self)
+        check_salt(self.cache_salt)
+        sampling = read_sampling(self)
+        if self.stop_sequences is not None:
+            sampling["stop"] = self.stop_sequences
+        if self.thinking is not None and (budget := _thinking_budget(self.thinking, self.max_tokens)) is not None:
+            sampling["thinking_token_budget"] = budget
+        return self._read(
+            sampling,
+            max_tokens=self.max_tokens,
+            include_reasoning=self.thinking is None or self.thinking.display != "omitted",
+            cache_salt=self.cache_salt,
+        )
 
 
 def _check_context_management(asked: dict[str, Any] | None) -> None:
@@ -207,9 +222,9 @@ def _chat_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
     return "required" if choice.type == "any" else choice.type
 
 
-def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
+def _output_format(config: OutputConfig | None) -> StructuredOutputsParams | None:
     if config is None or config.format is None:
         return None
     if config.format.schema is None:
-        raise ParameterError("output_config.format needs a schema.", param="output_config.format")
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": config.format.schema, "strict": True}}
+        raise ParameterError("output_config.format needs a schema.", param=FORMAT)
+    return StructuredOutputsParams(json=config.format.schema)

@@ -6,23 +6,20 @@ from collections.abc import AsyncGenerator
 from quire.frontend.anthropic.answers import MessageAnswer, MessageUsage, TokenCount
 from quire.frontend.anthropic.builder import MessageBuilder
 from quire.frontend.anthropic.schema import NAMES, CountTokensRequest, MessagesRequest
+from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.turn import Turn
+from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.openai.models import ServedModels
-from quire.frontend.openai.renaming import renamed
-from quire.frontend.openai.schema import ChatRequest
-
-CALL_PREFIX = "toolu_"
-"""How ids of calls begin."""
 
 
 class Messages:
     """Answers the routes of the Messages API; needs no HTTP."""
 
-    def __init__(self, server: ServerConfig, models: ServedModels, conversations: Conversations) -> None:
-        self._models = models
+    def __init__(self, server: ServerConfig, model: ServedModel, conversations: Conversations) -> None:
+        self._model = model
         self._conversations = conversations
         self._tells_cached = server.enable_prompt_tokens_details
 
@@ -59,22 +56,16 @@ class Messages:
 
     async def count_tokens(self, request: CountTokensRequest) -> TokenCount:
         """Tokens of the prompt. Raises RequestError."""
-        chat = self._translate(request)
-        with renamed(**NAMES):
-            return TokenCount(len((await self._conversations.render(chat)).token_ids))
+        return TokenCount(len((await self._conversations.render(self._read(request))).token_ids))
 
-    def _translate(self, request: CountTokensRequest) -> ChatRequest:
-        self._models.check(request.model)
+    def _read(self, request: CountTokensRequest) -> ChatInput:
+        self._model.check_name(request.model)
         with renamed(**NAMES):
-            chat = request.to_chat()
-            chat.check()
-        return chat
+            return request.to_chat_input()
 
     async def _open(self, request: MessagesRequest) -> tuple[Turn, MessageBuilder]:
         message_id = f"msg_{uuid.uuid4().hex}"
-        chat = self._translate(request)
-        with renamed(**NAMES):
-            turn = await self._conversations.open(chat, message_id, call_prefix=CALL_PREFIX)
+        turn = await self._conversations.open(self._read(request), message_id)
         usage = MessageUsage(input_tokens=turn.num_prompt_tokens, output_tokens=0)
-        message = MessageAnswer(id=message_id, model=self._models.name, usage=usage)
+        message = MessageAnswer(id=message_id, model=self._model.name, usage=usage)
         return turn, MessageBuilder(message, tells_cached=self._tells_cached)

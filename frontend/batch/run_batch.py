@@ -29,7 +29,6 @@ from quire.frontend.http.json_request import decode_body
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.progress import RequestProgress, open_progress
 
@@ -86,10 +85,9 @@ class BatchServer:
     """Answers single lines with the same code that answers HTTP requests."""
 
     def __init__(self, engine: AsyncLLM, server: ServerConfig) -> None:
-        models = ServedModels(engine)
         conversations = Conversations(engine, server)
-        chat = ChatCompletions(engine, server, models, conversations)
-        text = TextCompletions(engine, server, models, conversations)
+        chat = ChatCompletions(engine, server, conversations)
+        text = TextCompletions(engine, server, conversations)
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),
             "/v1/completions": _Route(CompletionRequest, text.complete),

@@ -3,10 +3,37 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from quire.core.errors import ParameterError
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+class ToolSet(Struct, frozen=True, kw_only=True):
+    """The functions that a request offers, and what it wants of them."""
+
+    described: list[dict[str, Any]] | None = None  # as the client wrote them, which templates read
+    functions: list[Tool] = []
+    choice: ToolChoice = ToolChoice(mode="none")
+
+
+def read_tool_set(
+    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, *, max_calls: int | None = None
+) -> ToolSet:
+    """Tools and tool_choice in OpenAI's chat form, read once for all that ask for them.
+
+    Args:
+        max_calls: the most calls in an answer; None does not bound them.
+
+    Raises:
+        ParameterError: a tool or a choice that is wrong.
+    """
+    functions = read_tools(tools)
+    return ToolSet(
+        described=tools, functions=functions, choice=read_tool_choice(choice, functions, max_calls=max_calls)
+    )
 
 
 def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:

@@ -1,22 +1,14 @@
 """One answer of the model while it is made: outputs of the engine in, events out."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import NamedTuple
 
-from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.chat.events import Event, Finish, ReasoningDelta, TextDelta, Usage
-from quire.frontend.openai.generation import OutputStream
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.parsing.events import Event, Finish, ReasoningDelta, TextDelta, Usage
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
+from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.turns import apart, in_turns
-
-
-class Rendered(NamedTuple):
-    """A conversation as the model reads it."""
-
-    text: str
-    token_ids: list[int]
+from quire.frontend.text.tokenizer import Tokenizer
 
 
 class Choice:
@@ -75,7 +67,9 @@ class Turn:
     """One answer while it is made. Close it when it is not read to its end: that aborts the request.
 
     Args:
+        num_prompt_tokens: of the conversation's prompt.
         choices: a reader for each sequence; None when every text is the answer as it stands.
+        tokenizer: counts the tokens of reasoning.
         reads_reasoning: the readers tell reasoning apart from the answer.
         tells_tokens: False when the client must not see the answer's tokens, as reasoning that is not told is in them.
     """
@@ -83,19 +77,19 @@ class Turn:
     def __init__(
         self,
         stream: OutputStream,
-        prompt: Rendered,
+        num_prompt_tokens: int,
         choices: list[Choice] | None,
-        llm: AsyncLLM,
+        tokenizer: Tokenizer,
         *,
         reads_reasoning: bool = False,
         tells_tokens: bool = True,
     ) -> None:
         self.stream = stream
         self.choices = choices
-        self.num_prompt_tokens = len(prompt.token_ids)
+        self.num_prompt_tokens = num_prompt_tokens
         self.tells_tokens = tells_tokens
         self._reads_reasoning = reads_reasoning
-        self._llm = llm
+        self._tokenizer = tokenizer
 
     def close(self) -> None:
         """Aborts what still runs. Harmless at the end."""
@@ -134,7 +128,7 @@ class Turn:
             events = choice.read(part)
             if output.finished:
                 cached = output.num_cached_tokens or 0
-                num_reasoning = await self.count_reasoning(num_tokens) or 0
+                num_reasoning = await self.count_reasoning(num_tokens)
                 events.append(Usage(self.num_prompt_tokens, num_tokens, cached, num_reasoning))
             yield part, events
 
@@ -145,11 +139,11 @@ class Turn:
         """
         if not self._reads_reasoning:
             return None
-        tokenizer = self._llm.async_tokenizer.tokenizer
+        encode = self._tokenizer.encode
         texts = [text for choice in self.choices or () if (text := choice.reasoning)]
 
         def count() -> int:
-            return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+            return sum(len(encode(text, add_special_tokens=False)) for text in texts)
 
         return min(await apart(count, is_long=sum(map(len, texts)) > INLINE_CHARACTERS), num_tokens)
 

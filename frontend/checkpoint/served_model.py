@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.structured_outputs import StructuredOutputsOptions
-from quire.core.errors import ConfigError, ParameterError
+from quire.core.errors import ConfigError, NotFoundError, ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.model_source import DEMO_MODEL_NAME
 from quire.frontend.checkpoint.model_spec import read_default_sampling, read_output_limit
@@ -30,6 +30,13 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def check_name(self, name: str | None) -> None:
+        """Raises NotFoundError for a name that is not served; None stands for the only model there is."""
+        if name is not None and name not in self.names:
+            raise NotFoundError(
+                f"The model {name!r} is not served here; use {' or '.join(map(repr, self.names))}.", param="model"
+            )
 
     @classmethod
     def from_args(cls, args: EngineArgs, folder: Path) -> "ServedModel":

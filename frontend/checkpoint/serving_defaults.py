@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
-from quire.frontend.http.server_config import ServerConfig
 
 FILE_NAME = "serving.json"
 
@@ -18,22 +17,16 @@ class ServingDefaults(Struct, forbid_unknown_fields=True, kw_only=True):
     reasoning_parser: str | None = None
 
 
-def with_serving_defaults(server: ServerConfig, folder: Path) -> ServerConfig:
-    """The options, with unset ones filled in from `serving.json` in `folder`, if there is one.
+def read_serving_defaults(folder: Path) -> ServingDefaults:
+    """What the checkpoint in `folder` says; nothing when it has no `serving.json`.
 
     Raises:
-        ConfigError: the file is malformed, or names a parser that does not exist.
+        ConfigError: the file is malformed.
     """
     path = folder / FILE_NAME
     if not path.is_file():
-        return server
+        return ServingDefaults()
     try:
-        defaults = msgspec.json.decode(path.read_bytes(), type=ServingDefaults)
+        return msgspec.json.decode(path.read_bytes(), type=ServingDefaults)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: {error}. Correct the file, or remove it.") from None
-    changes: dict[str, object] = {}
-    if server.tool_call_parser is None and defaults.tool_call_parser is not None:
-        changes |= {"tool_call_parser": defaults.tool_call_parser, "enable_auto_tool_choice": True}
-    if server.reasoning_parser is None:
-        changes["reasoning_parser"] = defaults.reasoning_parser
-    return msgspec.structs.replace(server, **changes)

@@ -22,7 +22,6 @@ from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service_routes import control_routes, monitoring_routes
-from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.routes import openai_routes
 
 
@@ -46,10 +45,10 @@ def create_app(
     guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
     documentation = None if server.disable_fastapi_docs else Documentation(server.root_path)
-    models, conversations = ServedModels(engine), Conversations(engine, server)
+    conversations = Conversations(engine, server)
     guarded = [
-        *openai_routes(engine, server, state, answers, models, conversations),
-        anthropic_routes(Messages(server, models, conversations), answers, errors),
+        *openai_routes(engine, server, state, answers, conversations),
+        anthropic_routes(Messages(server, engine.model, conversations), answers, errors),
         *control_routes(engine, state),
     ]
     return Litestar(

@@ -5,18 +5,16 @@ fields.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from quire.core import envs
-from quire.core.errors import ConfigError, ParameterError
-
-if TYPE_CHECKING:
-    from quire.frontend.parsing.parsers import OutputParsers
+from quire.core.errors import ConfigError
+from quire.frontend.chat.config import ChatConfig
 
 
-class ServerConfig(Struct, frozen=True, kw_only=True):
+class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     """The HTTP server: where it listens, whom it lets in, what it answers and what it logs."""
 
     host: Annotated[str | None, Meta(description="Address to listen on; every interface when unset.")] = None
@@ -43,7 +41,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     allowed_origins: Annotated[
         list[str],
         Meta(description="CORS: origins whose pages may call the server, as a JSON list.", extra={"parse": "json"}),
-    ] = []
+    ] = field(default_factory=list)
     allowed_methods: Annotated[
         list[str], Meta(description="CORS: methods that pages may use, as a JSON list.", extra={"parse": "json"})
     ] = field(default_factory=lambda: ["*"])
@@ -62,43 +60,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Meta(ge=0, description="Seconds that running requests get to finish at shutdown; 0 ends them at once."),
     ] = 0
 
-    chat_template: Annotated[
-        str | None, Meta(description="Jinja chat template, as a file or as text; the tokenizer's own when unset.")
-    ] = None
-    chat_template_content_format: Annotated[
-        Literal["auto", "string", "openai"],
-        Meta(
-            description="How the template gets message content: as a string, as OpenAI's list of parts, "
-            "or whichever it reads."
-        ),
-    ] = "auto"
-    default_chat_template_kwargs: Annotated[
-        dict[str, Any] | None,
-        Meta(description="Variables for the chat template that a request may override.", extra={"parse": "json"}),
-    ] = None
-    trust_request_chat_template: Annotated[
-        bool, Meta(description="Run chat templates that clients send, in the sandbox that all templates run in.")
-    ] = False
-    exclude_tools_when_tool_choice_none: Annotated[
-        bool, Meta(description="Leave tools out of the prompt when a request sets tool_choice to none.")
-    ] = False
     response_role: Annotated[str, Meta(description="Role of the answers of /v1/chat/completions.")] = "assistant"
-    enable_auto_tool_choice: Annotated[
-        bool, Meta(description="Let the model call functions when it likes to; needs --tool-call-parser.")
-    ] = False
-    tool_call_parser: Annotated[
-        str | None,
-        Meta(description="How the model writes calls of functions, by name: hermes, llama3_json, mistral, ..."),
-    ] = None
-    tool_parser_plugin: Annotated[
-        str | None, Meta(description="Python file that defines more parsers for --tool-call-parser.")
-    ] = None
-    reasoning_parser: Annotated[
-        str | None, Meta(description="How the model sets its reasoning apart, by name: deepseek_r1, qwen3, ...")
-    ] = None
-    reasoning_parser_plugin: Annotated[
-        str | None, Meta(description="Python file that defines more parsers for --reasoning-parser.")
-    ] = None
     max_stored_responses: Annotated[
         int, Meta(ge=0, description="Responses that /v1/responses keeps for later requests; 0 keeps none.")
     ] = 1000
@@ -131,13 +93,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     disable_access_log_for_endpoints: Annotated[
         str | None, Meta(description="Paths, separated by commas, whose HTTP requests are never logged.")
     ] = None
-    max_log_len: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Prompt characters, or token ids, that a log line shows at most; no limit when unset."),
-    ] = None
     log_error_stack: Annotated[bool, Meta(description="Log the stack trace of every error answer.")] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile needs --ssl-certfile as well.")
         for flag, path in (
@@ -147,10 +106,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ):
             if path and not Path(path).is_file():
                 raise ConfigError(f"{flag}: there is no file {path!r}.")
-        if self.enable_auto_tool_choice and not self.tool_call_parser:
-            raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser as well.")
-        if self.tool_call_parser or self.tool_parser_plugin or self.reasoning_parser or self.reasoning_parser_plugin:
-            self.make_output_parsers()
 
     @property
     def accepted_api_keys(self) -> list[str]:
@@ -159,40 +114,3 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             return self.api_key
         from_environment = envs.read("API_KEY")
         return [from_environment] if from_environment else []
-
-    def make_output_parsers(self) -> "OutputParsers":
-        """What finds reasoning and calls in answers.
-
-        Raises:
-            ConfigError: there is no parser of that name, or a plugin cannot be loaded.
-        """
-        from quire.frontend.parsing.parsers import OutputParsers  # here, as most servers need none
-
-        return OutputParsers(
-            self.tool_call_parser,
-            self.reasoning_parser,
-            tool_plugin=self.tool_parser_plugin,
-            reasoning_plugin=self.reasoning_parser_plugin,
-            auto_tools=self.enable_auto_tool_choice,
-        )
-
-    def read_chat_template(self) -> str | None:
-        """The text of `--chat-template`, read from its file unless it is a template itself.
-
-        Raises:
-            ConfigError: neither a readable file nor Jinja text.
-        """
-        if self.chat_template is None:
-            return None
-        from quire.frontend.text.chat_template import ChatTemplate  # here, as reading options alone needs no Jinja
-
-        text = self.chat_template
-        try:
-            if not any(mark in text for mark in ("{{", "{%", "\n")):
-                text = Path(text).read_text(encoding="utf-8")
-            ChatTemplate(text, {})
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template: cannot read {self.chat_template!r}: {error}.") from None
-        except ParameterError as error:
-            raise ConfigError(f"--chat-template: {error}") from None
-        return text

@@ -19,7 +19,7 @@ class CompletionTokensDetails(Struct):
     reasoning_tokens: int
 
 
-class Usage(Struct, kw_only=True):
+class CompletionUsage(Struct, kw_only=True):
     """Tokens counted over all choices."""
 
     prompt_tokens: int = 0
@@ -117,7 +117,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     service_tier: None = None
     system_fingerprint: None = None
-    usage: Usage
+    usage: CompletionUsage
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -168,7 +168,7 @@ class ChatChunk(Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     system_fingerprint: None = None
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -188,7 +188,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(Struct, kw_only=True):
+class TextCompletion(Struct, kw_only=True):
     """Answer of POST /v1/completions."""
 
     id: str
@@ -198,7 +198,7 @@ class Completion(Struct, kw_only=True):
     choices: list[CompletionChoice]
     service_tier: None = None
     system_fingerprint: None = None
-    usage: Usage
+    usage: CompletionUsage
 
 
 class CompletionChunkChoice(Struct, kw_only=True):
@@ -222,7 +222,7 @@ class CompletionChunk(Struct, kw_only=True):
     model: str
     choices: list[CompletionChunkChoice]
     system_fingerprint: None = None
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
 
 
 # --------------------------------------------------------------------------------------------------------- other routes

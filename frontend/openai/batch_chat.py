@@ -9,11 +9,13 @@ import msgspec
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import MAX_COMPLETIONS
-from quire.frontend.openai.answers import ChatCompletion, CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.frontend.chat.body_fields import read_sampling
+from quire.frontend.chat.list_price import check_lists
+from quire.frontend.openai.answers import ChatCompletion, CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from quire.frontend.openai.chat import ChatCompletions
-from quire.frontend.openai.generation import INLINE_CHOICES, cancel
-from quire.frontend.openai.list_price import check_lists
+from quire.frontend.openai.generation import INLINE_CHOICES
 from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.requests.merging import cancel
 from quire.frontend.requests.turns import apart, in_turns
 
 
@@ -37,7 +39,7 @@ class BatchChatRequest(ChatRequest, kw_only=True):
                 f"messages must hold between 1 and {MAX_COMPLETIONS} conversations, got {len(self.messages)}.",
                 param="messages",
             )
-        check_lists(self, len(self.messages))
+        check_lists(read_sampling(self), len(self.messages))
         fields = {name: getattr(self, name) for name in ChatRequest.__struct_fields__ if name != "messages"}
         return (ChatRequest(messages=messages, **fields) for messages in self.messages)
 
@@ -79,11 +81,11 @@ def _joined(answers: list[ChatCompletion]) -> ChatCompletion:
     return msgspec.structs.replace(answers[0], choices=choices, usage=_sum([answer.usage for answer in answers]))
 
 
-def _sum(usages: list[Usage]) -> Usage:
+def _sum(usages: list[CompletionUsage]) -> CompletionUsage:
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages if usage.prompt_tokens_details]
     details = [usage.completion_tokens_details for usage in usages]
     reasoning = [each.reasoning_tokens for each in details if each is not None]
-    return Usage(
+    return CompletionUsage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         total_tokens=sum(usage.total_tokens for usage in usages),

@@ -7,28 +7,24 @@ import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.chat.events import Event, Finish
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, Usage
+from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, CompletionUsage
 from quire.frontend.openai.chat_events import ChatChunks, read_message, told_reason
 from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
-from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.parsing.events import Event, Finish, Usage
 from quire.frontend.requests.turns import apart
 
 
 class ChatCompletions:
     """Answers chat requests; needs no HTTP, so that the batch runner uses it too."""
 
-    def __init__(
-        self, engine: AsyncLLM, server: ServerConfig, models: ServedModels, conversations: Conversations
-    ) -> None:
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
         self._server = server
-        self._models = models
         self._conversations = conversations
         self._encoder = msgspec.json.Encoder()
 
@@ -40,14 +36,14 @@ class ChatCompletions:
             EngineError: the engine failed.
         """
         reply = self._reply(request, header_id)
-        turn = await self._conversations.open(request, reply.id)
+        turn = await self._conversations.open(request.to_chat_input(), reply.id)
         try:
             output, events = await turn.whole()
         finally:
             turn.close()
         num_tokens = sum(len(each.token_ids) for each in output.outputs)
         num_reasoning, num_cached = await turn.count_reasoning(num_tokens), output.num_cached_tokens or 0
-        usage = reply.usage(len(output.prompt_token_ids), num_tokens, num_cached, num_reasoning)
+        usage = reply.usage(Usage(len(output.prompt_token_ids), num_tokens, num_cached, num_reasoning))
         tells_ids = bool(request.return_token_ids) and turn.tells_tokens
         answer = functools.partial(self._answer, request, reply, output, events, usage, tells_ids=tells_ids)
         return await apart(answer, is_long=len(output.outputs) > INLINE_CHOICES)
@@ -55,7 +51,7 @@ class ChatCompletions:
     async def stream(self, request: ChatRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
         reply = self._reply(request, header_id)
-        turn = await self._conversations.open(request, reply.id)
+        turn = await self._conversations.open(request.to_chat_input(), reply.id)
         try:
             yield ACCEPTED
             formatter, role = self._formatter(request), self._role(request)
@@ -73,8 +69,8 @@ class ChatCompletions:
 
     def _reply(self, request: ChatRequest, header_id: str | None) -> Reply:
         request.check()
-        self._models.check(request.model)
-        return Reply.to(request, choose_id("chatcmpl", request, header_id), self._models.name, self._server)
+        self._engine.model.check_name(request.model)
+        return Reply.to(request, choose_id("chatcmpl", request, header_id), self._engine.model.name, self._server)
 
     def _role(self, request: ChatRequest) -> str:
         """Role of the answer; a message that is gone on with keeps its own."""
@@ -94,7 +90,7 @@ class ChatCompletions:
         reply: Reply,
         output: RequestOutput,
         events: list[list[Event]] | None,
-        usage: Usage,
+        usage: CompletionUsage,
         *,
         tells_ids: bool,
     ) -> ChatCompletion:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from quire.frontend.chat.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from quire.frontend.chat.turn import Choice, Turn
 from quire.frontend.http.event_stream import DONE
 from quire.frontend.openai.answers import (
@@ -13,16 +12,25 @@ from quire.frontend.openai.answers import (
     ChatChunkChoice,
     ChatDelta,
     ChatMessage,
+    CompletionUsage,
     FunctionCall,
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
-    Usage,
 )
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.parsing.events import (
+    Event,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    Usage,
+)
 
 
 def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finish]:
@@ -185,7 +193,7 @@ class ChatChunks:
         self,
         choices: list[ChatChunkChoice],
         *,
-        usage: Usage | None = None,
+        usage: CompletionUsage | None = None,
         prompt_token_ids: list[int] | msgspec.UnsetType = UNSET,
     ) -> bytes:
         reply = self._reply
@@ -202,5 +210,5 @@ class ChatChunks:
         )
         return event(chunk, self._encoder)
 
-    def _usage(self, num_tokens: int, num_reasoning: int | None = None) -> Usage:
-        return self._reply.usage(self._prompt_tokens, num_tokens, self._cached_tokens, num_reasoning)
+    def _usage(self, num_tokens: int, num_reasoning: int | None = None) -> CompletionUsage:
+        return self._reply.usage(Usage(self._prompt_tokens, num_tokens, self._cached_tokens, num_reasoning))

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -10,36 +11,29 @@ from msgspec import UNSET
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.list_price import check_lists
+from quire.frontend.chat.renaming import renamed
 from quire.frontend.http.event_stream import ACCEPTED, DONE
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import (
-    Completion,
     CompletionChoice,
     CompletionChunk,
     CompletionChunkChoice,
     CompletionLogprobs,
-    Usage,
+    CompletionUsage,
+    TextCompletion,
 )
-from quire.frontend.openai.beams import open_beams
-from quire.frontend.openai.generation import (
-    INLINE_CHOICES,
-    OutputStream,
-    Reply,
-    TextEvent,
-    choose_id,
-    close,
-    engine_id,
-    event,
-    log_prompt,
-    merge,
-)
+from quire.frontend.openai.generation import INLINE_CHOICES, Reply, TextEvent, choose_id, event
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
-from quire.frontend.openai.models import ServedModels
-from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.frontend.parsing.events import Usage
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
-from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.ids import engine_id
+from quire.frontend.requests.merging import OutputStream, close, merge
+from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.prompt_log import PromptLog
 from quire.frontend.requests.turns import apart, in_turns
 from quire.frontend.text.fill_in_middle import fill_in_middle
 from quire.frontend.text.tokenizer import Tokenizer
@@ -50,16 +44,14 @@ DEFAULT_MAX_TOKENS = 16
 class TextCompletions:
     """Answers completion requests; needs no HTTP, so that the batch runner uses it too."""
 
-    def __init__(
-        self, engine: AsyncLLM, server: ServerConfig, models: ServedModels, conversations: Conversations
-    ) -> None:
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
         self._server = server
-        self._models = models
         self._conversations = conversations
+        self._log = PromptLog(enabled=engine.model.log_requests, max_length=server.max_log_len)
         self._encoder = msgspec.json.Encoder()
 
-    async def complete(self, request: CompletionRequest, header_id: str | None = None) -> Completion:
+    async def complete(self, request: CompletionRequest, header_id: str | None = None) -> TextCompletion:
         """The whole answer; cancelling aborts it in the engine.
 
         Raises:
@@ -101,50 +93,69 @@ class TextCompletions:
 
     def _reply(self, request: CompletionRequest, header_id: str | None) -> Reply:
         request.check()
-        self._models.check(request.model)
-        return Reply.to(request, choose_id("cmpl", request, header_id), self._models.name, self._server)
+        self._engine.model.check_name(request.model)
+        return Reply.to(request, choose_id("cmpl", request, header_id), self._engine.model.name, self._server)
 
     async def _open(self, request: CompletionRequest, reply_id: str) -> list[OutputStream]:
-        max_tokens: int | None = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        if request.is_echo_alone:
-            max_tokens = 1  # the engine samples one token from every prompt
-        sampling_input = self._engine.sampling_input
-        max_tokens = sampling_input.limit_output(max_tokens)
-        sampling = request.make_sampling(sampling_input.defaults, max_tokens=max_tokens, logprobs=request.logprobs)
-        if request.scores_echo and sampling.prompt_logprobs is None:
-            sampling = sampling.replace(prompt_logprobs=request.logprobs)
-        if self._engine.tokenizer is None:
-            sampling = sampling.replace(detokenize=False)
+        prompts = request.prompts()
+        fields = self.sampling_fields(request)
+        check_lists(fields, len(prompts) * (request.n or 1))
+        sampling = SamplingParams(**fields)
         streams: list[OutputStream] = []
         try:
-            async for index, prompt in in_turns(enumerate(request.prompts())):
+            async for index, prompt in in_turns(enumerate(prompts)):
                 request_id = engine_id(reply_id, index)
-                if self._engine.model.log_requests and not isinstance(prompt, dict):  # embeddings tell nobody anything
-                    log_prompt(request_id, prompt, self._server.max_log_len)
-                stream = await self._open_one(prompt, request, sampling, request_id)
-                streams.append(stream)
+                if not isinstance(prompt, dict):  # embeddings tell nobody anything
+                    self._log.add(request_id, prompt)
+                streams.append(await self._open_one(prompt, request, sampling, request_id))
         except BaseException:
             await close(streams)
             raise
         return streams
 
+    def sampling_fields(self, request: CompletionRequest) -> dict[str, Any]:
+        """How a request is sampled, as SamplingParams keywords: its own fields over the checkpoint's defaults, within
+        the server's limits. Raises ParameterError."""
+        max_tokens: int | None = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        if request.is_echo_alone:
+            max_tokens = 1  # the engine samples one token from every prompt
+        sampling_input = self._engine.sampling_input
+        fields = {
+            **sampling_input.defaults,
+            **request.sampling_fields(request.logprobs),
+            "max_tokens": sampling_input.limit_output(max_tokens),
+        }
+        if request.scores_echo:
+            fields.setdefault("prompt_logprobs", request.logprobs)
+        if self._engine.tokenizer is None:
+            fields["detokenize"] = False
+        return fields
+
     async def _open_one(
         self, prompt: PromptLike, request: CompletionRequest, sampling: SamplingParams, request_id: str
     ) -> OutputStream:
-        if request.use_beam_search:
-            assert sampling.max_tokens is not None
-            limit, told = sampling.max_tokens, sampling.logprobs is not None
-            return await open_beams(self._engine, request, prompt, request_id, max_tokens=limit, tells_logprobs=told)
-        if sampling.thinking_token_budget is not None:
-            sampling = self._conversations.with_thinking_marks(sampling, self._as_text(prompt))
-        with renamed(**request.format_names()):
+        special = request.add_special_tokens is not False
+        with renamed(beam_width="n", **request.format_names()):
+            if request.use_beam_search:
+                assert sampling.max_tokens is not None
+                return await self._engine.open_beams(
+                    prompt,
+                    BeamSearchParams(**request.beam_fields(), max_tokens=sampling.max_tokens),
+                    request_id,
+                    priority=request.priority or 0,
+                    cache_salt=request.cache_salt,
+                    add_special_tokens=special,
+                    tells_logprobs=sampling.logprobs is not None,
+                )
+            if sampling.thinking_token_budget is not None:
+                sampling = sampling.replace(thinking=self._conversations.thinking_marks(self._as_text(prompt)))
             return await self._engine.open(
                 await self._with_suffix(prompt, request),
                 sampling,
                 request_id,
                 priority=request.priority or 0,
                 cache_salt=request.cache_salt,
-                add_special_tokens=request.add_special_tokens is not False,
+                add_special_tokens=special,
                 truncation=request.truncation,
                 fit_context=request.max_tokens is None,
             )
@@ -155,7 +166,7 @@ class TextCompletions:
             return ""
         return prompt if isinstance(prompt, str) else _text_of(prompt, self._engine.tokenizer)
 
-    async def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike:
+    async def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike | Prompt:
         """The prompt itself, or one that asks for the text between it and `suffix`."""
         if not request.suffix or isinstance(prompt, dict):
             return prompt
@@ -169,7 +180,7 @@ class TextCompletions:
             fill_in_middle, tokenizer.tokenizer, prompt, request.suffix, add_special_tokens=special
         )
         ids = await apart(make, is_long=len(prompt) + len(request.suffix) > INLINE_CHARACTERS)
-        return {"prompt": prompt, "prompt_token_ids": ids} if isinstance(prompt, str) else ids
+        return Prompt(prompt if isinstance(prompt, str) else None, ids)
 
     def _formatter(self, request: CompletionRequest) -> LogprobFormatter:
         as_ids = bool(request.return_tokens_as_token_ids)
@@ -177,7 +188,7 @@ class TextCompletions:
 
     # ------------------------------------------------------------------------------------------------------ answers
 
-    def _answer(self, request: CompletionRequest, reply: Reply, outputs: list[RequestOutput]) -> Completion:
+    def _answer(self, request: CompletionRequest, reply: Reply, outputs: list[RequestOutput]) -> TextCompletion:
         formatter = self._formatter(request)
         choices = []
         for prompt_index, output in enumerate(outputs):
@@ -199,12 +210,14 @@ class TextCompletions:
                         prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
                     )
                 )
-        usage = reply.usage(
+        counted = Usage(
             sum(len(output.prompt_token_ids) for output in outputs),
             sum(len(each.token_ids) for output in outputs for each in output.outputs),
             sum(output.num_cached_tokens or 0 for output in outputs),
         )
-        return Completion(id=reply.id, created=reply.created, model=reply.model, choices=choices, usage=usage)
+        return TextCompletion(
+            id=reply.id, created=reply.created, model=reply.model, choices=choices, usage=reply.usage(counted)
+        )
 
     @staticmethod
     def _logprobs(
@@ -304,12 +317,12 @@ class _Chunks:
             prompt_token_ids=output.prompt_token_ids if self._return_token_ids and first else UNSET,
         )
 
-    def _frame(self, choices: list[CompletionChunkChoice], *, usage: Usage | None = None) -> bytes:
+    def _frame(self, choices: list[CompletionChunkChoice], *, usage: CompletionUsage | None = None) -> bytes:
         reply = self._reply
         if usage is None and reply.continuous_usage:
             [choice] = choices
             prompt_tokens, cached_tokens = self._prompts[choice.index // self._n]
-            usage = reply.usage(prompt_tokens, self._told[choice.index].num_tokens, cached_tokens)
+            usage = reply.usage(Usage(prompt_tokens, self._told[choice.index].num_tokens, cached_tokens))
         chunk = CompletionChunk(
             id=reply.id,
             created=reply.created,
@@ -319,10 +332,10 @@ class _Chunks:
         )
         return event(chunk, self._encoder)
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> CompletionUsage:
         prompt_tokens, cached_tokens = (sum(column) for column in zip(*self._prompts.values(), strict=True))
         num_tokens = sum(told.num_tokens for told in self._told.values())
-        return self._reply.usage(prompt_tokens, num_tokens, cached_tokens)
+        return self._reply.usage(Usage(prompt_tokens, num_tokens, cached_tokens))
 
 
 def without_generated(output: RequestOutput) -> RequestOutput:

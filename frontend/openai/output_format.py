@@ -78,6 +78,12 @@ class OutputFields(Struct, kw_only=True):
             return {}
         return {"structured_outputs": field, **{f"structured_outputs.{kind}": field for kind in CONSTRAINT_KINDS}}
 
+    def chat_format_names(self) -> dict[str, str]:
+        """As `format_names` for an answer to a conversation: without a format it is held to the calls of its tools."""
+        if self.format_field is None:
+            return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
+        return self.format_names()
+
 
 def _read_response_format(form: dict[str, Any]) -> StructuredOutputsParams:
     kind = form.get("type")

@@ -9,9 +9,8 @@ from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS
+from quire.frontend.openai.completions import TextCompletions
 from quire.frontend.openai.generation import choose_id
-from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.turns import apart, in_turns
@@ -37,16 +36,17 @@ class RenderedRequest(Struct, kw_only=True):
 class Rendering:
     """Answers the routes that render."""
 
-    def __init__(self, engine: AsyncLLM, models: ServedModels, conversations: Conversations) -> None:
+    def __init__(self, engine: AsyncLLM, conversations: Conversations, completions: TextCompletions) -> None:
         self._engine = engine
-        self._models = models
         self._conversations = conversations
+        self._completions = completions
 
     async def chat(self, request: ChatRequest) -> RenderedRequest:
         """A conversation. Raises RequestError."""
         self._check(request)
-        prompt = await self._conversations.render(request)
-        sampling = self._conversations.sampling(request)
+        chat = request.to_chat_input()
+        prompt = await self._conversations.render(chat)
+        sampling = self._conversations.sampling(chat)
         if sampling.max_tokens is None:
             room = self._engine.max_model_len - len(prompt.token_ids)
             sampling = sampling.replace(max_tokens=max(room, 1))
@@ -58,10 +58,7 @@ class Rendering:
         self._check(request)
         if request.prompt_embeds:
             raise ParameterError("prompt_embeds are not rendered: they have no token ids.", param="prompt_embeds")
-        defaults = self._engine.sampling_input.defaults
-        limit = request.max_tokens if request.max_tokens is not None else defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
-        limit = self._engine.sampling_input.limit_output(limit)
-        sampling = request.make_sampling(defaults, max_tokens=limit, logprobs=request.logprobs)
+        sampling = SamplingParams(**self._completions.sampling_fields(request))
         special = request.add_special_tokens is not False
         rendered = []
         async for each in in_turns(request.prompts()):
@@ -74,7 +71,7 @@ class Rendering:
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         """As for an answer, but that offsets may be asked for here."""
         msgspec.structs.replace(request, return_token_offsets=None).check()
-        self._models.check(request.model)
+        self._engine.model.check_name(request.model)
 
     async def _rendered(
         self,
@@ -103,7 +100,7 @@ class Rendering:
             prompt_text=text,
             token_offsets=offsets,
             sampling_params=sampling,
-            model=self._models.name,
+            model=self._engine.model.name,
             stream=bool(request.stream),
             stream_options=request.stream_options,
             cache_salt=request.cache_salt,

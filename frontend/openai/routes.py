@@ -17,16 +17,16 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.answers import (
     ChatCompletion,
-    Completion,
     DetokenizeResponse,
     ModelCard,
     ModelList,
+    TextCompletion,
     TokenizeResponse,
 )
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.models import ServedModels
+from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import RenderedRequest, Rendering
 from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
@@ -56,20 +56,19 @@ def openai_routes(
     server: ServerConfig,
     state: ServerState,
     answers: HttpAnswers,
-    models: ServedModels,
     conversations: Conversations,
 ) -> list[Any]:
     """Handlers for /v1, /invocations and the tokenizer."""
-    chat = ChatCompletions(engine, server, models, conversations)
-    text = TextCompletions(engine, server, models, conversations)
-    rendering = Rendering(engine, models, conversations)
+    chat = ChatCompletions(engine, server, conversations)
+    text = TextCompletions(engine, server, conversations)
+    rendering = Rendering(engine, conversations, text)
     handlers = [
         *_chat_routes(chat, rendering, answers),
         *_completion_routes(text, rendering, answers),
-        *_model_routes(models, answers),
-        *response_routes(Responses(engine, server, models, conversations, state), answers),
+        *_model_routes(ModelCards(engine), answers),
+        *response_routes(Responses(engine, server, conversations, state), answers),
     ]
-    tokenization = Tokenization(engine, models, conversations)
+    tokenization = Tokenization(engine, conversations)
     return [
         Router("/v1", route_handlers=handlers),
         _invocation_route(chat, text, answers),
@@ -102,7 +101,7 @@ def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswe
 
 
 def _completion_routes(text: TextCompletions, rendering: Rendering, answers: HttpAnswers) -> list[Any]:
-    @post("/completions", status_code=200, responses=documented(Completion), summary="Complete")
+    @post("/completions", status_code=200, responses=documented(TextCompletion), summary="Complete")
     async def create_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
         """Continues texts; a stream of events with `stream`."""
         answers.check_ready()
@@ -117,7 +116,7 @@ def _completion_routes(text: TextCompletions, rendering: Rendering, answers: Htt
     return [create_completion, render_completion]
 
 
-def _model_routes(models: ServedModels, answers: HttpAnswers) -> list[Any]:
+def _model_routes(models: ModelCards, answers: HttpAnswers) -> list[Any]:
     @get("/models", responses=documented(ModelList), summary="Models")
     async def list_models() -> ASGIApp:
         """The names that the model goes by."""
@@ -153,7 +152,7 @@ def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: Htt
     @post(
         "/invocations",
         status_code=200,
-        responses=documented(ChatCompletion | Completion),
+        responses=documented(ChatCompletion | TextCompletion),
         opt={BODY: ChatRequest | CompletionRequest},
         summary="Invoke",
     )

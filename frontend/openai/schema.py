@@ -4,30 +4,20 @@ Every field is honoured, or refused by name with a reason, or known to be withou
 see `refused_fields.py`. Anything else is an unknown field. `null` means unset.
 """
 
-import functools
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.core.wire.repetition import RepetitionDetection
-from quire.core.wire.sampling_lists import check_extra_args
-from quire.core.wire.sampling_params import MAX_COMPLETIONS, RequestOutputKind, SamplingParams
-from quire.frontend.chat.tool_fields import check_messages, read_tool_choice, read_tools
-from quire.frontend.openai.list_price import check_lists
+from quire.core.wire.sampling_params import MAX_COMPLETIONS
+from quire.frontend.chat.body_fields import check_priority, check_salt, read_sampling, refuse_unsupported
+from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.tool_fields import read_tool_set
+from quire.frontend.openai.beams import refuse_with_beams
 from quire.frontend.openai.output_format import OutputFields
-from quire.frontend.openai.refused_fields import UNSUPPORTED
 from quire.frontend.requests.prompt import MAX_EMBEDS_BYTES, PromptLike
 from quire.frontend.text.truncation import Side, Truncation
-
-MAX_SALT_CHARACTERS = 1024
-
-_SAMPLING_FIELDS = (
-    *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
-    *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
-    *("prompt_logprobs", "logprob_token_ids", "repetition_detection", "stream_interval", "thinking_token_budget"),
-    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
-)
 
 _NOT_WITH_EMBEDS = {
     "echo": False,
@@ -117,21 +107,14 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ParameterError: the field, by name.
         """
-        for name in _unsupported_fields(type(self)):
-            value = getattr(self, name)
-            if value is not None and value not in UNSUPPORTED[name].nothing:
-                raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
+        refuse_unsupported(self)
+        check_priority(self.priority)
+        check_salt(self.cache_salt)
         if self.stream_options is not None:
             if not self.stream:
                 raise ParameterError("stream_options needs stream=true.", param="stream_options")
             if self.stream_options.include_obfuscation:
                 raise ParameterError("include_obfuscation is not supported yet.", param="stream_options")
-        if self.priority is not None and not -(2**63) <= self.priority < 2**63:
-            raise ParameterError("priority must fit in 64 bits.", param="priority")
-        if self.cache_salt == "":
-            raise ParameterError("cache_salt must not be empty; leave it out instead.", param="cache_salt")
-        if self.cache_salt is not None and len(self.cache_salt) > MAX_SALT_CHARACTERS:
-            raise ParameterError(f"cache_salt must have at most {MAX_SALT_CHARACTERS} characters.", param="cache_salt")
         if self.prompt_logprobs is not None and self.stream:
             raise ParameterError(
                 "prompt_logprobs come with the whole answer; leave stream out, or use echo with logprobs.",
@@ -152,27 +135,36 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
             return None
         return Truncation(self.truncate_prompt_tokens, self.truncation_side)
 
-    def make_sampling(
-        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
-        """Sampling parameters: the request's own fields, then the model's `defaults`, then ours.
+    def sampling_fields(self, num_logprobs: int | None) -> dict[str, Any]:
+        """What the request says of sampling, as SamplingParams keywords, but for max_tokens.
+
+        Args:
+            num_logprobs: how many of the likeliest tokens to tell at each position; None tells no log-probabilities.
 
         Raises:
-            ParameterError: a value out of range, by name.
+            ParameterError: a value that is no value of its field.
         """
-        chosen = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        if self.logit_bias is not None:
-            chosen["logit_bias"] = _ids_as_numbers(self.logit_bias)
-        if self.vllm_xargs:
-            check_extra_args(self.vllm_xargs, "vllm_xargs")
-            chosen["extra_args"] = self.vllm_xargs
         if self.logprob_token_ids:
-            logprobs = None  # instead of the likeliest
-        chosen["structured_outputs"] = self.read_format()
-        kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
-        return SamplingParams(
-            **{**defaults, **chosen, "max_tokens": max_tokens, "logprobs": logprobs, "output_kind": kind}
-        )
+            num_logprobs = None  # instead of the likeliest
+        return {**read_sampling(self), "logprobs": num_logprobs, "structured_outputs": self.read_format()}
+
+    def beam_fields(self) -> dict[str, Any]:
+        """The beam search that is asked for, as BeamSearchParams keywords, but for max_tokens.
+
+        Raises:
+            ParameterError: a field that does not go with it.
+        """
+        refuse_with_beams(self)
+        return {
+            "beam_width": self.n or 1,
+            "ignore_eos": bool(self.ignore_eos),
+            "temperature": self.temperature or 0.0,
+            "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty,
+            "early_stopping": self.early_stopping or False,
+            "stop_token_ids": self.stop_token_ids or [],
+            "include_stop_str_in_output": bool(self.include_stop_str_in_output),
+            "skip_special_tokens": self.skip_special_tokens is not False,
+        }
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -210,31 +202,42 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.logprob_token_ids and not self.logprobs:
             raise ParameterError("logprob_token_ids needs logprobs=true.", param="logprob_token_ids")
-        check_lists(self, self.n or 1)
-        check_messages(self.messages)
-        choice = read_tool_choice(self.tool_choice, read_tools(self.tools))
-        if choice.mode != "none" and (field := self.format_field) is not None:
-            raise ParameterError(
-                f"tools and {field} contradict each other: an answer is either a call or has that format. "
-                "Leave one out, or set tool_choice to none.",
-                param=field,
-            )
 
-    def format_names(self) -> dict[str, str]:
-        """As for all requests; without a format, what an answer is held to are the calls of its tools."""
-        if self.format_field is None:
-            return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
-        return super().format_names()
+    def to_chat_input(self) -> ChatInput:
+        """What is asked for, in the form that all protocols share.
 
-    def make_sampling(
-        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
-        """As for all requests; an echo with logprobs comes with the prompt's, too, unless it is streamed."""
-        sampling = super().make_sampling(defaults, max_tokens=max_tokens, logprobs=logprobs)
-        scores_prompt = self.echo and self.logprobs and not (self.stream or self.use_beam_search)
-        if scores_prompt and sampling.prompt_logprobs is None:
-            sampling = sampling.replace(prompt_logprobs=self.top_logprobs or 0)
-        return sampling
+        Raises:
+            ParameterError: a field that is malformed or contradicts another, by name.
+        """
+        sampling = self.sampling_fields((self.top_logprobs or 0) if self.logprobs else None)
+        if self.echo and self.logprobs and not (self.stream or self.use_beam_search):
+            sampling.setdefault("prompt_logprobs", self.top_logprobs or 0)  # an echo with logprobs has the prompt's too
+        return ChatInput(
+            names={
+                "max_tokens": self.token_limit[0],
+                "logprobs": "top_logprobs",
+                "beam_width": "n",
+                **self.chat_format_names(),
+            },
+            messages=self.messages,
+            tools=read_tool_set(
+                self.tools, self.tool_choice, max_calls=1 if self.parallel_tool_calls is False else None
+            ),
+            documents=self.documents,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            add_special_tokens=bool(self.add_special_tokens),
+            chat_template=self.chat_template,
+            template_variables=self.chat_template_kwargs or {},
+            reasoning_effort=self.reasoning_effort,
+            truncation=self.truncation,
+            include_reasoning=self.include_reasoning is not False,
+            sampling=sampling,
+            max_tokens=self.token_limit[1],
+            beams=self.beam_fields() if self.use_beam_search else None,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt,
+        ).checked(format_field=self.format_field)
 
     def echoed(self, role: str) -> str:
         """With `echo`, the last message's text, where the answer goes on in the same role; else nothing."""
@@ -306,7 +309,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
                 f"may ask for {MAX_COMPLETIONS}; send several requests.",
                 param="prompt_embeds" if given else "prompt",
             )
-        check_lists(self, num_completions)
         if sum(map(len, given)) * 3 // 4 > MAX_EMBEDS_BYTES:
             raise ParameterError(
                 f"prompt_embeds are more than {MAX_EMBEDS_BYTES} bytes in all; send several requests.",
@@ -353,17 +355,30 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     def check(self) -> None:
         """Refuses fields that are not supported, and both or neither of prompt and messages."""
-        for name in ("media_io_kwargs", "mm_processor_kwargs"):
-            value = getattr(self, name)
-            if value is not None and value not in UNSUPPORTED[name].nothing:
-                raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
+        refuse_unsupported(self)
         if (self.prompt is None) == (self.messages is None):
             raise ParameterError("Give either prompt or messages.", param="prompt")
         if self.prompt is not None:
             for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
                     raise ParameterError(f"{name} goes with messages, not with prompt.", param=name)
-        read_tools(self.tools)
+
+    def to_chat_input(self) -> ChatInput:
+        """The conversation, which is not to be answered.
+
+        Raises:
+            ParameterError: a tool that is malformed.
+        """
+        return ChatInput(
+            names={},
+            messages=self.messages or [],
+            tools=read_tool_set(self.tools, None),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            add_special_tokens=bool(self.add_special_tokens),
+            chat_template=self.chat_template,
+            template_variables=self.chat_template_kwargs or {},
+        )
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -371,15 +386,3 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tokens: list[int]
     model: str | None = None
-
-
-@functools.cache
-def _unsupported_fields(kind: type[GenerationRequest]) -> list[str]:
-    return [name for name in kind.__struct_fields__ if name in UNSUPPORTED]
-
-
-def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:
-    """JSON's keys are strings."""
-    if not all(len(token_id) < 16 and token_id.isascii() and token_id.isdigit() for token_id in logit_bias):
-        raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
-    return {int(token_id): bias for token_id, bias in logit_bias.items()}

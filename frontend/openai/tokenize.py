@@ -6,7 +6,6 @@ from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.openai.answers import DetokenizeResponse, TokenizeResponse
-from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.schema import DetokenizeRequest, TokenizeRequest
 from quire.frontend.requests.turns import apart
 from quire.frontend.text.tokenizer import Tokenizer
@@ -18,18 +17,17 @@ INLINE_TOKENS = 4096
 class Tokenization:
     """Answers tokenization requests."""
 
-    def __init__(self, engine: AsyncLLM, models: ServedModels, conversations: Conversations) -> None:
+    def __init__(self, engine: AsyncLLM, conversations: Conversations) -> None:
         self._engine = engine
         self._tokenizer = engine.async_tokenizer
-        self._models = models
         self._conversations = conversations
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Token ids of a text or of a rendered conversation. Raises RequestError."""
         request.check()
-        self._models.check(request.model)
+        self._engine.model.check_name(request.model)
         if request.prompt is None:
-            ids = (await self._conversations.render(request)).token_ids
+            ids = (await self._conversations.render(request.to_chat_input())).token_ids
         else:
             special = request.add_special_tokens is not False
             ids = await self._tokenizer.tokenize(request.prompt, add_special_tokens=special)
@@ -41,7 +39,7 @@ class Tokenization:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids, special tokens included. Raises RequestError."""
-        self._models.check(request.model)
+        self._engine.model.check_name(request.model)
         longest = self._tokenizer.max_text_length
         if len(request.tokens) > longest:
             raise ParameterError(

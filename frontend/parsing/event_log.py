@@ -2,8 +2,15 @@
 
 from collections.abc import Callable
 
-from quire.frontend.chat.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.frontend.parsing.call_ids import random_call_id
+from quire.frontend.parsing.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 
 class EventLog:

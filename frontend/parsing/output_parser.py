@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.frontend.chat.events import Event, ToolCallEnd
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.events import Event, ToolCallEnd
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
 

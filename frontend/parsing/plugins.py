@@ -2,7 +2,7 @@
 
 The file defines a class for each parser:
 
-    from quire.frontend.chat.events import TextDelta
+    from quire.frontend.parsing.events import TextDelta
     from quire.frontend.parsing.plugins import ToolParser
 
     class MyParser(ToolParser):
@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from quire.core.errors import ConfigError
-from quire.frontend.chat.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from quire.frontend.parsing.reader import Sink
 from quire.frontend.parsing.tools import Tool
 

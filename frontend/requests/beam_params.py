@@ -41,7 +41,7 @@ class BeamSearchParams(Struct, kw_only=True):
     def __post_init__(self) -> None:
         if type(self.beam_width) is not int or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise ParameterError(
-                f"beam_width (n) must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width}.", param="beam_width"
+                f"beam_width must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width}.", param="beam_width"
             )
         if type(self.max_tokens) is not int or self.max_tokens < 1:
             raise ParameterError(f"max_tokens must be at least 1, got {self.max_tokens}.", param="max_tokens")

@@ -6,16 +6,6 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.chat.events import (
-    Event,
-    Finish,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-    Usage,
-)
 from quire.frontend.openai.answers import TokenLogprob
 from quire.frontend.openai.responses.answers import (
     CallItem,
@@ -30,6 +20,16 @@ from quire.frontend.openai.responses.answers import (
     Response,
     ResponseFailure,
     ResponseUsage,
+)
+from quire.frontend.parsing.events import (
+    Event,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    Usage,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -181,6 +181,6 @@ def _usage(usage: Usage) -> ResponseUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(usage.reasoning_tokens),
+        output_tokens_details=OutputTokensDetails(usage.reasoning_tokens or 0),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )

@@ -1,6 +1,6 @@
 """Body of POST /v1/responses: OpenAI's fields and vLLM's additions, each honoured or refused by name.
 
-A request becomes a chat request (`to_chat`), so that everything about sampling and tools is written once.
+A request becomes a `ChatInput`, so that everything about sampling and tools is written once.
 """
 
 from collections.abc import Sequence
@@ -10,32 +10,27 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.chat.body_fields import check_priority, check_salt, read_sampling, refuse_unsupported
+from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.refused_fields import UNSUPPORTED
+from quire.frontend.chat.tool_fields import read_tool_set
+from quire.frontend.openai.output_format import OutputFields
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+CALL_PREFIX = "call_"
+"""How ids of calls begin; the items that hold them have ids of their own."""
+
 MAX_METADATA = 16
 """Entries of `metadata`, as at OpenAI's."""
 
 NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
-    "verbosity": "text.verbosity",
 }
-"""Fields of the chat request under the names that they have here."""
-
-_SHARED = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "skip_special_tokens"),
-    *("include_stop_str_in_output", "priority", "cache_salt", "vllm_xargs", "structured_outputs"),
-    *("include_reasoning", "parallel_tool_calls", "chat_template_kwargs", "stream", "watermarking"),
-    *("media_io_kwargs", "mm_processor_kwargs", "mm_payload", "return_mm_kwargs"),
-    *("kv_transfer_params", "ec_transfer_params"),
-)
-"""Fields that mean the same in a chat request."""
+"""Fields of chat completions under the names that they have here."""
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
@@ -147,6 +142,12 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ParameterError: the field, by name.
         """
+        refuse_unsupported(self)
+        check_priority(self.priority)
+        check_salt(self.cache_salt)
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            reason = UNSUPPORTED["verbosity"].reason
+            raise ParameterError(f"text.verbosity is refused: {reason}.", param="text.verbosity")
         for name, harmless in _UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and value not in harmless:
@@ -165,25 +166,36 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         if len(self.metadata or ()) > MAX_METADATA:
             raise ParameterError(f"metadata may have {MAX_METADATA} entries.", param="metadata")
 
-    def to_chat(self, messages: list[dict[str, Any]]) -> ChatRequest:
-        """The chat request whose answer is the response.
+    def to_chat_input(self, messages: list[dict[str, Any]]) -> ChatInput:
+        """The conversation whose answer is the response.
 
         Raises:
-            ParameterError: a tool or a format that a chat request cannot express.
+            ParameterError: a field that is malformed or contradicts another, by its name in chat completions (`NAMES`).
         """
-        tools, choice = _chat_tools(self.tools or (), self.tool_choice)
-        return ChatRequest(
-            messages=messages,
-            max_completion_tokens=self.max_output_tokens,
-            tools=tools or None,
-            tool_choice=choice,
-            logprobs=self.includes(OUTPUT_LOGPROBS) or None,
-            top_logprobs=self.top_logprobs,
+        tells_logprobs = self.includes(OUTPUT_LOGPROBS)
+        form = OutputFields(
             response_format=_response_format(self.text.format if self.text else None),
-            verbosity=self.text.verbosity if self.text and self.text.verbosity != "medium" else None,
-            reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            **{name: value for name in _SHARED if (value := getattr(self, name)) is not None},
+            structured_outputs=self.structured_outputs,
         )
+        tools, choice = _chat_tools(self.tools or (), self.tool_choice)
+        max_calls = 1 if self.parallel_tool_calls is False else self.max_tool_calls
+        return ChatInput(
+            names={"logprobs": "top_logprobs", **form.chat_format_names()},
+            messages=messages,
+            tools=read_tool_set(tools or None, choice, max_calls=max_calls),
+            template_variables=self.chat_template_kwargs or {},
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            include_reasoning=self.include_reasoning is not False,
+            sampling={
+                **read_sampling(self),
+                "logprobs": (self.top_logprobs or 0) if tells_logprobs else None,
+                "structured_outputs": form.read_format(),
+            },
+            max_tokens=self.max_output_tokens,
+            call_prefix=CALL_PREFIX,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt,
+        ).checked(format_field=form.format_field)
 
 
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:

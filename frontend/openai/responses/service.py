@@ -13,28 +13,25 @@ from quire.core.errors import OverloadedError, ParameterError, QuireError, Reque
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.turn import Turn
 from quire.frontend.http.errors import describe
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
-from quire.frontend.openai.generation import MAX_ID_CHARACTERS
 from quire.frontend.openai.logprobs import LogprobFormatter
-from quire.frontend.openai.models import ServedModels
-from quire.frontend.openai.renaming import renamed
 from quire.frontend.openai.responses.answers import DeletedResponse, Response
 from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.items import encrypt, input_items, to_messages
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
-from quire.frontend.openai.responses.store import Recording, ResponseStore, StoredResponse
+from quire.frontend.openai.responses.store import ResponseStore, StoredResponse, StreamHistory
 from quire.frontend.openai.responses.truncation import fit
+from quire.frontend.requests.ids import MAX_ID_CHARACTERS
 
 logger = get_logger(__name__)
 
 
 ACCEPTED: list[bytes] = []
 """What a stream begins with, so that its headers need not wait for an event: none."""
-CALL_PREFIX = "call_"
-"""How ids of calls begin; the items that hold them have ids of their own."""
 
 
 class _Job:
@@ -58,12 +55,10 @@ class Responses:
         self,
         engine: AsyncLLM,
         server: ServerConfig,
-        models: ServedModels,
         conversations: Conversations,
         state: ServerState,
     ) -> None:
         self._engine = engine
-        self._models = models
         self._conversations = conversations
         self._state = state
         self._store = ResponseStore(
@@ -91,8 +86,8 @@ class Responses:
         job = await self._open(request)
         if request.background:
             self._start(job)
-            assert job.stored.recording is not None
-            async for frames in _follow(job.stored.recording):
+            assert job.stored.history is not None
+            async for frames in _follow(job.stored.history):
                 yield frames
             return
         try:
@@ -114,13 +109,13 @@ class Responses:
             NotFoundError: there is no such response.
             ParameterError: its events are not kept.
         """
-        recording = self._store.get(response_id).recording
-        if recording is None:
+        history = self._store.get(response_id).history
+        if history is None:
             raise ParameterError(
                 "Only responses created with background=true and stream=true can be streamed again; leave stream out.",
                 param="stream",
             )
-        return _follow(recording, start)
+        return _follow(history, start)
 
     async def cancel(self, response_id: str) -> Response:
         """Ends a response that is made in the background; one that is cancelled already stays so.
@@ -152,7 +147,7 @@ class Responses:
     async def _open(self, request: ResponsesRequest) -> _Job:
         """Checks the request and hands it to the engine."""
         request.check()
-        self._models.check(request.model)
+        self._engine.model.check_name(request.model)
         response_id = _response_id(request)
         self._store.check_new(response_id)
         if request.background and not self._store.keeps_any:
@@ -165,8 +160,7 @@ class Responses:
             previous = self._previous_items(request.previous_response_id)
             items = previous + items
         with renamed(**NAMES):
-            chat = request.to_chat(to_messages(items, request.instructions, num_previous=len(previous)))
-            chat.check()
+            chat = request.to_chat_input(to_messages(items, request.instructions, num_previous=len(previous)))
             prompt = None
             if request.truncation == "auto":
                 chat, prompt = await fit(
@@ -175,13 +169,11 @@ class Responses:
                     max_model_len=self._engine.max_model_len,
                     max_text_length=self._engine.async_tokenizer.max_text_length,
                 )
-            turn = await self._conversations.open(
-                chat, response_id, prompt=prompt, max_calls=request.max_tool_calls, call_prefix=CALL_PREFIX
-            )
-        response = _new_response(request, response_id, self._models.name, self._engine)
+            turn = await self._conversations.open(chat, response_id, prompt=prompt)
+        response = _new_response(request, response_id, self._engine.model.name, self._engine)
         builder = ResponseBuilder(response, encrypt if request.includes(ENCRYPTED_REASONING) else None)
-        recording = Recording() if request.background and request.stream else None
-        return _Job(request, builder, turn, StoredResponse(response, items, recording))
+        history = StreamHistory() if request.background and request.stream else None
+        return _Job(request, builder, turn, StoredResponse(response, items, history))
 
     def _previous_items(self, response_id: str) -> list[dict[str, Any]]:
         stored = self._store.get(response_id, param="previous_response_id")
@@ -232,28 +224,28 @@ class Responses:
 
     def _record(self, job: _Job) -> Coroutine[Any, Any, None]:
         async def record() -> None:
-            response, recording = job.builder.response, job.stored.recording
+            response, history = job.builder.response, job.stored.history
             groups = self._run(job)
             try:
                 async for frames in groups:
-                    if recording is not None:
-                        recording.add(frames)
+                    if history is not None:
+                        history.add(frames)
             except asyncio.CancelledError:
                 if response.status != "cancelled":
                     job.builder.fail("server_error", "The server was stopped.")
                 raise
             finally:
                 await groups.aclose()
-                if recording is not None:
-                    recording.end()
+                if history is not None:
+                    history.end()
 
         return record()
 
 
-async def _follow(recording: Recording, start: int = 0) -> AsyncGenerator[list[bytes], None]:
+async def _follow(history: StreamHistory, start: int = 0) -> AsyncGenerator[list[bytes], None]:
     """Its events as they come; the first of them may be long in coming."""
     yield ACCEPTED
-    async with aclosing(recording.follow(start)) as groups:
+    async with aclosing(history.follow(start)) as groups:
         async for frames in groups:
             yield frames
 

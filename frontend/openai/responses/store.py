@@ -13,7 +13,7 @@ from quire.frontend.openai.responses.answers import Response
 _encode = msgspec.json.Encoder().encode
 
 
-class Recording:
+class StreamHistory:
     """The frames of a stream that goes on without its reader: any number of readers may follow it, from anywhere."""
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class StoredResponse:
 
     Args:
         items: the conversation's items, the response's own included once it is there.
-        recording: the stream of a response made in the background with `stream`.
+        history: the stream of a response made in the background with `stream`.
     """
 
-    def __init__(self, response: Response, items: list[dict[str, Any]], recording: Recording | None = None) -> None:
+    def __init__(self, response: Response, items: list[dict[str, Any]], history: StreamHistory | None = None) -> None:
         self.response = response
         self.items = items
-        self.recording = recording
+        self.history = history
         self.task: asyncio.Task[None] | None = None
         self.stored_at = 0.0
         self.num_bytes = 0
@@ -73,8 +73,8 @@ class StoredResponse:
 
     def measure(self) -> int:
         """Bytes that it takes, roughly."""
-        recorded = self.recording.num_bytes if self.recording is not None else 0
-        return len(_encode(self.response)) + len(_encode(self.items)) + recorded
+        kept = self.history.num_bytes if self.history is not None else 0
+        return len(_encode(self.response)) + len(_encode(self.items)) + kept
 
 
 class ResponseStore:

@@ -6,17 +6,17 @@ import operator
 
 import msgspec
 
+from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.chat.turn import Rendered
-from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.requests.prompt import Prompt
 
 NUM_ESTIMATES = 6
 """Attempts that go by the sizes of turns; where these mislead, the next go by halving."""
 
 
 async def fit(
-    chat: ChatRequest, conversations: Conversations, *, max_model_len: int, max_text_length: int
-) -> tuple[ChatRequest, Rendered]:
+    chat: ChatInput, conversations: Conversations, *, max_model_len: int, max_text_length: int
+) -> tuple[ChatInput, Prompt]:
     """The request with as many of its newest turns as leave room for an answer, and its prompt.
 
     A turn begins with a user's message. System messages before the first one stay, and so does the last turn: if that
@@ -32,7 +32,7 @@ async def fit(
     Raises:
         ParameterError: the conversation cannot be rendered.
     """
-    room = max_model_len - max(chat.token_limit[1] or 1, 1)
+    room = max_model_len - max(chat.max_tokens or 1, 1)
     starts = [index for index, message in enumerate(chat.messages) if message.get("role") == "user"]
     if len(starts) < 2:
         return chat, await conversations.render(chat, must_fit=False)
@@ -57,15 +57,15 @@ async def fit(
     return fitting
 
 
-def _sizes(chat: ChatRequest, starts: list[int]) -> list[int]:
+def _sizes(chat: ChatInput, starts: list[int]) -> list[int]:
     """Bytes of what remains when 0, 1, 2 ... turns are left out, tools and system messages included."""
     sizes = [len(msgspec.json.encode(message)) for message in chat.messages]
-    stays = len(msgspec.json.encode(chat.tools)) + sum(sizes[: starts[0]])
+    stays = len(msgspec.json.encode(chat.tools.described)) + sum(sizes[: starts[0]])
     onwards = list(itertools.accumulate(reversed(sizes)))[::-1]  # of each message and all after it
     return [stays + onwards[start] for start in starts]
 
 
-def _without(chat: ChatRequest, starts: list[int], num_turns: int) -> ChatRequest:
+def _without(chat: ChatInput, starts: list[int], num_turns: int) -> ChatInput:
     if num_turns == 0:
         return chat
     return msgspec.structs.replace(chat, messages=[*chat.messages[: starts[0]], *chat.messages[starts[num_turns] :]])

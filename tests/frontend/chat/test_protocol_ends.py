@@ -12,7 +12,11 @@ import pytest
 from quire.core.errors import EngineError
 from quire.frontend.anthropic.answers import MessageAnswer, MessageUsage
 from quire.frontend.anthropic.builder import MessageBuilder
-from quire.frontend.chat.events import (
+from quire.frontend.openai.answers import ChatMessage
+from quire.frontend.openai.chat_events import read_message
+from quire.frontend.openai.responses.answers import Response
+from quire.frontend.openai.responses.builder import ResponseBuilder
+from quire.frontend.parsing.events import (
     Event,
     Finish,
     ReasoningDelta,
@@ -21,14 +25,10 @@ from quire.frontend.chat.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from quire.frontend.openai.answers import ChatMessage
-from quire.frontend.openai.chat_events import read_message
-from quire.frontend.openai.responses.answers import Response
-from quire.frontend.openai.responses.builder import ResponseBuilder
 from tests.servers import ServerProcess
 
 PLUGIN = """
-from quire.frontend.chat.events import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.parsing.events import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.frontend.parsing.plugins import ReasoningParser, ToolParser
 
 class Calls(ToolParser):

@@ -6,30 +6,42 @@ import msgspec
 import pytest
 
 from quire.core.errors import ParameterError
+from quire.core.wire.sampling_params import RequestOutputKind
+from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
+from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.http.json_request import decode_body
 from quire.frontend.openai.responses.schema import OUTPUT_LOGPROBS, ResponsesRequest
-from quire.frontend.openai.schema import ChatRequest
 
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
 SCHEMA: dict[str, Any] = {"type": "object", "title": "t"}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA, "strict": True}}
+FORMAT = StructuredOutputsParams(json=SCHEMA)
 
 RESPONSES_CARRY: dict[str, tuple[Any, str, Any]] = {
-    "max_output_tokens": (7, "max_completion_tokens", 7),
-    "tools": ([{"type": "function", **FUNCTION}], "tools", [{"type": "function", "function": FUNCTION}]),
-    "tool_choice": ("none", "tool_choice", "none"),
+    "max_output_tokens": (7, "max_tokens", 7),
+    "tools": ([{"type": "function", **FUNCTION}], "tools.described", [{"type": "function", "function": FUNCTION}]),
+    "tool_choice": ("none", "tools.choice.mode", "none"),
+    "parallel_tool_calls": (False, "tools.choice.max_calls", 1),
+    "max_tool_calls": (3, "tools.choice.max_calls", 3),
     "reasoning": ({"effort": "low"}, "reasoning_effort", "low"),
     "text": (
         {"format": {"type": "json_schema", "name": "output", "schema": SCHEMA, "strict": True}},
-        "response_format",
+        "sampling.structured_outputs",
         FORMAT,
     ),
-    "include": ([OUTPUT_LOGPROBS], "logprobs", True),
+    "structured_outputs": ({"regex": "a"}, "sampling.structured_outputs", StructuredOutputsParams(regex="a")),
+    "include": ([OUTPUT_LOGPROBS], "sampling.logprobs", 0),
+    "top_logprobs": (2, "sampling.logprobs", 2),
+    "logit_bias": ({"1": 1.0}, "sampling.logit_bias", {1: 1.0}),
+    "vllm_xargs": ({"a": 1}, "sampling.extra_args", {"a": 1}),
+    "stream": (True, "sampling.output_kind", RequestOutputKind.DELTA),
+    "priority": (3, "priority", 3),
+    "cache_salt": ("s", "cache_salt", "s"),
+    "include_reasoning": (False, "include_reasoning", False),
+    "chat_template_kwargs": ({"a": 1}, "template_variables", {"a": 1}),
     **{
-        name: (value, name, value)
+        name: (value, f"sampling.{name}", value)
         for name, value in {
-            "model": "m",
             "temperature": 0.5,
             "top_p": 0.5,
             "top_k": 3,
@@ -41,48 +53,36 @@ RESPONSES_CARRY: dict[str, tuple[Any, str, Any]] = {
             "stop": ["a"],
             "stop_token_ids": [5],
             "ignore_eos": True,
-            "logit_bias": {"1": 1.0},
             "skip_special_tokens": False,
-            "priority": 3,
             "include_stop_str_in_output": True,
-            "cache_salt": "s",
-            "vllm_xargs": {"a": 1},
-            "stream": True,
-            "structured_outputs": {"regex": "a"},
-            "include_reasoning": False,
-            "parallel_tool_calls": False,
-            "chat_template_kwargs": {"a": 1},
-            "top_logprobs": 2,
         }.items()
     },
 }
-"""A field, a value of it, and the field of the chat request that then has which value."""
+"""A field, a value of it, and the place in the ChatInput that then has which value."""
 
 MESSAGES_CARRY: dict[str, tuple[Any, str, Any]] = {
-    "max_tokens": (7, "max_completion_tokens", 7),
-    "stop_sequences": (["a"], "stop", ["a"]),
+    "max_tokens": (7, "max_tokens", 7),
+    "stop_sequences": (["a"], "sampling.stop", ["a"]),
     "system": ("Be brief.", "messages", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]),
     "tools": (
         [{"name": "f", "input_schema": {"type": "object"}}],
-        "tools",
+        "tools.described",
         [{"type": "function", "function": FUNCTION}],
     ),
-    "tool_choice": ({"type": "none"}, "tool_choice", "none"),
-    "thinking": ({"type": "disabled"}, "chat_template_kwargs", {"enable_thinking": False}),
-    "output_config": ({"format": {"type": "json_schema", "schema": SCHEMA}}, "response_format", FORMAT),
-    **{
-        name: (value, name, value)
-        for name, value in {
-            "temperature": 0.5,
-            "top_p": 0.5,
-            "top_k": 3,
-            "stream": True,
-            "cache_salt": "s",
-            "vllm_xargs": {"a": 1},
-            "chat_template_kwargs": {"a": 1},
-            "model": "m",
-        }.items()
-    },
+    "tool_choice": ({"type": "auto", "disable_parallel_tool_use": True}, "tools.choice.max_calls", 1),
+    "thinking": ({"type": "disabled"}, "template_variables", {"enable_thinking": False}),
+    "output_config": (
+        {"format": {"type": "json_schema", "schema": SCHEMA}},
+        "sampling.structured_outputs",
+        FORMAT,
+    ),
+    "vllm_xargs": ({"a": 1}, "sampling.extra_args", {"a": 1}),
+    "stream": (True, "sampling.output_kind", RequestOutputKind.DELTA),
+    "cache_salt": ("s", "cache_salt", "s"),
+    "chat_template_kwargs": ({"a": 1}, "template_variables", {"a": 1}),
+    "temperature": (0.5, "sampling.temperature", 0.5),
+    "top_p": (0.5, "sampling.top_p", 0.5),
+    "top_k": (3, "sampling.top_k", 3),
 }
 
 REFUSED_BY_BOTH: dict[str, Any] = {
@@ -107,8 +107,8 @@ RESPONSES_HARMLESS = {
 }
 MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control"}
 RESPONSES_OWN = {
-    *("input", "instructions", "previous_response_id", "store", "background", "max_tool_calls", "truncation"),
-    *("request_id", "metadata"),
+    *("input", "instructions", "previous_response_id", "store", "background", "truncation", "request_id", "metadata"),
+    "model",
 }
 """What the service itself reads; `test_responses.py` shows what for."""
 
@@ -130,44 +130,49 @@ VLLM_COUNT_TOKENS = "model messages output_config system thinking tool_choice to
 """What vLLM 0.32's OpenAPI document lists."""
 
 
-def respond(**fields: Any) -> ChatRequest:
+def respond(**fields: Any) -> ChatInput:
     if "top_logprobs" in fields:
         fields["include"] = [OUTPUT_LOGPROBS]
+    if "tool_choice" in fields:
+        fields["tools"] = RESPONSES_CARRY["tools"][0]
     request = decode_body(msgspec.json.encode({"input": "a", **fields}), ResponsesRequest)
     request.check()
-    chat = request.to_chat([{"role": "user", "content": "a"}])
-    chat.check()
-    return chat
+    return request.to_chat_input([{"role": "user", "content": "a"}])
 
 
-def message(**fields: Any) -> ChatRequest:
+def message(**fields: Any) -> ChatInput:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], **fields}
-    chat = decode_body(msgspec.json.encode(body), MessagesRequest).to_chat()
-    chat.check()
-    return chat
+    return decode_body(msgspec.json.encode(body), MessagesRequest).to_chat_input()
+
+
+def found(chat: ChatInput, place: str) -> Any:
+    value: Any = chat
+    for name in place.split("."):
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+    return value
 
 
 def test_no_field_is_forgotten() -> None:
     known = RESPONSES_CARRY.keys() | RESPONSES_REFUSE.keys() | RESPONSES_HARMLESS | RESPONSES_OWN
     assert known == set(ResponsesRequest.__struct_fields__) >= set(VLLM_RESPONSES.split())
-    known = MESSAGES_CARRY.keys() | MESSAGES_REFUSE.keys() | MESSAGES_HARMLESS | {"messages"}
+    known = MESSAGES_CARRY.keys() | MESSAGES_REFUSE.keys() | MESSAGES_HARMLESS | {"messages", "model"}
     assert known == set(MessagesRequest.__struct_fields__) >= set(VLLM_MESSAGES.split())
     assert set(CountTokensRequest.__struct_fields__) >= set(VLLM_COUNT_TOKENS.split())
 
 
 @pytest.mark.parametrize("name", RESPONSES_CARRY)
 def test_a_responses_field_has_an_effect(name: str) -> None:
-    value, chat_name, expected = RESPONSES_CARRY[name]
-    assert getattr(respond(**{name: value}), chat_name) == expected
-    assert getattr(respond(), chat_name) != expected
+    value, place, expected = RESPONSES_CARRY[name]
+    assert found(respond(**{name: value}), place) == expected
+    without = respond(tools=RESPONSES_CARRY["tools"][0]) if name == "tool_choice" else respond()
+    assert found(without, place) != expected
 
 
 @pytest.mark.parametrize("name", MESSAGES_CARRY)
 def test_a_messages_field_has_an_effect(name: str) -> None:
-    value, chat_name, expected = MESSAGES_CARRY[name]
-    assert getattr(message(**{name: value}), chat_name) == expected
-    if name != "model":
-        assert getattr(message(), chat_name) != expected
+    value, place, expected = MESSAGES_CARRY[name]
+    assert found(message(**{name: value}), place) == expected
+    assert found(message(), place) != expected
 
 
 @pytest.mark.parametrize("name", RESPONSES_REFUSE)

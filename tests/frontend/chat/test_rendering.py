@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.core.wire.sampling_params import RequestOutputKind
 from quire.frontend.async_llm import AsyncLLM
 from tests.frontend.http.test_app import Caller
 
@@ -136,3 +137,21 @@ def test_ids_of_calls_are_made_fit_for_mistrals_templates(caller: Callable[..., 
     other = caller(chat_template=template, tool_call_parser="hermes")
     answer = other("POST", "/v1/chat/completions/render", json={"messages": turns})
     assert refused(answer) == "messages"
+
+
+def test_sampling_is_the_requests_then_the_models_then_our_own(checkpoint: Callable[..., Path]) -> None:
+    own = {"temperature": 0.9, "top_p": 0.8, "max_new_tokens": 30}
+    call = Caller(AsyncLLM.from_engine_args(model=str(checkpoint("llama")), override_generation_config=own))
+    asked: dict[str, Any] = {"temperature": 0.5, "stop": ["x"], "n": 2, "max_tokens": 7, "stream": True}
+    try:
+        chat = call("POST", "/v1/chat/completions/render", json={"messages": HELLO, **asked}).json()
+        [text] = call("POST", "/v1/completions/render", json={"prompt": "Hello", **asked}).json()
+        [short] = call("POST", "/v1/completions/render", json={"prompt": "Hello"}).json()
+    finally:
+        call.close()
+    for sampling in (chat["sampling_params"], text["sampling_params"]):
+        assert (sampling["temperature"], sampling["top_p"], sampling.get("top_k", 0)) == (0.5, 0.8, 0)
+        assert (sampling["stop"], sampling["n"], sampling["max_tokens"]) == (["x"], 2, 7)
+        assert sampling["output_kind"] == RequestOutputKind.DELTA.value
+    assert short["sampling_params"].get("max_tokens", 16) == 16, "as the answer has"
+    assert short["sampling_params"]["output_kind"] == RequestOutputKind.FINAL_ONLY.value

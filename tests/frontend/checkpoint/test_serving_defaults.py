@@ -5,22 +5,24 @@ from pathlib import Path
 import pytest
 
 from quire.core.errors import ConfigError
-from quire.frontend.checkpoint.serving_defaults import FILE_NAME, with_serving_defaults
-from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.chat.config import ChatConfig
+from quire.frontend.checkpoint.serving_defaults import FILE_NAME, read_serving_defaults
 
 
 def test_fills_in_what_nobody_set(tmp_path: Path) -> None:
-    assert with_serving_defaults(ServerConfig(), tmp_path) == ServerConfig()
+    assert ChatConfig().with_defaults(read_serving_defaults(tmp_path)) == ChatConfig()
     (tmp_path / FILE_NAME).write_text('{"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}')
-    filled = with_serving_defaults(ServerConfig(), tmp_path)
+    filled = ChatConfig().with_defaults(read_serving_defaults(tmp_path))
     assert (filled.tool_call_parser, filled.reasoning_parser) == ("hermes", "qwen3")
     assert filled.enable_auto_tool_choice
-    own = ServerConfig(tool_call_parser="mistral", reasoning_parser="identity")
-    assert with_serving_defaults(own, tmp_path) == own, "what was set wins, and nothing is turned on beside it"
+    own = ChatConfig(tool_call_parser="mistral", reasoning_parser="identity")
+    assert own.with_defaults(read_serving_defaults(tmp_path)) == own, (
+        "what was set wins, and nothing is turned on beside it"
+    )
 
 
 @pytest.mark.parametrize("text", ["{", '{"tool_call_parser": 5}', '{"tool_parser_plugin": "evil.py"}'])
 def test_a_file_that_says_more_than_it_may_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(ConfigError, match=r"serving\.json"):
-        with_serving_defaults(ServerConfig(), tmp_path)
+        read_serving_defaults(tmp_path)

@@ -5,7 +5,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from quire.frontend.chat.turn import Rendered, Turn
+from quire.frontend.chat.turn import Turn
 from quire.frontend.openai import completions
 from quire.frontend.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta, CompletionChunk
 from quire.frontend.openai.answers import CompletionChunkChoice as TextChoice
@@ -21,8 +21,8 @@ HOSTILE_ID = 'cmpl-"text":"","content":"",\\"text\\":""\u00e9'
 
 
 def make_turn() -> Turn:
-    """One whose texts are the answer as they stand. Its engine and stream are never asked for anything."""
-    return Turn(cast(Any, None), Rendered("", [1, 2]), None, cast(Any, None))
+    """One whose texts are the answer as they stand. Its stream and tokenizer are never asked for anything."""
+    return Turn(cast(Any, None), 2, None, cast(Any, None))
 
 
 def make_reply(**options: bool) -> Reply:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.chat.turn import Rendered
+from quire.frontend.chat.tool_fields import read_tool_set
 from quire.frontend.openai.responses.truncation import NUM_ESTIMATES, fit
-from quire.frontend.openai.schema import ChatRequest
+from quire.frontend.requests.prompt import Prompt
 
 TEMPLATE_TOKENS = 4
 """Tokens around each message."""
@@ -22,36 +23,34 @@ class WordCounter(Conversations):
     def __init__(self) -> None:
         self.lengths: list[int] = []
 
-    async def render(self, request: ChatRequest, *, must_fit: bool = True) -> Rendered:  # type: ignore[override]
+    async def render(self, request: ChatInput, *, must_fit: bool = True) -> Prompt:  # type: ignore[override]
         text = " ".join(message["content"] for message in request.messages)
-        num_tokens = len(text.split()) + TEMPLATE_TOKENS * len(request.messages) + 10 * len(request.tools or ())
+        num_tokens = len(text.split()) + TEMPLATE_TOKENS * len(request.messages) + 10 * len(request.tools.functions)
         self.lengths.append(num_tokens)
-        return Rendered(text, [0] * num_tokens)
+        return Prompt(text, [0] * num_tokens)
 
 
-def conversation(turns: list[str], *, tools: int = 0, max_tokens: int | None = None) -> ChatRequest:
+def conversation(turns: list[str], *, tools: int = 0, max_tokens: int | None = None) -> ChatInput:
     messages = [{"role": "system", "content": "Be kind."}]
     for text in turns:
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]
     named = [{"type": "function", "function": {"name": f"tool_{index}"}} for index in range(tools)]
-    return ChatRequest(model="m", messages=messages, tools=named or None, max_tokens=max_tokens)
+    return ChatInput(names={}, messages=messages, tools=read_tool_set(named or None, None), max_tokens=max_tokens)
 
 
-def fitted(
-    chat: ChatRequest, max_model_len: int, max_text_length: int = 2**30
-) -> tuple[ChatRequest, Rendered, list[int]]:
+def fitted(chat: ChatInput, max_model_len: int, max_text_length: int = 2**30) -> tuple[ChatInput, Prompt, list[int]]:
     counter = WordCounter()
     shorter, prompt = asyncio.run(fit(chat, counter, max_model_len=max_model_len, max_text_length=max_text_length))
     return shorter, prompt, counter.lengths
 
 
-def least_left_out(chat: ChatRequest, room: int) -> int:
+def least_left_out(chat: ChatInput, room: int) -> int:
     """By trying them all."""
     num_turns = len(chat.messages) // 2
     for left_out in range(num_turns):
         kept = chat.messages[:1] + chat.messages[1 + 2 * left_out :]
         tokens = sum(len(message["content"].split()) + TEMPLATE_TOKENS for message in kept)
-        if tokens + 10 * len(chat.tools or ()) <= room:
+        if tokens + 10 * len(chat.tools.functions) <= room:
             return left_out
     return num_turns - 1
 

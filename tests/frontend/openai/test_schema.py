@@ -1,9 +1,6 @@
 """Every field of a request is honoured, refused by name, or known to be harmless."""
 
-import asyncio
-import logging
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +9,15 @@ import pytest
 
 import quire.frontend.chat
 import quire.frontend.openai
-from quire.core.errors import EngineError, ParameterError
+from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind
+from quire.frontend.chat.body_fields import OTHER_SAMPLING_FIELDS, SAMPLING_FIELDS
+from quire.frontend.chat.refused_fields import HARMLESS, UNSUPPORTED
 from quire.frontend.http.json_request import decode_body
-from quire.frontend.openai.generation import choose_id, engine_id, log_prompt, merge
+from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.output_format import OutputFields
-from quire.frontend.openai.refused_fields import HARMLESS, UNSUPPORTED
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from quire.frontend.requests.ids import engine_id
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 TEXT: dict[str, Any] = {"prompt": "a"}
@@ -29,6 +28,8 @@ FIELDS = [(kind, body, name) for kind, body in KINDS for name in kind.__struct_f
 def read(kind: type[GenerationRequest], body: dict[str, Any]) -> Any:
     request = decode_body(msgspec.json.encode(body), kind)
     request.check()
+    if isinstance(request, ChatRequest):
+        request.to_chat_input()
     return request
 
 
@@ -93,7 +94,7 @@ def test_every_field_is_read_somewhere_or_refused(kind: type[GenerationRequest])
     unread = [
         name
         for name in set(kind.__struct_fields__) - set(UNSUPPORTED) - set(HARMLESS) - set(OutputFields.__struct_fields__)
-        if not re.search(rf"\.{name}\b", sources) and not re.search(rf'_SAMPLING_FIELDS = \([^=]*"{name}"', sources)
+        if name not in (*SAMPLING_FIELDS, *OTHER_SAMPLING_FIELDS) and not re.search(rf"\.{name}\b", sources)
     ]
     assert unread == []
 
@@ -135,7 +136,7 @@ def test_contradictions_and_wrong_types_name_the_field(
 def test_keys_of_logit_bias_are_ids(bias: dict[str, float]) -> None:
     request = read(CompletionRequest, {**TEXT, "logit_bias": bias})
     with pytest.raises(ParameterError) as caught:
-        request.make_sampling({}, max_tokens=1, logprobs=None)
+        request.sampling_fields(None)
     assert caught.value.param == "logit_bias"
 
 
@@ -145,14 +146,16 @@ def test_tables_name_fields_that_exist() -> None:
     assert set(HARMLESS) <= fields
 
 
-def test_sampling_takes_the_request_then_the_model_then_our_defaults() -> None:
-    request = read(ChatRequest, {**CHAT, "temperature": 0.5, "stop": ["x"], "n": 2})
-    sampling = request.make_sampling({"temperature": 0.9, "top_p": 0.8}, max_tokens=7, logprobs=None)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.8, 0)
-    assert (sampling.stop, sampling.n, sampling.max_tokens) == (["x"], 2, 7)
-    assert sampling.output_kind is RequestOutputKind.FINAL_ONLY
-    streamed = read(ChatRequest, {**CHAT, "stream": True}).make_sampling({}, max_tokens=1, logprobs=None)
-    assert streamed.output_kind is RequestOutputKind.DELTA
+def test_what_a_request_says_of_sampling() -> None:
+    fields = read(ChatRequest, {**CHAT, "temperature": 0.5, "stop": ["x"], "n": 2}).sampling_fields(None)
+    assert {name: value for name, value in fields.items() if value is not None} == {
+        "temperature": 0.5,
+        "stop": ["x"],
+        "n": 2,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    streamed = read(ChatRequest, {**CHAT, "stream": True}).sampling_fields(None)
+    assert streamed["output_kind"] is RequestOutputKind.DELTA
 
 
 @pytest.mark.parametrize(
@@ -176,47 +179,3 @@ def test_ids_come_from_header_then_body_and_are_unique_in_the_engine() -> None:
     assert choose_id("cmpl", fresh, None) != choose_id("cmpl", fresh, None)
     assert len(choose_id("cmpl", fresh, "x" * 10_000)) < 300
     assert engine_id("cmpl-mine") != engine_id("cmpl-mine")
-
-
-def test_logged_prompts_are_cut(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="quire.frontend.openai.generation"):
-        log_prompt("r", "abcdef", 3)
-        log_prompt("r", [1, 2, 3], 2)
-        log_prompt("r", "abcdef", None)
-    assert [record.args for record in caplog.records] == [("r", "abc"), ("r", [1, 2]), ("r", "abcdef")]
-
-
-class Stream:
-    """Stands in for one prompt's outputs."""
-
-    def __init__(self, *items: Any) -> None:
-        self._items = items
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        for item in self._items:
-            await asyncio.sleep(0)
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-
-def collect(*streams: Stream) -> list[tuple[int, Any]]:
-    async def main() -> list[tuple[int, Any]]:
-        return [item async for item in merge(streams)]  # type: ignore[arg-type]
-
-    return asyncio.run(main())
-
-
-def test_merge_keeps_each_prompts_order() -> None:
-    merged = collect(Stream(1, 2, 3), Stream(), Stream(4, 5))
-    assert [item for index, item in merged if index == 0] == [1, 2, 3]
-    assert [item for index, item in merged if index == 2] == [4, 5]
-    assert len(merged) == 5
-    assert collect(Stream(1, 2)) == [(0, 1), (0, 2)]
-
-
-def test_merge_raises_what_a_stream_raises() -> None:
-    with pytest.raises(EngineError, match="down"):
-        collect(Stream(1, 2, 3), Stream(EngineError("down")))
-    with pytest.raises(EngineError, match="down"):
-        collect(Stream(EngineError("down")))

@@ -162,7 +162,7 @@ def test_no_text_breaks_a_parser(name: str, data: st.DataObject):
 
 
 PLUGIN = """
-from quire.frontend.chat.events import ReasoningDelta, TextDelta
+from quire.frontend.parsing.events import ReasoningDelta, TextDelta
 from quire.frontend.parsing.plugins import ReasoningParser
 
 class Whisper(ReasoningParser):

@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.errors import ConfigError
-from quire.frontend.chat.events import Event, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.parsing.call_shape import CallShape
+from quire.frontend.parsing.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.parsers import OutputParsers, find_tool_parser, tool_parser_names
 from quire.frontend.parsing.tool_formats import TOOL_FORMATS
@@ -371,7 +378,7 @@ def test_a_named_call_comes_as_its_arguments_where_the_format_has_no_grammar():
 # ------------------------------------------------------------------------------------------------------------ plugins
 
 PLUGIN = """
-from quire.frontend.chat.events import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.parsing.events import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.frontend.parsing.plugins import ToolParser
 
 class Shouting(ToolParser):

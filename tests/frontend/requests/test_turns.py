@@ -22,7 +22,6 @@ from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
 from quire.frontend.openai.generation import TASKS_PER_TURN
-from quire.frontend.openai.models import ServedModels
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
@@ -99,14 +98,14 @@ class Server:
     """The services of one model, whose engine is real."""
 
     def __init__(self, llm: AsyncLLM) -> None:
-        config, models = ServerConfig(), ServedModels(llm)
+        config = ServerConfig()
         conversations = Conversations(llm, config)
         self.llm = llm
-        self.text = TextCompletions(llm, config, models, conversations)
-        self.chat = ChatCompletions(llm, config, models, conversations)
+        self.text = TextCompletions(llm, config, conversations)
+        self.chat = ChatCompletions(llm, config, conversations)
         self.batch = BatchChat(self.chat)
-        self.messages = Messages(config, models, conversations)
-        self.responses = Responses(llm, config, models, conversations, ServerState())
+        self.messages = Messages(config, llm.model, conversations)
+        self.responses = Responses(llm, config, conversations, ServerState())
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """What a model's output means, as a sequence of small events: text, reasoning and tool calls, then the end.
 
-`frontend/parsing/` makes the first six out of text; each HTTP protocol renders them in its own words. For every choice
+This folder makes the first six out of text; each HTTP protocol renders them in its own words. For every choice
 the order is: any mix of deltas, each tool call from its start to its end without another between, one `Finish`.
 """
 
@@ -62,4 +62,4 @@ class Usage(Event, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    reasoning_tokens: int = 0
+    reasoning_tokens: int | None = None  # of the completion's; None where nothing tells reasoning apart

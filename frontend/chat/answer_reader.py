@@ -1,0 +1,113 @@
+"""What reads the model's answers to a conversation, and what sampling must know so that they can be read."""
+
+import functools
+from typing import Any
+
+from quire.core.wire.sampling_params import RequestOutputKind, ThinkingMarks
+from quire.core.wire.structured_outputs import StructuredOutputsParams
+from quire.frontend.chat import constraints
+from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.turn import Choice
+from quire.frontend.parsing.output_parser import OutputParser
+from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.requests.merging import OutputStream
+from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.turns import in_turns
+from quire.frontend.text.tokenizer import Tokenizer
+
+
+class AnswerReader:
+    """Finds reasoning and calls in the answers of one model.
+
+    Args:
+        parsers: know the model's format.
+        tokenizer: None when the server runs on token ids alone.
+        may_think: the model may open reasoning by itself, before it comes to what is asked for.
+    """
+
+    def __init__(self, parsers: OutputParsers, tokenizer: Tokenizer | None, *, may_think: bool) -> None:
+        self._parsers = parsers
+        self._tokenizer = tokenizer
+        self._may_think = may_think
+        self._special_ids = functools.lru_cache(maxsize=16)(self._find_special_ids)
+
+    @property
+    def finds_calls(self) -> bool:
+        """Whether calls are looked for when the client leaves the choice to the model."""
+        return self._parsers.finds_calls
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether reasoning is told apart from the answer."""
+        return self._parsers.reads_reasoning
+
+    def tells_tokens(self, chat: ChatInput) -> bool:
+        """Not where reasoning is left out: which tokens are its own is known for its text only, once that is read."""
+        return chat.include_reasoning or not self._parsers.reads_reasoning
+
+    # ---------------------------------------------------------------------------------------------------- sampling
+
+    def sampling_fields(self, chat: ChatInput, prompt_text: str) -> dict[str, Any]:
+        """What reading the answers adds to the client's sampling parameters, as SamplingParams keywords: a grammar for
+        calls that are asked for, the special tokens that parsers look for, the marks of reasoning."""
+        functions, choice = chat.tools.functions, chat.tools.choice
+        fields: dict[str, Any] = {"structured_outputs": self._constraint(chat, prompt_text)}
+        if choice.max_calls is not None and choice.mode != "none":  # seen as they are made, to make nothing after them
+            fields["output_kind"] = RequestOutputKind.DELTA
+        if special_ids := self._special_ids(self._parsers.markers(functions, choice)):
+            fields["shown_special_token_ids"] = special_ids
+        if chat.sampling.get("thinking_token_budget") is not None:
+            fields["thinking"] = self.thinking_marks(prompt_text)
+        if not self.tells_tokens(chat):
+            fields |= {"logprobs": None, "logprob_token_ids": None}
+        return fields
+
+    def thinking_marks(self, prompt_text: str) -> ThinkingMarks | None:
+        """How reasoning is set apart, for a request with a budget for it, after a prompt of any kind."""
+        if self._tokenizer is None:
+            return None
+        encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+        return self._parsers.thinking_marks(prompt_text, encode)
+
+    def _constraint(self, chat: ChatInput, prompt_text: str) -> StructuredOutputsParams | None:
+        """What answers are held to, after the reasoning: the client's format, or the calls that it asks for."""
+        asked: StructuredOutputsParams | None = chat.sampling.get("structured_outputs")
+        functions, choice = chat.tools.functions, chat.tools.choice
+        if functions and (calls := self._parsers.constraint(functions, choice)) is not None:
+            asked = constraints.of_calls(calls)
+        if asked is None:
+            return None
+        marks = self._parsers.reasoning_marks(prompt_text)
+        if marks is not None and marks.begin is not None and not (self._may_think or chat.asks_to_think):
+            marks = None
+        return constraints.after_reasoning(asked, marks)
+
+    def _find_special_ids(self, markers: tuple[str, ...]) -> list[int]:
+        """The special tokens that markers are made of; texts leave out all others."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return []
+        texts = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_token_ids}
+        return sorted(token_id for token_id, text in texts.items() if text and any(text in mark for mark in markers))
+
+    # ----------------------------------------------------------------------------------------------------- reading
+
+    async def open(self, chat: ChatInput, prompt_text: str, stream: OutputStream) -> list[Choice] | None:
+        """What reads each sequence; None when all texts are the answers as they stand."""
+
+        def parser() -> OutputParser | None:
+            return self._parsers.open(
+                chat.tools.functions, chat.tools.choice, prompt_text=prompt_text, call_prefix=chat.call_prefix
+            )
+
+        first = parser()
+        if first is None:
+            return None
+        parsers = [first, *[parser() async for _ in in_turns(range(1, chat.num_choices))]]
+        told = chat.include_reasoning
+        if not isinstance(stream, RequestStream):  # a beam search, whose beams are told when they have ended
+            return [Choice(each, tells_reasoning=told) for each in parsers]
+        return [
+            Choice(each, functools.partial(stream.stop, index), tells_reasoning=told)
+            for index, each in enumerate(parsers)
+        ]

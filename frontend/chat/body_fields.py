@@ -1,0 +1,83 @@
+"""Fields of request bodies that mean the same in every protocol: read, or refused."""
+
+import functools
+from typing import Any
+
+from msgspec import Struct
+
+from quire.core.errors import ParameterError
+from quire.core.wire.sampling_lists import check_extra_args
+from quire.core.wire.sampling_params import RequestOutputKind
+from quire.frontend.chat.refused_fields import UNSUPPORTED
+
+MAX_SALT_CHARACTERS = 1024
+
+SAMPLING_FIELDS = (
+    *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
+    *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
+    *("prompt_logprobs", "logprob_token_ids", "repetition_detection", "stream_interval", "thinking_token_budget"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+)
+
+
+OTHER_SAMPLING_FIELDS = ("logit_bias", "vllm_xargs", "stream")
+"""Fields that say something of sampling in another form than SamplingParams."""
+
+
+@functools.cache
+def _refused_fields(kind: type[Struct]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name in UNSUPPORTED]
+
+
+@functools.cache
+def _readable_fields(kind: type[Struct]) -> list[str]:
+    return [name for name in (*SAMPLING_FIELDS, *OTHER_SAMPLING_FIELDS) if name in kind.__struct_fields__]
+
+
+def refuse_unsupported(body: Struct) -> None:
+    """Refuses fields that this server cannot honour, unless they ask for nothing.
+
+    Raises:
+        ParameterError: the field, by name.
+    """
+    for name in _refused_fields(type(body)):
+        value = getattr(body, name)
+        if value is not None and value not in UNSUPPORTED[name].nothing:
+            raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
+
+
+def check_priority(priority: int | None) -> None:
+    """Raises ParameterError for a priority that the engine has no room for."""
+    if priority is not None and not -(2**63) <= priority < 2**63:
+        raise ParameterError("priority must fit in 64 bits.", param="priority")
+
+
+def check_salt(salt: str | None) -> None:
+    """Raises ParameterError for a cache_salt that is empty or very long."""
+    if salt == "":
+        raise ParameterError("cache_salt must not be empty; leave it out instead.", param="cache_salt")
+    if salt is not None and len(salt) > MAX_SALT_CHARACTERS:
+        raise ParameterError(f"cache_salt must have at most {MAX_SALT_CHARACTERS} characters.", param="cache_salt")
+
+
+def read_sampling(body: Struct) -> dict[str, Any]:
+    """What a body says of sampling, as SamplingParams keywords, but for lengths, log-probabilities and formats.
+
+    Raises:
+        ParameterError: a value that is no value of its field.
+    """
+    given = {name: value for name in _readable_fields(type(body)) if (value := getattr(body, name)) is not None}
+    kind = RequestOutputKind.DELTA if given.pop("stream", False) else RequestOutputKind.FINAL_ONLY
+    if "logit_bias" in given:
+        given["logit_bias"] = _ids_as_numbers(given["logit_bias"])
+    if extra_args := given.pop("vllm_xargs", None):
+        check_extra_args(extra_args, "vllm_xargs")
+        given["extra_args"] = extra_args
+    return {**given, "output_kind": kind}
+
+
+def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:
+    """JSON's keys are strings."""
+    if not all(len(token_id) < 16 and token_id.isascii() and token_id.isdigit() for token_id in logit_bias):
+        raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
+    return {int(token_id): bias for token_id, bias in logit_bias.items()}

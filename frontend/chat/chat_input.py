@@ -1,0 +1,83 @@
+"""A conversation and how it is to be answered, in one form: each protocol translates its requests into it."""
+
+from typing import Any, Self
+
+from msgspec import Struct, field
+
+from quire.core.errors import ParameterError
+from quire.frontend.chat.list_price import check_lists
+from quire.frontend.chat.tool_fields import ToolSet, check_messages
+from quire.frontend.parsing.call_ids import CHAT_PREFIX
+from quire.frontend.text.truncation import Truncation
+
+
+class ChatInput(Struct, frozen=True, kw_only=True):
+    """A conversation, read from a client's request.
+
+    Messages are as chat templates read them, which is the form of OpenAI's chat completions.
+    """
+
+    names: dict[str, str]  # what errors are to call our fields: the client's names
+    messages: list[dict[str, Any]]
+    tools: ToolSet = field(default_factory=ToolSet)
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # beside those that the template writes
+    chat_template: str | None = None
+    template_variables: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+    truncation: Truncation | None = None  # of a prompt that is too long; None refuses it
+    include_reasoning: bool = True  # tell the client
+    sampling: dict[str, Any] = {}  # SamplingParams keywords, but for max_tokens
+    max_tokens: int | None = None
+    beams: dict[str, Any] | None = None  # BeamSearchParams keywords, but for max_tokens, where nothing is sampled
+    call_prefix: str = CHAT_PREFIX  # how ids of calls begin
+    priority: int = 0
+    cache_salt: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that the client wants."""
+        return self.beams["beam_width"] if self.beams is not None else self.sampling.get("n", 1)
+
+    @property
+    def reasoning_variables(self) -> dict[str, Any]:
+        """What templates call the effort: some read it, others only whether to think at all."""
+        effort = self.reasoning_effort
+        return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+    @property
+    def asks_to_think(self) -> bool:
+        """Whether the client wants reasoning."""
+        return bool({**self.reasoning_variables, **self.template_variables}.get("enable_thinking"))
+
+    @property
+    def num_characters(self) -> int:
+        """Roughly how much there is to render; content of several parts counts per part."""
+        contents = (each.get("content") or "" for each in self.messages)
+        total = sum(100 + (len(each) if isinstance(each, str) else 1000 * _num_parts(each)) for each in contents)
+        return total + 500 * (len(self.tools.described or ()) + len(self.documents or ()))
+
+    def checked(self, *, format_field: str | None = None) -> Self:
+        """Itself, when nothing in it contradicts anything else.
+
+        Args:
+            format_field: the client's field that says what form the answer must have, if one does.
+
+        Raises:
+            ParameterError: the field, by name.
+        """
+        check_lists(self.sampling, self.num_choices)
+        check_messages(self.messages)
+        if self.tools.choice.mode != "none" and format_field is not None:
+            raise ParameterError(
+                f"tools and {format_field} contradict each other: an answer is either a call or has that format. "
+                "Leave one out, or set tool_choice to none.",
+                param=format_field,
+            )
+        return self
+
+
+def _num_parts(content: Any) -> int:
+    return len(content) if isinstance(content, list) else 1

@@ -1,0 +1,114 @@
+"""Options of conversations, whichever protocol they come by, in the manner of `core/config/`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import Meta, Struct
+
+from quire.core.errors import ConfigError, ParameterError
+from quire.frontend.checkpoint.serving_defaults import ServingDefaults
+
+if TYPE_CHECKING:
+    from quire.frontend.parsing.parsers import OutputParsers
+
+
+class ChatConfig(Struct, frozen=True, kw_only=True):
+    """How conversations become prompts, and how their answers are read."""
+
+    chat_template: Annotated[
+        str | None, Meta(description="Jinja chat template, as a file or as text; the tokenizer's own when unset.")
+    ] = None
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"],
+        Meta(
+            description="How the template gets message content: as a string, as OpenAI's list of parts, "
+            "or whichever it reads."
+        ),
+    ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Variables for the chat template that a request may override.", extra={"parse": "json"}),
+    ] = None
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="Run chat templates that clients send, in the sandbox that all templates run in.")
+    ] = False
+    exclude_tools_when_tool_choice_none: Annotated[
+        bool, Meta(description="Leave tools out of the prompt when a request sets tool_choice to none.")
+    ] = False
+    enable_auto_tool_choice: Annotated[
+        bool, Meta(description="Let the model call functions when it likes to; needs --tool-call-parser.")
+    ] = False
+    tool_call_parser: Annotated[
+        str | None,
+        Meta(description="How the model writes calls of functions, by name: hermes, llama3_json, mistral, ..."),
+    ] = None
+    tool_parser_plugin: Annotated[
+        str | None, Meta(description="Python file that defines more parsers for --tool-call-parser.")
+    ] = None
+    reasoning_parser: Annotated[
+        str | None, Meta(description="How the model sets its reasoning apart, by name: deepseek_r1, qwen3, ...")
+    ] = None
+    reasoning_parser_plugin: Annotated[
+        str | None, Meta(description="Python file that defines more parsers for --reasoning-parser.")
+    ] = None
+    max_log_len: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Prompt characters, or token ids, that a log line shows at most; no limit when unset."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.enable_auto_tool_choice and not self.tool_call_parser:
+            raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser as well.")
+        if self.tool_call_parser or self.tool_parser_plugin or self.reasoning_parser or self.reasoning_parser_plugin:
+            self.make_output_parsers()
+
+    def with_defaults(self, checkpoint: ServingDefaults) -> Self:
+        """The same options, those that are unset filled in from the checkpoint.
+
+        Raises:
+            ConfigError: the checkpoint names a parser that does not exist.
+        """
+        changes: dict[str, object] = {}
+        if self.tool_call_parser is None and checkpoint.tool_call_parser is not None:
+            changes |= {"tool_call_parser": checkpoint.tool_call_parser, "enable_auto_tool_choice": True}
+        if self.reasoning_parser is None:
+            changes["reasoning_parser"] = checkpoint.reasoning_parser
+        return msgspec.structs.replace(self, **changes)
+
+    def make_output_parsers(self) -> "OutputParsers":
+        """What finds reasoning and calls in answers.
+
+        Raises:
+            ConfigError: there is no parser of that name, or a plugin cannot be loaded.
+        """
+        from quire.frontend.parsing.parsers import OutputParsers  # here, as most servers need none
+
+        return OutputParsers(
+            self.tool_call_parser,
+            self.reasoning_parser,
+            tool_plugin=self.tool_parser_plugin,
+            reasoning_plugin=self.reasoning_parser_plugin,
+            auto_tools=self.enable_auto_tool_choice,
+        )
+
+    def read_chat_template(self) -> str | None:
+        """The text of `--chat-template`, read from its file unless it is a template itself.
+
+        Raises:
+            ConfigError: neither a readable file nor Jinja text.
+        """
+        if self.chat_template is None:
+            return None
+        from quire.frontend.text.chat_template import ChatTemplate  # here, as reading options alone needs no Jinja
+
+        text = self.chat_template
+        try:
+            if not any(mark in text for mark in ("{{", "{%", "\n")):
+                text = Path(text).read_text(encoding="utf-8")
+            ChatTemplate(text, {})
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template: cannot read {self.chat_template!r}: {error}.") from None
+        except ParameterError as error:
+            raise ConfigError(f"--chat-template: {error}") from None
+        return text

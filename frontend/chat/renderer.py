@@ -1,0 +1,76 @@
+"""The prompt of a conversation: a chat template's text, and its tokens."""
+
+import asyncio
+
+from quire.core.errors import ParameterError
+from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.config import ChatConfig
+from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.requests.async_tokenizer import AsyncTokenizer
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.text.chat_templates import ChatTemplates
+
+INLINE_CHARACTERS = 32_768
+"""Longer conversations are rendered in a thread (a fraction of a millisecond for this many)."""
+
+
+class Renderer:
+    """Renders conversations.
+
+    Args:
+        templates: the checkpoint's.
+        tokenizer: makes token ids of what a template writes.
+        parsers: know which ids of calls the model's template accepts.
+        config: the server's own template, and what clients may send.
+    """
+
+    def __init__(
+        self, templates: ChatTemplates, tokenizer: AsyncTokenizer, parsers: OutputParsers, config: ChatConfig
+    ) -> None:
+        self._templates = templates
+        self._tokenizer = tokenizer
+        self._parsers = parsers
+        self._config = config
+        self._own_template = config.read_chat_template()
+
+    async def render(self, chat: ChatInput, *, must_fit: bool = True) -> Prompt:
+        """The prompt.
+
+        Args:
+            must_fit: refuse one that is longer than the context whatever its tokens are, without looking for them; not
+                one that is to be cut.
+
+        Raises:
+            ParameterError: the conversation cannot be rendered, by field; its text is called `prompt`.
+        """
+        if chat.num_characters > INLINE_CHARACTERS:
+            text = await asyncio.to_thread(self._write, chat)
+        else:
+            text = self._write(chat)
+        special = chat.add_special_tokens
+        return Prompt(text, await self._tokenizer.tokenize(text, add_special_tokens=special, must_fit=must_fit))
+
+    def _write(self, chat: ChatInput) -> str:
+        config = self._config
+        if chat.chat_template is not None and not config.trust_request_chat_template:
+            raise ParameterError(
+                "This server does not run clients' chat templates; its --trust-request-chat-template lets it. "
+                "chat_template_kwargs may be sent.",
+                param="chat_template",
+            )
+        leaves_tools_out = chat.tools.choice.mode == "none" and config.exclude_tools_when_tool_choice_none
+        variables = {
+            **(config.default_chat_template_kwargs or {}),
+            **chat.reasoning_variables,
+            **chat.template_variables,
+        }
+        return self._templates.render(
+            self._parsers.readable(chat.messages),
+            tools=None if leaves_tools_out else chat.tools.described,
+            documents=chat.documents,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            chat_template=chat.chat_template or self._own_template,
+            content_format=config.chat_template_content_format,
+            chat_template_kwargs=variables,
+        )

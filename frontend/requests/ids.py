@@ -1,0 +1,11 @@
+"""Ids of requests: what clients may choose, and what the engine gets."""
+
+import uuid
+
+MAX_ID_CHARACTERS = 200
+"""Of an id that a client chooses; the rest is cut off."""
+
+
+def engine_id(reply_id: str, prompt_index: int = 0) -> str:
+    """Id of one prompt inside the engine: unique, even when a client uses its id twice."""
+    return f"{reply_id}-{prompt_index}-{uuid.uuid4().hex[:8]}"
