@@ -34,8 +34,8 @@ from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
 from quire.executor.step.slot_state import SlotState
-from quire.executor.step.transfers import Transfers, transfers_from
 from quire.executor.timed_ops import timed
+from quire.executor.transfers import Transfers, transfers_from
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import open_weights
 

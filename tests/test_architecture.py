@@ -1,19 +1,73 @@
-"""Rules that can be checked automatically: which folder may import which, and that every folder is in the package."""
+"""Rules that can be checked automatically: which folder and which room may import which, and that all are packaged."""
 
 import ast
 import re
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("core", "executor", "frontend", "ops")
+FOLDERS = ("core", "executor", "frontend", "ops")
 MAY_IMPORT = {"core": set(), "ops": set(), "executor": {"ops", "core"}, "frontend": {"core"}}
 EXECUTOR_MAY_USE_OF_CORE = {
     *("config", "wire", "errors", "logging", "envs", "trace", "light_import"),
 }
 ENGINE_MAIN = Path("frontend/launch/engine_main.py")
+
+ROOMS: dict[str, dict[str, str]] = {
+    "core": {
+        "wire": "",
+        "config": "wire",
+        "kv": "wire",
+        "scheduling": "wire config kv",
+        "engine": "wire config scheduling",
+    },
+    "executor": {
+        "parallel": "",
+        "weights": "",
+        "timed_ops": "",
+        "transfers": "",
+        "sampling": "transfers",
+        "layers": "parallel weights",
+        "models": "layers",
+        "memory": "parallel weights layers models",
+        "step": "transfers sampling models",
+        "worker": "parallel weights transfers sampling timed_ops models memory step",
+        "processes": "parallel worker",
+    },
+    "frontend": {
+        "checkpoint": "",
+        "metrics": "",
+        "outputs": "",
+        "progress": "",
+        "launch": "checkpoint",
+        "flags": "launch",
+        "text": "checkpoint",
+        "grammar": "text",
+        "parsing": "grammar",
+        "requests": "checkpoint metrics outputs text grammar",
+        "async_llm": "checkpoint metrics outputs launch text grammar requests",
+        "llm": "outputs progress launch text requests async_llm",
+        "chat": "checkpoint outputs text parsing requests async_llm",
+        "http": "async_llm chat",
+        "anthropic": "checkpoint parsing chat http",
+        "openai": "outputs text parsing requests async_llm chat http",
+        "batch": "progress async_llm chat http openai",
+        "http/app": "async_llm chat http anthropic openai",
+        "http/server": "metrics async_llm http http/app",
+        "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
+        "cli": "launch flags async_llm http batch http/server",
+    },
+}
+"""What each room imports of its own folder: a room below never imports one above.
+
+A room is a folder, or a file in the folder's root. `http/app.py` puts the protocols together and `http/server.py` runs
+what comes of it, so they stand above the rest of http/.
+"""
+HELPERS = {"core": {"envs", "errors", "light_import", "logging", "trace"}}
+"""Files that all rooms of their folder may import, and that import no room."""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -29,33 +83,78 @@ def imports_of(path: Path) -> set[str]:
 
 def trespasses(path: Path) -> list[str]:
     name = path.relative_to(ROOT)
-    room = name.parts[0]
+    folder = name.parts[0]
     rows = []
     for target in imports_of(path):
         parts = target.split(".")
-        if parts[0] in ("torch", "triton") and room in ("core", "frontend"):
+        if parts[0] in ("torch", "triton") and folder in ("core", "frontend"):
             rows.append(f"{name} imports {parts[0]}")
-        if parts[0] != "quire" or len(parts) < 2 or parts[1] not in ROOMS or parts[1] == room:
+        if parts[0] != "quire" or len(parts) < 2 or parts[1] not in FOLDERS or parts[1] == folder:
             continue
-        if parts[1] not in MAY_IMPORT[room] and name != ENGINE_MAIN:
+        if parts[1] not in MAY_IMPORT[folder] and name != ENGINE_MAIN:
             rows.append(f"{name} imports {target}")
-        if room == "executor" and parts[1] == "core" and parts[2] not in EXECUTOR_MAY_USE_OF_CORE:
+        if folder == "executor" and parts[1] == "core" and parts[2] not in EXECUTOR_MAY_USE_OF_CORE:
             rows.append(f"{name} imports {target}")
     return rows
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_what_the_table_allows(room: str) -> None:
-    files = sorted((ROOT / room).rglob("*.py"))
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_import_only_what_the_table_allows(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     assert [row for path in files for row in trespasses(path)] == []
+
+
+def room_of(folder: str, path: str) -> str:
+    """The room of a path below `folder`: `http/app.py` or `http/app` is http/app, where that is a room of its own."""
+    parts = path.removesuffix(".py").split("/")
+    return next((room for room in ("/".join(parts[:2]), parts[0]) if room in ROOMS[folder]), parts[0])
+
+
+def imports_of_rooms(folder: str) -> dict[str, set[str]]:
+    """Rooms by the room that imports them."""
+    found: dict[str, set[str]] = {room: set() for room in ROOMS[folder]}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        room = room_of(folder, path.relative_to(ROOT / folder).as_posix())
+        if room == "__init__":
+            continue
+        prefix = f"quire.{folder}."
+        targets = {name.removeprefix(prefix) for name in imports_of(path) if name.startswith(prefix)}
+        rooms = {room_of(folder, target.replace(".", "/")) for target in targets}
+        found.setdefault(room, set()).update(rooms - {room} - HELPERS.get(folder, set()))
+    return {room: rooms for room, rooms in found.items() if rooms or room not in HELPERS.get(folder, set())}
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_import_what_the_table_says_and_nothing_else(folder: str) -> None:
+    assert imports_of_rooms(folder) == {room: set(below.split()) for room, below in ROOMS[folder].items()}
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_no_room_imports_one_that_imports_it(folder: str) -> None:
+    graph = {room: below.split() for room, below in ROOMS[folder].items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_the_drawing_in_the_documentation_is_the_table(folder: str) -> None:
+    """An arrow is drawn to each room that is not reached by way of another."""
+    below = {room: set(names.split()) for room, names in ROOMS[folder].items()}
+    reached: dict[str, set[str]] = {}
+    for room in TopologicalSorter(below).static_order():
+        reached[room] = below[room].union(*(reached[each] for each in below[room]))
+    direct = {room: below[room] - set().union(*(reached[each] for each in below[room])) for room in below}
+    text = (ROOT / "docs/architecture.md").read_text()
+    [drawing] = re.findall(rf"%% rooms of {folder}\n(.*?)```", text, re.DOTALL)
+    drawn = {room: set(names.split(" & ")) for room, names in re.findall(r"^ +(\S+) --> (.+)$", drawing, re.MULTILINE)}
+    assert drawn == {room: names for room, names in direct.items() if names}
 
 
 def test_relative_imports_are_not_used() -> None:
     relative = [
         str(path.relative_to(ROOT))
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
         if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(ast.parse(path.read_text())))
     ]
     assert relative == []
@@ -65,19 +164,19 @@ def test_package_list_matches_the_folders() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     on_disk = {"quire"} | {
         "quire." + ".".join(init.parent.relative_to(ROOT).parts)
-        for room in ROOMS
-        for init in (ROOT / room).rglob("__init__.py")
+        for folder in FOLDERS
+        for init in (ROOT / folder).rglob("__init__.py")
     }
     assert set(settings["packages"]) == on_disk
-    assert settings["package-dir"] == {"quire": "quire"} | {f"quire.{room}": room for room in ROOMS}
+    assert settings["package-dir"] == {"quire": "quire"} | {f"quire.{folder}": folder for folder in FOLDERS}
 
 
 def test_every_environment_variable_is_documented() -> None:
     documented = set(re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/environment.md").read_text(), re.MULTILINE))
     read = {
         name
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(r'(?:envs\.read(?:_float|_flag)?\(\s*"|"QUIRE_)([A-Z_]+)"', path.read_text())
     }
     assert read == documented

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from quire.core.kv.block_pool import BlockPool, block_hash, root_hash
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.groups import make_groups
-from quire.core.scheduling.request import Request
+from quire.core.kv.paged_request import PagedRequest
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import ROW_DIGEST_BYTES
 
@@ -65,7 +65,7 @@ class KVCacheManager:
         """Pages that a request holds at its worst moment, when it ends with `num_tokens` tokens computed."""
         return sum(group.max_pages(num_tokens) for group in self._groups)
 
-    def admit(self, request: Request, prefix: list[BlockTable], num_tokens: int, *, num_running: int) -> bool:
+    def admit(self, request: PagedRequest, prefix: list[BlockTable], num_tokens: int, *, num_running: int) -> bool:
         """Builds the block tables of `request`, whose first `num_tokens` tokens, those of `prefix` included, come next.
 
         False, and nothing changes, when the pool could not hold all known tokens of the request and one more block for
@@ -88,7 +88,7 @@ class KVCacheManager:
             self._num_hits += request.num_planned_tokens
         return True
 
-    def find_prefix(self, request: Request) -> list[BlockTable]:
+    def find_prefix(self, request: PagedRequest) -> list[BlockTable]:
         """Per KV group, a table that ends after the longest prefix that every group can continue from.
 
         It is never the whole sequence: at least the last known token must be computed, because the next one is sampled
@@ -113,7 +113,7 @@ class KVCacheManager:
             prefix.append(BlockTable(group, first, self._pool.pages_of(keys)))
         return prefix
 
-    def is_underway(self, request: Request, prefix: list[BlockTable], running: Iterable[Request]) -> bool:
+    def is_underway(self, request: PagedRequest, prefix: list[BlockTable], running: Iterable[PagedRequest]) -> bool:
         """Whether one of `running` computes the block that `request` needs after its `prefix`: what they share is not
         computed twice, so siblings and followers of a long prompt wait for it.
         """
@@ -127,7 +127,7 @@ class KVCacheManager:
             for other in running
         )
 
-    def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
+    def grow(self, request: PagedRequest, num_tokens: int) -> list[list[int]] | None:
         """Gives back pages that no token still to be computed sees, and takes those that `num_tokens` tokens need.
 
         Returns the new pages per group, or None if too few are left: then only the first half is done. Steps in flight
@@ -150,7 +150,7 @@ class KVCacheManager:
         request.pages_settled_until = min([table.group.settled_until(table.first, table.end) for table in tables])
         return added
 
-    def cache_full_blocks(self, request: Request) -> None:
+    def cache_full_blocks(self, request: PagedRequest) -> None:
         """Announces the full blocks of `request` that are planned to be computed and whose token ids are known.
 
         A draft is not known before it is accepted, so none is ever announced.
@@ -167,7 +167,7 @@ class KVCacheManager:
                 self._pool.name(table.pages[block - table.first], (request.block_hashes[block], index))
         request.num_cached_blocks = end
 
-    def free(self, request: Request) -> None:
+    def free(self, request: PagedRequest) -> None:
         """Takes the request's pages back; full ones stay findable.
 
         The tail goes first, so it is also evicted first: a sequence's head is what others are most likely to share.
@@ -180,7 +180,7 @@ class KVCacheManager:
         request.num_planned_tokens = 0
         request.pages_settled_until = 0
 
-    def disown(self, request: Request) -> None:
+    def disown(self, request: PagedRequest) -> None:
         """Makes every block that `request` ever announced unfindable: what it computed is not to be trusted."""
         self._pool.disown((digest, group) for digest in request.block_hashes for group in range(len(self._groups)))
 
@@ -193,7 +193,7 @@ class KVCacheManager:
         """Forgets every cached page that no request uses; True when that leaves nothing to be found."""
         return self._pool.drop_cached()
 
-    def check_invariants(self, requests: Iterable[Request]) -> None:
+    def check_invariants(self, requests: Iterable[PagedRequest]) -> None:
         """Asserts that pages and the block tables of `requests`, all that exist, account for each other exactly."""
         held = list(requests)
         self._pool.check_invariants(
@@ -214,7 +214,7 @@ class KVCacheManager:
         find = self._pool.find
         return lambda block: find((hashes[block], index)) is not None
 
-    def _hash_blocks(self, request: Request, num_blocks: int) -> None:
+    def _hash_blocks(self, request: PagedRequest, num_blocks: int) -> None:
         """Extends `request.block_hashes` to the first `num_blocks` blocks, whose tokens are known.
 
         Blocks of the prompt alone are hashed once for all sequences that share it.
@@ -227,7 +227,7 @@ class KVCacheManager:
         hashes += shared[len(hashes) : num_shared]
         self._extend_hashes(hashes, request, num_blocks)
 
-    def _extend_hashes(self, hashes: list[bytes], request: Request, num_blocks: int) -> None:
+    def _extend_hashes(self, hashes: list[bytes], request: PagedRequest, num_blocks: int) -> None:
         """Extends the hashes of the leading blocks of `request` to `num_blocks` of them."""
         size = self._block_size
         start = len(hashes)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.step.request_table import RequestTable
-from quire.executor.step.transfers import to_device
+from quire.executor.sampling.token_table import TokenTable
+from quire.executor.transfers import to_device
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SampleBatch:
 
     slots: np.ndarray
     positions: np.ndarray
-    table: RequestTable
+    table: TokenTable
 
     def take(self, rows: np.ndarray) -> "SampleBatch":
         """The batch of some rows only, by index, in order."""

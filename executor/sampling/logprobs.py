@@ -8,7 +8,7 @@ import torch
 from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot, TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
-from quire.executor.step.transfers import Transfer, Transfers
+from quire.executor.transfers import Transfer, Transfers
 
 _NONE = -2
 ALL = -1

@@ -9,8 +9,8 @@ import torch
 from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot, PromptLogprobs, StepPlan, TokenLogprobs
 from quire.executor.sampling.logprobs import ALL, scores, token_logprobs
-from quire.executor.step.request_table import RequestTable
-from quire.executor.step.transfers import Transfer, Transfers
+from quire.executor.sampling.token_table import TokenTable
+from quire.executor.transfers import Transfer, Transfers
 
 _MAX_LOGITS = 2**23
 """Logits at once; a prompt's are computed in slices of this size, because all of them may not fit in memory."""
@@ -73,7 +73,7 @@ class PromptScorer:
         self,
         plan: StepPlan,
         hidden: torch.Tensor,
-        table: RequestTable,
+        table: TokenTable,
         compute_logits: Callable[[torch.Tensor], torch.Tensor],
     ) -> list[ScoredPart]:
         """The scores of each row of the step that computed a part of such a prompt.

@@ -22,7 +22,7 @@ from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import FIRST_LOOK, TopK, TopP
-from quire.executor.step.transfers import HostTransfers, Transfers, to_device
+from quire.executor.transfers import HostTransfers, Transfers, to_device
 from quire.ops.backend import Backend
 from quire.ops.random import start_of
 

@@ -15,7 +15,7 @@ from quire.executor.sampling.sampler import Sampled
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.slot_state import SlotState
-from quire.executor.step.transfers import to_device
+from quire.executor.transfers import to_device
 
 
 class Proposal(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 
 from quire.executor.models.base import GivenRows, LayerCache, Model, StepContext, Wanted
 from quire.executor.step.input_batch import InputBatch
-from quire.executor.step.transfers import to_device
+from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
 
 

@@ -11,7 +11,7 @@ import torch
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.transfers import to_device
+from quire.executor.transfers import to_device
 
 
 class GroupPages(NamedTuple):

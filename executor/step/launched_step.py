@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quire.executor.sampling.prompt_scorer import ScoredPart
 from quire.executor.step.row_sampler import SampledRows
-from quire.executor.step.transfers import Transfer
+from quire.executor.transfers import Transfer
 
 
 @dataclass(frozen=True)

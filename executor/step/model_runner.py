@@ -19,7 +19,7 @@ from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler, SampledRows
 from quire.executor.step.slot_state import SlotState
-from quire.executor.step.transfers import Transfers
+from quire.executor.transfers import Transfers
 
 
 class _Inputs(NamedTuple):

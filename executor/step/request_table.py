@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.step.transfers import to_device
+from quire.executor.transfers import to_device
 
 _FIRST_COLUMNS = 2048
 

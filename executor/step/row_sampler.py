@@ -11,7 +11,7 @@ from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.executor.step.drafts import Drafter, num_accepted
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.transfers import Transfer, Transfers, to_device
+from quire.executor.transfers import Transfer, Transfers, to_device
 
 
 @dataclass(frozen=True)

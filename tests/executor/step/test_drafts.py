@@ -18,7 +18,7 @@ from quire.executor.sampling.sampler import Sampled
 from quire.executor.step.drafts import Proposal, num_accepted
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.transfers import HostTransfers
+from quire.executor.transfers import HostTransfers
 from quire.executor.worker import Worker
 from tests.checkpoints import VOCAB_SIZE
 from tests.core.scheduling.fake_worker import start_of

@@ -8,7 +8,7 @@ import pytest
 from quire.core.errors import NotFoundError, OverloadedError, ParameterError
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.items import encrypt, to_messages
-from quire.frontend.openai.responses.store import Recording, ResponseStore, StoredResponse
+from quire.frontend.openai.responses.store import ResponseStore, StoredResponse, StreamHistory
 
 
 class Clock:
@@ -67,19 +67,19 @@ def test_what_is_still_made_is_never_driven_out() -> None:
 
 
 def test_a_recording_is_followed_from_anywhere() -> None:
-    async def read(recording: Recording, start: int) -> bytes:
-        return b"".join([frame async for frames in recording.follow(start) for frame in frames])
+    async def read(history: StreamHistory, start: int) -> bytes:
+        return b"".join([frame async for frames in history.follow(start) for frame in frames])
 
     async def main() -> list[bytes]:
-        recording = Recording()
-        recording.add([b"0", b"1"])
-        readers = [asyncio.create_task(read(recording, start)) for start in (0, 1, 5)]
+        history = StreamHistory()
+        history.add([b"0", b"1"])
+        readers = [asyncio.create_task(read(history, start)) for start in (0, 1, 5)]
         await asyncio.sleep(0)
         for frame in (b"2", b"3", b"4", b"5"):
-            recording.add([frame])
+            history.add([frame])
             await asyncio.sleep(0)
-        recording.end()
-        return [*await asyncio.gather(*readers), await read(recording, 4)]
+        history.end()
+        return [*await asyncio.gather(*readers), await read(history, 4)]
 
     assert asyncio.run(main()) == [b"012345", b"12345", b"5", b"45"]
 

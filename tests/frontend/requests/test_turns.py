@@ -21,10 +21,10 @@ from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.generation import TASKS_PER_TURN
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.requests.merging import TASKS_PER_TURN
 from quire.frontend.requests.turns import TURN_SECONDS, apart, in_turns
 
 MANY = 3000

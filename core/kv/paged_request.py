@@ -1,0 +1,51 @@
+"""A request as the KV cache sees it: tokens to be held in pages, and the pages that hold them."""
+
+from typing import Protocol
+
+from quire.core.kv.block_table import BlockTable
+from quire.core.wire.protocol import PromptEmbeds
+
+
+class PagedPrompt(Protocol):
+    """What the KV cache reads of a prompt that several requests may share, and keeps in it."""
+
+    block_hashes: list[bytes]
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+    @property
+    def embeds(self) -> PromptEmbeds | None: ...
+
+
+class PagedRequest(Protocol):
+    """What the KV cache reads of a request, and keeps in it. `scheduling/request.py` says what each number counts."""
+
+    num_tokens: int
+    num_planned_tokens: int
+    num_preemptions: int
+    block_tables: list[BlockTable]
+    block_hashes: list[bytes]
+    num_cached_blocks: int
+    pages_settled_until: int
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def prompt(self) -> PagedPrompt: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_known_tokens(self) -> int: ...
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+    @property
+    def scores_prompt(self) -> bool: ...
+
+    def known_tokens(self, start: int, end: int) -> list[int]:
+        """Token ids at positions `start` to `end`."""
