@@ -45,6 +45,13 @@ class AsyncLLM:
         client: the engine's client.
         tokenizer: None to serve only token ids.
         metrics: counts requests; None counts nothing.
+
+    Attributes:
+        limit: tokens that prompt and output may have together.
+        async_tokenizer: makes token ids of texts beside the event loop.
+        chat_templates: write the prompts of conversations.
+        sampling_input: the checkpoint's defaults and the server's limits of sampling parameters.
+        prompts: reads prompts in all their forms.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | list[dict[str, Any]]
 
 
-class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolParam(Struct, kw_only=True, forbid_unknown_fields=True):
     """A function of the client's. `cache_control` and the like are about prices; caching is always on here."""
 
     name: str
@@ -49,7 +49,7 @@ class Tool(Struct, kw_only=True, forbid_unknown_fields=True):
     defer_loading: Literal[False] | None = None
 
 
-class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolChoiceParam(Struct, kw_only=True, forbid_unknown_fields=True):
     """What the client wants to be called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -85,8 +85,8 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     messages: list[Message]
     system: str | list[dict[str, Any]] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
@@ -197,7 +197,7 @@ def _thinking_budget(thinking: Thinking, max_tokens: int) -> int | None:
     return budget
 
 
-def _chat_tool(tool: Tool, index: int) -> dict[str, Any]:
+def _chat_tool(tool: ToolParam, index: int) -> dict[str, Any]:
     if tool.type not in (None, "custom") or tool.input_schema is None:
         raise ParameterError(
             f"tools[{index}] must have an input_schema: this server has no tools of its own"
@@ -212,7 +212,7 @@ def _chat_tool(tool: Tool, index: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _chat_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+def _chat_choice(choice: ToolChoiceParam | None) -> str | dict[str, Any] | None:
     if choice is None:
         return None
     if choice.type == "tool":

@@ -10,12 +10,12 @@ from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.frontend.launch import device
 
-Usage = Literal["llm", "server"]
+UsageContext = Literal["llm", "server"]
 DEFAULT_BLOCK_SIZE = 16
 LARGE_GPU_BYTES = 70 * 2**30
 
 
-def resolve(args: EngineArgs, spec: ModelSpec, usage: Usage) -> EngineConfig:
+def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineConfig:
     """Fills every default in.
 
     Raises:
@@ -66,7 +66,7 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:
     return asked, False
 
 
-def _limits(args: EngineArgs, usage: Usage, kind: str, world_size: int, max_model_len: int) -> SchedulerLimits:
+def _limits(args: EngineArgs, usage: UsageContext, kind: str, world_size: int, max_model_len: int) -> SchedulerLimits:
     asked = args.scheduler
     default_tokens, default_seqs = _batch_defaults(usage, kind, world_size)
     chunked = asked.enable_chunked_prefill is not False
@@ -97,7 +97,7 @@ def _limits(args: EngineArgs, usage: Usage, kind: str, world_size: int, max_mode
     )
 
 
-def _batch_defaults(usage: Usage, kind: str, world_size: int) -> tuple[int, int]:
+def _batch_defaults(usage: UsageContext, kind: str, world_size: int) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) that vLLM would choose for this device and entry point.
 
     But a CPU's server takes a quarter of vLLM's 2048 tokens: running streams wait for a step with prompts in it, and a

@@ -9,7 +9,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.launcher import EngineLauncher
-from quire.frontend.launch.options import Usage, resolve
+from quire.frontend.launch.options import UsageContext, resolve
 
 logger = get_logger(__name__)
 
@@ -25,7 +25,7 @@ class EngineSetup:
     launcher: EngineLauncher
 
     @classmethod
-    def from_args(cls, args: EngineArgs, usage: Usage) -> "EngineSetup":
+    def from_args(cls, args: EngineArgs, usage: UsageContext) -> "EngineSetup":
         """Finds the checkpoint and resolves every option. Starts nothing.
 
         Raises:

@@ -6,27 +6,24 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.list_price import check_lists
 from quire.frontend.chat.renaming import renamed
-from quire.frontend.http.event_stream import ACCEPTED, DONE
+from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import (
     CompletionChoice,
-    CompletionChunk,
-    CompletionChunkChoice,
     CompletionLogprobs,
-    CompletionUsage,
     TextCompletion,
 )
-from quire.frontend.openai.generation import INLINE_CHOICES, Reply, TextEvent, choose_id, event
+from quire.frontend.openai.completion_events import CompletionChunks, prompt_text, text_of
+from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.schema import CompletionRequest
-from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.frontend.outputs import Logprob, RequestOutput
 from quire.frontend.parsing.events import Usage
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.beam_params import BeamSearchParams
@@ -36,7 +33,6 @@ from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.prompt_log import PromptLog
 from quire.frontend.requests.turns import apart, in_turns
 from quire.frontend.text.fill_in_middle import fill_in_middle
-from quire.frontend.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -76,7 +72,7 @@ class TextCompletions:
         streams = await self._open(request, reply.id)
         try:
             yield ACCEPTED
-            chunks = _Chunks(request, reply, self._formatter(request), self._encoder, self._engine.tokenizer)
+            chunks = CompletionChunks(request, reply, self._formatter(request), self._encoder, self._engine.tokenizer)
             num_unfinished, is_echo_alone = len(streams), request.is_echo_alone
             async with aclosing(merge(streams)) as outputs:
                 async for index, output in outputs:
@@ -164,7 +160,7 @@ class TextCompletions:
         """The prompt as the model reads it; nothing for embeddings."""
         if isinstance(prompt, dict):
             return ""
-        return prompt if isinstance(prompt, str) else _text_of(prompt, self._engine.tokenizer)
+        return prompt if isinstance(prompt, str) else text_of(prompt, self._engine.tokenizer)
 
     async def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike | Prompt:
         """The prompt itself, or one that asks for the text between it and `suffix`."""
@@ -232,112 +228,6 @@ class TextCompletions:
         return formatter.completion(rows, len(echoed))
 
 
-class _Told(msgspec.Struct):
-    """What has been told of one choice."""
-
-    text_event: TextEvent | None = None
-    num_tokens: int = 0
-    num_characters: int = 0  # of the tokens with log-probabilities, and of what is echoed
-    begun: bool = False  # an event that is not of text alone came
-
-
-class _Chunks:
-    """Turns the outputs of one request's prompts into events, and counts tokens on the way."""
-
-    __slots__ = (
-        *("_reply", "_formatter", "_encoder", "_tokenizer", "_echo", "_scores_echo", "_return_token_ids", "_n"),
-        *("_prompts", "_told", "_text_only"),
-    )
-
-    def __init__(
-        self,
-        request: CompletionRequest,
-        reply: Reply,
-        formatter: LogprobFormatter,
-        encoder: msgspec.json.Encoder,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self._reply = reply
-        self._formatter = formatter
-        self._encoder = encoder
-        self._tokenizer = tokenizer
-        self._echo = bool(request.echo)
-        self._scores_echo = request.scores_echo
-        self._return_token_ids = bool(request.return_token_ids)
-        self._n = request.n or 1
-        self._prompts: dict[int, tuple[int, int]] = {}  # prompt index -> (prompt tokens, cached tokens)
-        self._told: dict[int, _Told] = {}  # by choice
-        self._text_only = not (self._return_token_ids or self._echo or reply.continuous_usage)
-
-    def add(self, prompt_index: int, output: RequestOutput) -> bytes:
-        """Events for what is new; empty when there is nothing to tell."""
-        self._prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens or 0)
-        frames = []
-        for each in output.outputs:
-            index = prompt_index * self._n + each.index
-            told = self._told.get(index) or self._told.setdefault(index, _Told())
-            told.num_tokens += len(each.token_ids)
-            if self._text_only and each.text and each.finish_reason is None and not each.logprobs:
-                text_event = told.text_event or self._start_text(index, told)
-                frames.append(text_event.fill(each.text))
-            elif each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
-                frames.append(self._frame([self._choice(index, each, output)]))
-        return b"".join(frames)
-
-    def end(self) -> bytes:
-        """Usage, when asked for, and the end mark."""
-        if not self._reply.include_usage:
-            return DONE
-        return self._frame([], usage=self._usage()) + DONE
-
-    def _start_text(self, index: int, told: _Told) -> TextEvent:
-        empty = CompletionChunkChoice(index=index, text="")
-        told.text_event = TextEvent(self._frame([empty]), "text", self._encoder)
-        return told.text_event
-
-    def _choice(self, index: int, each: CompletionOutput, output: RequestOutput) -> CompletionChunkChoice:
-        told = self._told[index]
-        first = not told.begun
-        echoed = prompt_text(output, self._tokenizer) if first and self._echo else ""
-        offset = told.num_characters + len(echoed)
-        rows: Sequence[dict[int, Logprob] | None] = each.logprobs or []
-        if first and self._scores_echo:
-            offset, rows = 0, [*(output.prompt_logprobs or []), *rows]
-        first_id = output.prompt_token_ids[0]
-        logprobs = self._formatter.completion(rows, offset, first_id=first_id) if rows else None
-        told.num_characters = offset + (sum(map(len, logprobs.tokens)) if logprobs is not None else 0)
-        told.begun = True
-        return CompletionChunkChoice(
-            index=index,
-            text=echoed + each.text,
-            logprobs=logprobs,
-            finish_reason=each.finish_reason,
-            stop_reason=each.stop_reason,
-            token_ids=each.token_ids if self._return_token_ids else UNSET,
-            prompt_token_ids=output.prompt_token_ids if self._return_token_ids and first else UNSET,
-        )
-
-    def _frame(self, choices: list[CompletionChunkChoice], *, usage: CompletionUsage | None = None) -> bytes:
-        reply = self._reply
-        if usage is None and reply.continuous_usage:
-            [choice] = choices
-            prompt_tokens, cached_tokens = self._prompts[choice.index // self._n]
-            usage = reply.usage(Usage(prompt_tokens, self._told[choice.index].num_tokens, cached_tokens))
-        chunk = CompletionChunk(
-            id=reply.id,
-            created=reply.created,
-            model=reply.model,
-            choices=choices,
-            usage=usage if reply.include_usage else UNSET,
-        )
-        return event(chunk, self._encoder)
-
-    def _usage(self) -> CompletionUsage:
-        prompt_tokens, cached_tokens = (sum(column) for column in zip(*self._prompts.values(), strict=True))
-        num_tokens = sum(told.num_tokens for told in self._told.values())
-        return self._reply.usage(Usage(prompt_tokens, num_tokens, cached_tokens))
-
-
 def without_generated(output: RequestOutput) -> RequestOutput:
     """An answer to max_tokens=0: the prompt and what is known about it."""
     for each in output.outputs:
@@ -345,12 +235,3 @@ def without_generated(output: RequestOutput) -> RequestOutput:
         each.logprobs = None if each.logprobs is None else []
         each.finish_reason = each.finish_reason and "length"
     return output
-
-
-def prompt_text(output: RequestOutput, tokenizer: Tokenizer | None) -> str:
-    """The prompt as text, for `echo`."""
-    return output.prompt if output.prompt is not None else _text_of(output.prompt_token_ids, tokenizer)
-
-
-def _text_of(token_ids: list[int], tokenizer: Tokenizer | None) -> str:
-    return tokenizer.decode(token_ids, skip_special_tokens=False) if tokenizer is not None else ""

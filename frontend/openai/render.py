@@ -9,7 +9,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS, TextCompletions
 from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
@@ -58,7 +58,12 @@ class Rendering:
         self._check(request)
         if request.prompt_embeds:
             raise ParameterError("prompt_embeds are not rendered: they have no token ids.", param="prompt_embeds")
-        sampling = SamplingParams(**self._completions.sampling_fields(request))
+        fields = self._completions.sampling_fields(request)
+        if request.max_tokens is None:
+            sampling_input = self._engine.sampling_input
+            default = sampling_input.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+            fields["max_tokens"] = sampling_input.limit_output(default)
+        sampling = SamplingParams(**fields)
         special = request.add_special_tokens is not False
         rendered = []
         async for each in in_turns(request.prompts()):

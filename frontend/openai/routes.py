@@ -30,8 +30,8 @@ from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import RenderedRequest, Rendering
 from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
-from quire.frontend.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from quire.frontend.openai.tokenize import Tokenization
+from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.openai.tokenize import DetokenizeRequest, Tokenization, TokenizeRequest
 
 R = TypeVar("R", ChatRequest, CompletionRequest, contravariant=True)
 

@@ -1,17 +1,74 @@
 """POST /tokenize and /detokenize: the model's tokenizer and chat template by themselves."""
 
 import functools
+from typing import Any
+
+from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.body_fields import refuse_unsupported
+from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.tool_fields import read_tool_set
 from quire.frontend.openai.answers import DetokenizeResponse, TokenizeResponse
-from quire.frontend.openai.schema import DetokenizeRequest, TokenizeRequest
 from quire.frontend.requests.turns import apart
 from quire.frontend.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4096
 """More are looked up in a thread."""
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /tokenize: either `prompt`, or `messages` and what goes with a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None  # true for a prompt, false for messages
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None  # for servers with --trust-request-chat-template
+    # Not supported yet.
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+
+    def check(self) -> None:
+        """Refuses fields that are not supported, and both or neither of prompt and messages."""
+        refuse_unsupported(self)
+        if (self.prompt is None) == (self.messages is None):
+            raise ParameterError("Give either prompt or messages.", param="prompt")
+        if self.prompt is not None:
+            for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise ParameterError(f"{name} goes with messages, not with prompt.", param=name)
+
+    def to_chat_input(self) -> ChatInput:
+        """The conversation, which is not to be answered.
+
+        Raises:
+            ParameterError: a tool that is malformed.
+        """
+        return ChatInput(
+            names={},
+            messages=self.messages or [],
+            tools=read_tool_set(self.tools, None),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            add_special_tokens=bool(self.add_special_tokens),
+            chat_template=self.chat_template,
+            template_variables=self.chat_template_kwargs or {},
+        )
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
 
 
 class Tokenization:

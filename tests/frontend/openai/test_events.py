@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from quire.frontend.chat.turn import Turn
-from quire.frontend.openai import completions
 from quire.frontend.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta, CompletionChunk
 from quire.frontend.openai.answers import CompletionChunkChoice as TextChoice
 from quire.frontend.openai.chat_events import ChatChunks
+from quire.frontend.openai.completion_events import CompletionChunks
 from quire.frontend.openai.generation import Reply, TextEvent, event
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
@@ -40,7 +40,7 @@ def output(text: str, index: int = 0) -> RequestOutput:
 def test_text_events_equal_whole_encodings(text: str, include_usage: bool) -> None:
     reply = make_reply(include_usage=include_usage)
     request = CompletionRequest(prompt="x", n=2)
-    chunks = completions._Chunks(request, reply, LogprobFormatter(None, 0, as_ids=False), ENCODER, None)
+    chunks = CompletionChunks(request, reply, LogprobFormatter(None, 0, as_ids=False), ENCODER, None)
     for index in (1, 0, 1):
         chunk = CompletionChunk(
             id=reply.id,
@@ -66,12 +66,12 @@ def test_chat_events_equal_whole_encodings(text: str) -> None:
 def test_events_that_carry_more_than_text_are_not_shortened() -> None:
     request = CompletionRequest(prompt="x", return_token_ids=True)
     formatter = LogprobFormatter(None, 0, as_ids=False)
-    chunks = completions._Chunks(request, make_reply(), formatter, ENCODER, None)
+    chunks = CompletionChunks(request, make_reply(), formatter, ENCODER, None)
     for expected in ({"token_ids": [1], "prompt_token_ids": [1, 2]}, {"token_ids": [1]}):
         choice = msgspec.json.decode(chunks.add(0, output("a")).removeprefix(b"data: "))["choices"][0]
         assert {key: value for key, value in choice.items() if key.endswith("ids")} == expected
     usage = make_reply(include_usage=True, continuous_usage=True)
-    counted = completions._Chunks(CompletionRequest(prompt="x"), usage, formatter, ENCODER, None)
+    counted = CompletionChunks(CompletionRequest(prompt="x"), usage, formatter, ENCODER, None)
     totals = [msgspec.json.decode(counted.add(0, output("a")).removeprefix(b"data: "))["usage"] for _ in range(2)]
     assert [total["completion_tokens"] for total in totals] == [1, 2]
 
