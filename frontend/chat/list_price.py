@@ -1,4 +1,4 @@
-"""What lists cost that every completion of a request holds for itself: priced before the first is opened."""
+"""Limits on lists that cost time again for every completion of a request: checked before the first is opened."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from quire.core.errors import ParameterError
 
 MAX_LISTED = 2**22
-"""Token ids, and characters of words, times completions."""
+"""Token ids, and characters of words, times completions. A worker reads the lists within a step for each completion
+that begins; up to there they are sent and kept once for each prompt."""
 
 MAX_STOP_CHARACTERS = 2**18
 """Characters of stop strings times completions: each is looked for in every piece of text."""
@@ -24,7 +25,7 @@ def check_lists(sampling: Mapping[str, Any], num_completions: int) -> None:
     stop = sampling.get("stop") or []
     stops = [stop] if isinstance(stop, str) else stop
     _check("stop", sum(map(len, stops)), num_completions, MAX_STOP_CHARACTERS, "characters")
-    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         _check(name, len(sampling.get(name) or ()), num_completions, MAX_LISTED, "token ids")
     _check("bad_words", sum(map(len, sampling.get("bad_words") or ())), num_completions, MAX_LISTED, "characters")
 

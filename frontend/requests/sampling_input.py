@@ -8,9 +8,6 @@ from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.text.tokenizer import Tokenizer
 
-MAX_LISTED_IDS = 2**22
-"""Token ids that the lists of a request may hold, times its n: each of the n sequences carries its own copy."""
-
 
 class SamplingInput:
     """Defaults and limits of sampling parameters for one model, and the form in which the engine gets them.
@@ -103,13 +100,6 @@ class SamplingInput:
 
     def _check_lists(self, sampling: SamplingParams, sequences: list[list[int]]) -> None:
         bias, allowed = sampling.logit_bias or {}, sampling.allowed_token_ids or []
-        num_listed = len(bias) + len(allowed) + sum(map(len, sequences))
-        if num_listed * sampling.n > MAX_LISTED_IDS:
-            raise ParameterError(
-                f"n={sampling.n} times {num_listed} token ids in logit_bias, allowed_token_ids and bad_words is more "
-                f"than {MAX_LISTED_IDS}; lower n or shorten the lists.",
-                param="n",
-            )
         self._check_ids("logit_bias", bias)
         self._check_ids("allowed_token_ids", allowed)
         if allowed:

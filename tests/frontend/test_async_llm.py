@@ -16,6 +16,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError, EngineDeadError, OverloadedError, ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind
 from quire.frontend.launch.event_loop import EventLoopThread
+from quire.frontend.requests.request_builder import child_seed
 
 DELTA = RequestOutputKind.DELTA
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=DELTA)
@@ -160,6 +161,28 @@ def test_streams_survive_the_engines_death(llm: AsyncLLM, run: Run) -> None:
                 assert llm.client.engine_pid
                 os.kill(llm.client.engine_pid, signal.SIGKILL)
         assert "".join(texts) == expected
+
+    run(work())
+
+
+def test_n_sequences_are_n_requests_with_their_seeds_though_the_engine_dies(llm: AsyncLLM, run: Run) -> None:
+    n, sampling = 6, LONG.replace(max_tokens=150, temperature=1.0, seed=7)  # four of them run at a time
+
+    async def work() -> None:
+        expected = [
+            (await collect(llm, f"alone-{index}", sampling=sampling.replace(seed=child_seed(7, index))))
+            for index in range(n)
+        ]
+        texts, killed = [""] * n, False
+        async for output in llm.generate("Hello", sampling.replace(n=n), "together"):
+            for each in output.outputs:
+                texts[each.index] += each.text
+            if not killed and all(texts[:4]):
+                assert llm.client.engine_pid
+                os.kill(llm.client.engine_pid, signal.SIGKILL)
+                killed = True
+        assert killed
+        assert texts == ["".join(each.outputs[0].text for each in outputs) for outputs in expected]
 
     run(work())
 

@@ -134,7 +134,6 @@ class TestTokenLists:
             ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
             ({"allowed_token_ids": [1.5]}, "allowed_token_ids"),
             ({"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}, "bad_words"),
-            ({"allowed_token_ids": [5] * 1000, "n": 16000}, "n"),
             ({"bad_words": [" "]}, "bad_words"),
             ({"bad_words": ["a"] * 2000}, "bad_words"),
             ({"bad_words": ["a" * 70000]}, "bad_words"),
