@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quire.core.wire.sampling_params import SamplingParams
@@ -61,6 +61,7 @@ def test_random_ids_join_up_to_the_one_shot_decode(name: str, skip: bool) -> Non
 @settings(max_examples=100, deadline=None)
 @given(text=some_text)
 def test_text_streams_without_replacement_characters(name: str, text: str) -> None:
+    assume(not any(special in text for special in tokenizers_zoo.SPECIAL))  # shown only on request
     tokenizer = TOKENIZERS[name]
     pieces = stream(tokenizer, tokenizer.encode(text, add_special_tokens=False))
     whole = text if name != "gemma" or not text else " " + text  # its decoder keeps the space before a text
