@@ -158,8 +158,7 @@ def test_a_build_outlives_who_asked_for_it(
     compiler.wait_for_gate()
     code = f"""if True:
         from pathlib import Path
-        from quire.ops.cpu import builder
-from quire.ops.cpu.builds import KernelBuild
+        from quire.ops.cpu.builds import KernelBuild
         folder, sources = Path({str(sources.parent / "cache")!r}), Path({str(sources)!r})
         KernelBuild(folder, sources, [{str(compiler.path)!r}, "-O9"], "fake 1").library()
     """
