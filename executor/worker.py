@@ -117,20 +117,20 @@ class Worker:
         )
         return WorkerReady(
             rank=self._rank,
-            num_blocks=plan.num_blocks,
+            num_pages=plan.num_pages,
             max_model_len=plan.max_model_len,
             weights_bytes=weights_bytes,
-            kv_cache_bytes=plan.num_blocks * self._kv_layout.page_bytes,
+            kv_cache_bytes=plan.num_pages * self._kv_layout.page_bytes,
             device_name=_device_name(self._device),
             kv_groups=self._kv_layout.groups,
         )
 
-    def allocate(self, num_blocks: int, max_model_len: int) -> None:
-        """Sets up a KV cache of `num_blocks` pages and a table for sequences of up to `max_model_len` tokens."""
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
+        """Sets up a KV cache of `num_pages` pages and a table for sequences of up to `max_model_len` tokens."""
         assert self._model is not None, "load() comes before allocate()"
         assert self._kv_layout is not None
         spec, limits = self._config.spec, self._config.limits
-        tensors, caches = self._kv_layout.allocate(num_blocks)
+        tensors, caches = self._kv_layout.allocate(num_pages)
         if self._device.type == "cpu":
             touch(tensors, limits.block_size, self._config.first_touch_seconds)
         mode = self._config.logprobs_mode

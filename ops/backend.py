@@ -124,7 +124,7 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         """`activate_and_mul` of a linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
 
     @abstractmethod
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of one layer's KV cache; only the backend knows what its dimensions mean."""
 
     @abstractmethod

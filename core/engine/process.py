@@ -82,7 +82,7 @@ class EngineProcess:
         self._scheduler = Scheduler(
             self._config.limits,
             kv_groups=ready.kv_groups,
-            num_blocks=ready.num_blocks,
+            num_pages=ready.num_pages,
             max_model_len=ready.max_model_len,
             eos_token_ids=self._config.spec.eos_token_ids,
         )

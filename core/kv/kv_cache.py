@@ -1,4 +1,4 @@
-"""Block tables of requests over the block pool, and the prefix cache.
+"""Block tables of requests over the page pool, and the prefix cache.
 
 Owns which page holds which block of which request. Knows nothing of slots, budgets or steps.
 
@@ -14,9 +14,9 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from quire.core.kv.block_pool import BlockPool, block_hash, root_hash
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.groups import make_groups
+from quire.core.kv.page_pool import PagePool, block_hash, root_hash
 from quire.core.kv.paged_request import PagedRequest
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import ROW_DIGEST_BYTES
@@ -27,7 +27,7 @@ class KVCacheManager:
 
     Args:
         kv_groups: the model's; a request has a block table in each.
-        num_blocks: pages of the pool, any of which may serve any group.
+        num_pages: pages of the pool, any of which may serve any group.
         block_size: tokens of a page.
         largest_chunk: tokens that one step computes of a request at most.
         enable_prefix_caching: whether what a page holds is remembered when nobody uses it.
@@ -37,12 +37,12 @@ class KVCacheManager:
         self,
         kv_groups: Sequence[KVGroupSpec],
         *,
-        num_blocks: int,
+        num_pages: int,
         block_size: int,
         largest_chunk: int,
         enable_prefix_caching: bool = True,
     ) -> None:
-        self._pool = BlockPool(num_blocks)
+        self._pool = PagePool(num_pages)
         self._block_size = block_size
         self._groups = make_groups(kv_groups, block_size=block_size, largest_chunk=largest_chunk)
         # Those that see farthest come first: they stop at the first missing block, which spares the others look-ups.
@@ -54,12 +54,12 @@ class KVCacheManager:
     @property
     def num_pages(self) -> int:
         """Pages of the pool."""
-        return self._pool.num_blocks
+        return self._pool.num_pages
 
     @property
     def usage(self) -> float:
         """Share of pages in use, 0 to 1; cached pages that nobody refers to do not count."""
-        return self._pool.num_in_use / self._pool.num_blocks
+        return self._pool.num_in_use / self._pool.num_pages
 
     def max_pages(self, num_tokens: int) -> int:
         """Pages that a request holds at its worst moment, when it ends with `num_tokens` tokens computed."""

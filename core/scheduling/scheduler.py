@@ -64,7 +64,7 @@ class Scheduler:
     Args:
         limits: budgets and policies.
         kv_groups: the model's; each has a block table per request.
-        num_blocks: pages in the pool, for all groups together.
+        num_pages: pages in the pool, for all groups together.
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         clock: seconds, monotonic.
@@ -75,7 +75,7 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         kv_groups: Sequence[KVGroupSpec],
-        num_blocks: int,
+        num_pages: int,
         max_model_len: int,
         eos_token_ids: Collection[int],
         clock: Callable[[], float] = time.monotonic,
@@ -87,7 +87,7 @@ class Scheduler:
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
         self._kv = KVCacheManager(
             kv_groups,
-            num_blocks=num_blocks,
+            num_pages=num_pages,
             block_size=limits.block_size,
             largest_chunk=limits.largest_chunk,
             enable_prefix_caching=limits.enable_prefix_caching,
@@ -289,14 +289,14 @@ class Scheduler:
         if request.scores_prompt:
             self._scored[request.slot] = request
         # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
-        block_ids = [table.on_wire() for table in request.block_tables]
+        page_ids = [table.on_wire() for table in request.block_tables]
         token_ids = request.prompt.token_ids + request.output_token_ids
         plan.admitted.append(
             NewSlot(
                 request.slot,
                 token_ids,
                 request.num_prompt_tokens,
-                block_ids,
+                page_ids,
                 request.sampling,
                 request.grammar,
                 request.prompt.embeds,
@@ -321,7 +321,7 @@ class Scheduler:
             if victim is request:
                 return False
         if any(added):
-            plan.appended_blocks.append((request.slot, added))
+            plan.appended_pages.append((request.slot, added))
         return True
 
     # ------------------------------------------------------------------------------------------------------- results

@@ -203,7 +203,7 @@ class StepOutputs(Struct, array_like=True, tag="outputs"):
 class EngineReady(Struct, array_like=True, tag="ready"):
     """The model is loaded: what the engine can hold. Bytes are sums over all ranks, but for those of a group's page."""
 
-    num_blocks: int  # pages of the pool, which all KV groups share
+    num_pages: int  # pages of the pool, which all KV groups share
     block_size: int
     max_model_len: int
     weights_bytes: int
@@ -243,7 +243,7 @@ class NewSlot(Struct, array_like=True):
     slot: int
     token_ids: list[int]  # all tokens known: prompt, then outputs of an earlier life
     num_prompt_tokens: int
-    block_ids: list[list[int]]  # per KV group, pages of the first blocks, prefix-cache hits included; see `NO_PAGE`
+    page_ids: list[list[int]]  # per KV group, pages of the first blocks, prefix-cache hits included; see `NO_PAGE`
     sampling: SamplingParams
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
@@ -252,7 +252,7 @@ class NewSlot(Struct, array_like=True):
 class StepPlan(Struct, array_like=True, tag="step"):
     """One step for all workers: columns of equal length, one entry per scheduled row.
 
-    A worker applies `released`, then `admitted`, then `appended_blocks`, then runs the rows. Row i computes positions
+    A worker applies `released`, then `admitted`, then `appended_pages`, then runs the rows. Row i computes positions
     `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot `slots[i]`.
 
     `num_wanted[i]` says at how many of these positions, counted from the last, the row wants logits. 0: none, the row
@@ -271,7 +271,7 @@ class StepPlan(Struct, array_like=True, tag="step"):
     num_computed: list[int]
     num_scheduled: list[int]
     num_wanted: list[int]
-    appended_blocks: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
+    appended_pages: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
 
 
 class StepResult(Struct, array_like=True, tag="result"):
@@ -305,7 +305,7 @@ class StepResult(Struct, array_like=True, tag="result"):
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):
     """Once all ranks have said what they can hold: the pages and the length that every one of them now sets up."""
 
-    num_blocks: int
+    num_pages: int
     max_model_len: int
 
 
@@ -316,7 +316,7 @@ class WorkerReady(Struct, array_like=True, tag="ready"):
     """One rank has loaded its weights and planned its memory; sent again when the cache is allocated."""
 
     rank: Rank
-    num_blocks: int
+    num_pages: int
     max_model_len: int
     weights_bytes: int
     kv_cache_bytes: int

@@ -14,7 +14,7 @@ class LayerCache(NamedTuple):
     """Where one layer keeps its keys and values.
 
     Attributes:
-        pages: [num_blocks, ...], as `Backend.kv_cache_shape` says.
+        pages: [num_pages, ...], as `Backend.kv_cache_shape` says.
         group: the layer's KV group, whose block tables say which pages are whose.
     """
 

@@ -15,7 +15,7 @@ _SLICE_BYTES = 2 << 20
 
 
 def touch(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds: float) -> None:
-    """Writes zeros to the first pages of every layer's cache [num_blocks, ...], dense, until the time is up.
+    """Writes zeros to the first pages of every layer's cache [num_pages, ...], dense, until the time is up.
 
     Then serving matters more; what is left is handed out as it is used.
     """

@@ -37,16 +37,16 @@ class KVLayout:
         self.groups = form_groups(layers, self._layer_page_bytes)
         self.page_bytes = self.groups[0].page_bytes
 
-    def allocate(self, num_blocks: int) -> tuple[list[Tensor], list[LayerCache]]:
-        """The tensors, each [num_blocks, bytes] of uint8 zeros; and for each layer of the model what it sees of one."""
+    def allocate(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
+        """The tensors, each [num_pages, bytes] of uint8 zeros; and for each layer of the model what it sees of one."""
         tensors = [
-            _zeros(num_blocks * self._layer_page_bytes[0], self._device).view(num_blocks, -1)
+            _zeros(num_pages * self._layer_page_bytes[0], self._device).view(num_pages, -1)
             for _ in range(self.page_bytes // self._layer_page_bytes[0])
         ]
         caches = {}
         for number, group in enumerate(self.groups):
             for index, layer in enumerate(group.layers):
-                pages = tensors[index].view(self._dtype).view(self._shape(self._layers[layer], num_blocks))
+                pages = tensors[index].view(self._dtype).view(self._shape(self._layers[layer], num_pages))
                 caches[layer] = LayerCache(pages, number)
         return tensors, [caches[layer] for layer in range(len(self._layers))]
 
@@ -59,8 +59,8 @@ class KVLayout:
         parts = [f"{kind} in layers: {sum(sizes)}, groups: {len(sizes)}" for kind, sizes in kinds.items()]
         return f"{'; '.join(parts)}; {self.page_bytes} bytes a page of {self._block_size} tokens"
 
-    def _shape(self, layer: LayerKV, num_blocks: int) -> tuple[int, ...]:
-        return self._ops.kv_cache_shape(num_blocks, self._block_size, layer.num_kv_heads, layer.head_dim)
+    def _shape(self, layer: LayerKV, num_pages: int) -> tuple[int, ...]:
+        return self._ops.kv_cache_shape(num_pages, self._block_size, layer.num_kv_heads, layer.head_dim)
 
 
 def _zeros(num_bytes: int, device: torch.device) -> Tensor:

@@ -59,16 +59,16 @@ class RequestPages:
             for group in self.groups
         )
 
-    def longest(self, num_blocks: int, limit: int) -> int:
-        """Tokens of the longest request that fits into `num_blocks` pages; no more than `limit`."""
-        return bisect_right(range(limit + 1), num_blocks, key=self.needed) - 1
+    def longest(self, num_pages: int, limit: int) -> int:
+        """Tokens of the longest request that fits into `num_pages` pages; no more than `limit`."""
+        return bisect_right(range(limit + 1), num_pages, key=self.needed) - 1
 
 
 @dataclass(frozen=True)
 class CachePlan:
     """What the memory plan grants: pages, of which one request of `max_model_len` tokens needs no more."""
 
-    num_blocks: int
+    num_pages: int
     max_model_len: int
 
 
@@ -92,13 +92,13 @@ def plan_cache(
         ModelLoadError: no request of `max_model_len` tokens fits; the message says what is missing and what would help.
     """
     if cache.num_gpu_blocks_override is not None:
-        num_blocks = cache.num_gpu_blocks_override
-        if num_blocks < pages.needed(1):
+        num_pages = cache.num_gpu_blocks_override
+        if num_pages < pages.needed(1):
             raise ModelLoadError(
-                f"--num-gpu-blocks-override {num_blocks} is too few: the shortest request takes {pages.needed(1)} "
+                f"--num-gpu-blocks-override {num_pages} is too few: the shortest request takes {pages.needed(1)} "
                 "pages, one of each KV group."
             )
-        return CachePlan(num_blocks, pages.longest(num_blocks, max_model_len) if fit_max_model_len else max_model_len)
+        return CachePlan(num_pages, pages.longest(num_pages, max_model_len) if fit_max_model_len else max_model_len)
     full_request = pages.needed(max_model_len) * needs.page_bytes
     most = memory.free_bytes - needs.weights_bytes - needs.workspace_bytes
     asked = _asked_bytes(cache, device)
@@ -111,11 +111,11 @@ def plan_cache(
         if device == "cpu":
             cap = DEFAULT_CPU_CACHE_BYTES if fit_max_model_len else max(DEFAULT_CPU_CACHE_BYTES, full_request)
             budget = min(budget, cap, max_num_seqs * full_request)
-    num_blocks = max(0, budget) // needs.page_bytes
-    fitting = pages.longest(num_blocks, max_model_len)
+    num_pages = max(0, budget) // needs.page_bytes
+    fitting = pages.longest(num_pages, max_model_len)
     if fitting < (1 if fit_max_model_len else max_model_len):
         raise ModelLoadError(_too_little(cache, needs, memory, budget, most, full_request, fitting, max_model_len))
-    return CachePlan(num_blocks, fitting)
+    return CachePlan(num_pages, fitting)
 
 
 def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:

@@ -105,17 +105,17 @@ class MultiProcExecutor:
         loaded = await self._all_ready()
         kv_groups = _agreed_groups(loaded)
         agreed = AllocateCache(
-            num_blocks=min(ready.num_blocks for ready in loaded),
+            num_pages=min(ready.num_pages for ready in loaded),
             max_model_len=min(ready.max_model_len for ready in loaded),
         )
         self._send(self._encoder.encode(agreed))
         await self._all_ready()
         return EngineReady(
-            num_blocks=agreed.num_blocks,
+            num_pages=agreed.num_pages,
             block_size=self._config.limits.block_size,
             max_model_len=agreed.max_model_len,
             weights_bytes=sum(ready.weights_bytes for ready in loaded),
-            kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_blocks // ready.num_blocks for ready in loaded),
+            kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_pages // ready.num_pages for ready in loaded),
             device_name=loaded[0].device_name,
             kv_groups=kv_groups,
         )

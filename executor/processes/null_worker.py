@@ -37,7 +37,7 @@ class NullWorker:
         pages_per_request = -(-self._config.max_model_len // limits.block_size)
         return WorkerReady(
             rank=self._rank,
-            num_blocks=self._config.cache.num_gpu_blocks_override or limits.max_num_seqs * pages_per_request,
+            num_pages=self._config.cache.num_gpu_blocks_override or limits.max_num_seqs * pages_per_request,
             max_model_len=self._config.max_model_len,
             weights_bytes=0,
             kv_cache_bytes=0,
@@ -45,7 +45,7 @@ class NullWorker:
             kv_groups=[KVGroupSpec("full", list(range(self._config.spec.num_layers)), page_bytes=0)],
         )
 
-    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
         """There is nothing to allocate."""
 
     def launch(self, plan: StepPlan) -> AnsweredStep:

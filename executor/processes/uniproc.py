@@ -93,7 +93,7 @@ class UniProcExecutor:
         self._thread.start()
         ready = await started
         return EngineReady(
-            num_blocks=ready.num_blocks,
+            num_pages=ready.num_pages,
             block_size=self._config.limits.block_size,
             max_model_len=ready.max_model_len,
             weights_bytes=ready.weights_bytes,
@@ -145,7 +145,7 @@ class UniProcExecutor:
             # Resolved here and not at the top of the file: importing torch takes seconds that the loop can use.
             worker = pkgutil.resolve_name(self._factory)(self._config, Rank(), "")
             ready = worker.load()
-            worker.allocate(ready.num_blocks, ready.max_model_len)
+            worker.allocate(ready.num_pages, ready.max_model_len)
         except ConfigError as error:
             self._post(_set_exception, started, error)
             return

@@ -97,7 +97,7 @@ class WorkerProcess:
         self._send(ready)
         agreed = self._receive()
         assert isinstance(agreed, AllocateCache), agreed
-        worker.allocate(agreed.num_blocks, agreed.max_model_len)
+        worker.allocate(agreed.num_pages, agreed.max_model_len)
         self._send(ready)
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again

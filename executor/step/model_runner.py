@@ -101,8 +101,8 @@ class ModelRunner:
                 state.release(plan.released)
                 for request in plan.admitted:
                     state.admit(request)
-        for slot, block_ids in plan.appended_blocks:
-            self._table.append_blocks(slot, block_ids)
+        for slot, page_ids in plan.appended_pages:
+            self._table.append_pages(slot, page_ids)
 
     def _inputs(self, plan: StepPlan) -> _Inputs:
         decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)

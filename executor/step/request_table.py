@@ -26,7 +26,7 @@ class RequestTable:
         num_unnamed: [max_num_seqs] int32; leading tokens that came as embeddings, so that their ids mean nothing.
         block_tables: per KV group, [max_num_seqs, max_pages] int32; the page that holds positions
             `i * block_size .. (i + 1) * block_size - 1` at column i.
-        num_blocks: per KV group, [max_num_seqs] int32; pages in use in each row.
+        num_pages: per KV group, [max_num_seqs] int32; pages in use in each row.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RequestTable:
         max_pages = max_model_len // block_size + 1
         # np.zeros of this size is handed out by the system untouched: pages that no request reaches cost no memory.
         self.block_tables = [np.zeros((max_num_seqs, max_pages), np.int32) for _ in range(num_kv_groups)]
-        self.num_blocks = [np.zeros(max_num_seqs, np.int32) for _ in range(num_kv_groups)]
+        self.num_pages = [np.zeros(max_num_seqs, np.int32) for _ in range(num_kv_groups)]
 
     def admit(self, request: NewSlot) -> None:
         """Takes over the tokens and pages of a request that enters a slot."""
@@ -50,21 +50,21 @@ class RequestTable:
         self.token_ids[slot, :num_tokens] = to_device(np.array(request.token_ids, np.int32), self.device)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
-        for num_blocks in self.num_blocks:
-            num_blocks[slot] = 0
-        self.append_blocks(slot, request.block_ids)
+        for num_pages in self.num_pages:
+            num_pages[slot] = 0
+        self.append_pages(slot, request.page_ids)
 
     def release(self, slots: list[int]) -> None:
         """These slots' requests are gone."""
-        for num_blocks in self.num_blocks:
-            num_blocks[slots] = 0
+        for num_pages in self.num_pages:
+            num_pages[slots] = 0
 
-    def append_blocks(self, slot: int, block_ids: Iterable[list[int]]) -> None:
+    def append_pages(self, slot: int, page_ids: Iterable[list[int]]) -> None:
         """Puts new pages, by KV group, after those that the request in `slot` has."""
-        for table, num_blocks, pages in zip(self.block_tables, self.num_blocks, block_ids, strict=True):
-            first = num_blocks[slot]
+        for table, num_pages, pages in zip(self.block_tables, self.num_pages, page_ids, strict=True):
+            first = num_pages[slot]
             table[slot, first : first + len(pages)] = pages
-            num_blocks[slot] = first + len(pages)
+            num_pages[slot] = first + len(pages)
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""

@@ -97,7 +97,7 @@ class HttpServer:
             self._engine.metrics.cache_info = _cache_info(self._engine, ready)
         calm_garbage_collector()
         self._state.ready = True
-        num_tokens = ready.num_blocks * ready.block_size
+        num_tokens = ready.num_pages * ready.block_size
         seconds = time.time() - psutil.Process().create_time()
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
         logger.info(
@@ -223,7 +223,7 @@ def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
     cache, limits = engine.config.cache, engine.config.limits
     return {
         "block_size": str(ready.block_size),
-        "num_gpu_blocks": str(ready.num_blocks),
+        "num_gpu_blocks": str(ready.num_pages),
         "num_cpu_blocks": "0",
         "cache_dtype": cache.kv_cache_dtype,
         "enable_prefix_caching": str(limits.enable_prefix_caching),

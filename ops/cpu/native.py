@@ -174,8 +174,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
         finally:
             torch.set_num_threads(num_threads)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return self._eager.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
+    def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return self._eager.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim)
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         if _is_cache(kv_cache) and k.stride(2) == v.stride(2) == 1 and _same_dtype(k, v):

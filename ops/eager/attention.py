@@ -1,6 +1,6 @@
 """Attention over pages in plain torch: gather a group's pages, then two batched matrix products.
 
-A layer's cache is [num_blocks, 2, num_kv_heads, block_size, head_dim]: a page's keys and values are one contiguous
+A layer's cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: a page's keys and values are one contiguous
 piece. Pages are gathered with the heads first, so that [num_kv_heads * rows, keys, head_dim] is a batch of plain
 matrices. On CPUs without matrix units that is several times faster than torch's fused attention, at all lengths.
 """

@@ -18,7 +18,7 @@ from quire.ops.random import uniforms
 
 
 class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[PackedLinear]):
-    """See `Backend`. A layer's KV cache is [num_blocks, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
+    """See `Backend`. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
@@ -82,8 +82,8 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
     def gated_linear(self, x: Tensor, packed: PackedLinear | Int8Layer, activation: Activation = "silu") -> Tensor:
         return self.activate_and_mul(self.linear(x, packed), activation)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return (num_blocks, 2, num_kv_heads, block_size, head_dim)
+    def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_pages, 2, num_kv_heads, block_size, head_dim)
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         block_size = kv_cache.shape[3]

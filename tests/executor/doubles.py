@@ -58,11 +58,11 @@ class UnequalWorker(NullWorker):
 
     def load(self) -> WorkerReady:
         groups = [KVGroupSpec("full", [0], page_bytes=10 + self._rank.tensor)]
-        num_blocks = 100 - 20 * self._rank.tensor
-        return WorkerReady(self._rank, num_blocks, 32 + self._rank.tensor, 10, 10 * num_blocks, "null", groups)
+        num_pages = 100 - 20 * self._rank.tensor
+        return WorkerReady(self._rank, num_pages, 32 + self._rank.tensor, 10, 10 * num_pages, "null", groups)
 
-    def allocate(self, num_blocks: int, max_model_len: int) -> None:
-        self._agreed = [num_blocks, max_model_len]
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
+        self._agreed = [num_pages, max_model_len]
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
         return AnsweredStep(StepResult(plan.step_id, [self._agreed]))

@@ -32,11 +32,11 @@ class Step:
         self.query_lens = np.array([query_len for query_len, _ in rows])
         self.seq_lens = np.array([seq_len for _, seq_len in rows])
         counts = -(-self.seq_lens // block_size)
-        num_blocks = int(counts.sum()) + 4
-        order = (torch.randperm(num_blocks - 1, generator=random) + 1).tolist()
+        num_pages = int(counts.sum()) + 4
+        order = (torch.randperm(num_pages - 1, generator=random) + 1).tolist()
         # The ids after a row's own pages do not exist.
         self.block_tables = np.full((len(rows), int(counts.max()) + 2), 10**6)
-        self.kv_cache = torch.full(ops.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim), 1e4).to(dtype)
+        self.kv_cache = torch.full(ops.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim), 1e4).to(dtype)
         self.kv_cache[0] = torch.nan
         self.keys, self.values = [], []
         slots = []

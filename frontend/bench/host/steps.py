@@ -54,7 +54,7 @@ def _filled(config: EngineConfig, num_running: int, max_model_len: int) -> Sched
     )
     pages = num_running * -(-max_model_len // limits.block_size)
     groups = [KVGroupSpec("full", [0], page_bytes=0)]
-    scheduler = Scheduler(limits, kv_groups=groups, num_blocks=pages, max_model_len=max_model_len, eos_token_ids=())
+    scheduler = Scheduler(limits, kv_groups=groups, num_pages=pages, max_model_len=max_model_len, eos_token_ids=())
     prompts = np.random.default_rng(0).integers(0, config.spec.vocab_size, (num_running, INPUT_LEN)).tolist()
     sampling = SamplingParams(max_tokens=max_model_len - INPUT_LEN, ignore_eos=True)
     for index, prompt in enumerate(prompts):

@@ -46,7 +46,7 @@ class Loop:
         self.clock = Clock()
         limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4)
         self.scheduler = Scheduler(
-            limits, kv_groups=[FULL], num_blocks=64, max_model_len=64, eos_token_ids=(), clock=self.clock
+            limits, kv_groups=[FULL], num_pages=64, max_model_len=64, eos_token_ids=(), clock=self.clock
         )
         self.executor = ManualExecutor(depth)
         self.deltas: list[RequestDelta] = []

@@ -170,7 +170,7 @@ def test_a_crash_in_the_middle_resumes_all_unfinished_sequences(monkeypatch: pyt
 
 
 def test_tokens_of_n_sequences_are_those_of_each_alone() -> None:
-    harness = Harness(num_blocks=48, max_num_seqs=4, depth=2)
+    harness = Harness(num_pages=48, max_num_seqs=4, depth=2)
     wire = make_request("a", 20, max_tokens=12)
     starts = [SequenceStart(str(index), seed=index) for index in (1, 2, 3, 4, 5, 6)]
     assert harness.offer(replace(wire, sequences=starts)) is None

@@ -15,8 +15,8 @@ SIZE = 4
 CHUNK = 8
 
 
-def manager(num_blocks: int = 16, groups: Sequence[KVGroupSpec] = (FULL,), **options: bool) -> KVCacheManager:
-    return KVCacheManager(groups, num_blocks=num_blocks, block_size=SIZE, largest_chunk=CHUNK, **options)
+def manager(num_pages: int = 16, groups: Sequence[KVGroupSpec] = (FULL,), **options: bool) -> KVCacheManager:
+    return KVCacheManager(groups, num_pages=num_pages, block_size=SIZE, largest_chunk=CHUNK, **options)
 
 
 def request(prompt: list[int], request_id: str = "r", cache_salt: str | None = None) -> Request:
@@ -163,7 +163,7 @@ def test_outputs_are_findable_after_their_request_has_gone() -> None:
 
 
 def test_grow_adds_pages_only_while_there_are_some() -> None:
-    kv = manager(num_blocks=3)
+    kv = manager(num_pages=3)
     req = request([1] * 8)
     admit(kv, req)
     assert req.pages_settled_until == 8
@@ -176,7 +176,7 @@ def test_grow_adds_pages_only_while_there_are_some() -> None:
 
 
 def test_admission_leaves_a_page_for_each_request_that_runs() -> None:
-    kv = manager(num_blocks=4)
+    kv = manager(num_pages=4)
     req = request([1] * 9)
     assert not try_admit(kv, req, num_running=2)
     assert (kv.usage, req.block_tables) == (0, [])
@@ -184,7 +184,7 @@ def test_admission_leaves_a_page_for_each_request_that_runs() -> None:
 
 
 def test_admission_does_not_count_cached_pages_of_its_own_prefix_twice() -> None:
-    kv = manager(num_blocks=3)
+    kv = manager(num_pages=3)
     first = request([1] * 9)
     admit(kv, first)
     kv.free(first)
@@ -196,7 +196,7 @@ def test_admission_does_not_count_cached_pages_of_its_own_prefix_twice() -> None
 
 
 def test_a_sequence_is_evicted_from_its_tail() -> None:
-    kv = manager(num_blocks=4)
+    kv = manager(num_pages=4)
     first = request([1] * 16)
     admit(kv, first)
     kv.free(first)

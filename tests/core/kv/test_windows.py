@@ -12,8 +12,8 @@ from tests.core.scheduling.fake_worker import FULL, Harness, make_request, sched
 SIZE = 4
 
 
-def manager(groups: Sequence[KVGroupSpec], *, num_blocks: int = 64, chunk: int = 8) -> KVCacheManager:
-    return KVCacheManager(groups, num_blocks=num_blocks, block_size=SIZE, largest_chunk=chunk)
+def manager(groups: Sequence[KVGroupSpec], *, num_pages: int = 64, chunk: int = 8) -> KVCacheManager:
+    return KVCacheManager(groups, num_pages=num_pages, block_size=SIZE, largest_chunk=chunk)
 
 
 def request(prompt: list[int], request_id: str = "r") -> Request:
@@ -70,7 +70,7 @@ def test_decoding_holds_as_many_pages_as_a_window_may_touch() -> None:
 
 
 def test_pages_that_were_given_back_are_found_until_somebody_else_needs_them() -> None:
-    kv = manager([window(6)], num_blocks=12)
+    kv = manager([window(6)], num_pages=12)
     req = request(list(range(40)))
     prefill(kv, req)
     assert kv.usage == 4 / 12
@@ -149,8 +149,8 @@ def test_disowned_requests_leave_nothing_in_any_group_not_even_what_they_gave_ba
 
 def test_admission_wants_room_for_the_worst_chunk_of_a_window() -> None:
     """32 tokens in chunks of 8 with a window of 6: 8 pages, and 4 for the 13 tokens that a chunk sees or writes."""
-    for num_blocks, fits in ((11, False), (12, True)):
-        kv = manager([FULL, window(6)], num_blocks=num_blocks)
+    for num_pages, fits in ((11, False), (12, True)):
+        kv = manager([FULL, window(6)], num_pages=num_pages)
         req = request(list(range(32)))
         assert kv.admit(req, kv.find_prefix(req), 8, num_running=0) == fits
 
@@ -160,7 +160,7 @@ def test_a_long_request_of_a_model_with_five_windows_to_one_full_group_holds_a_q
     length, chunk = 32_768, 2048
     groups = [FULL, *[window(1024)] * 5]
     harness = Harness(
-        kv_groups=groups, num_blocks=6 * length // 16, max_model_len=length, block_size=16,
+        kv_groups=groups, num_pages=6 * length // 16, max_model_len=length, block_size=16,
         max_num_batched_tokens=chunk, check=False,
     )  # fmt: skip
     harness.add("long", length - 20, max_tokens=20)
@@ -175,7 +175,7 @@ def test_a_long_request_of_a_model_with_five_windows_to_one_full_group_holds_a_q
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_shared_prefix_is_found_in_all_groups_by_a_request_that_comes_later(depth: int) -> None:
-    harness = Harness(kv_groups=[window(6), FULL, window(11)], num_blocks=100, depth=depth, max_num_batched_tokens=16)
+    harness = Harness(kv_groups=[window(6), FULL, window(11)], num_pages=100, depth=depth, max_num_batched_tokens=16)
     prompt = list(range(100, 150))
     for request_id, expected in (("first", 0), ("second", 48)):
         harness.add(request_id, prompt, max_tokens=20)

@@ -79,7 +79,7 @@ class Row:
     seed: int
     max_num_computed: int  # the last token that the request may have is sampled, and never computed
     token_ids: list[int]
-    block_ids: list[list[int]]  # per KV group
+    page_ids: list[list[int]]  # per KV group
     num_computed: int = -1  # unknown until its first row
     drafts: list[int] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)  # per token, drafts included
@@ -111,7 +111,7 @@ class FakeWorker:
     def __init__(
         self,
         limits: SchedulerLimits,
-        num_blocks: int,
+        num_pages: int,
         max_model_len: int,
         kv_groups: Sequence[KVGroupSpec],
         drafter: FakeDrafter | None,
@@ -121,7 +121,7 @@ class FakeWorker:
         self.kv_groups = kv_groups
         self.drafter = drafter
         self.block_size = limits.block_size
-        self.pages = [[FREE] * limits.block_size for _ in range(num_blocks)]
+        self.pages = [[FREE] * limits.block_size for _ in range(num_pages)]
         self.table: dict[int, Row] = {}
         self.num_steps = 0
         self.num_computed_tokens = 0
@@ -142,13 +142,13 @@ class FakeWorker:
             assert new.slot not in self.table, "slot handed out before it was released"
             assert 0 <= new.slot < self.limits.max_num_seqs
             max_num_tokens = min(self.max_model_len, new.num_prompt_tokens + (new.sampling.max_tokens or 10**9))
-            tables = [list(table) for table in new.block_ids]
+            tables = [list(table) for table in new.page_ids]
             assert len(tables) == len(self.kv_groups)
             row = Row(new.sampling.seed or 0, max_num_tokens - 1, list(new.token_ids), tables)
             row.identify()
             self.table[new.slot] = row
-        for slot, groups in plan.appended_blocks:
-            for table, pages in zip(self.table[slot].block_ids, groups, strict=True):
+        for slot, groups in plan.appended_pages:
+            for table, pages in zip(self.table[slot].page_ids, groups, strict=True):
                 table.extend(pages)
 
     def write(self, plan: StepPlan) -> None:
@@ -163,7 +163,7 @@ class FakeWorker:
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
             assert start + count <= len(row.identities), "a token was computed before it was known or drafted"
             assert start + count <= row.max_num_computed, "computed past the length limit"
-            for group, table in enumerate(row.block_ids):
+            for group, table in enumerate(row.page_ids):
                 for position in range(start, start + count):
                     place = table[position // size], position % size
                     assert place not in written, "two requests, or two KV groups of one, write to one place"
@@ -177,7 +177,7 @@ class FakeWorker:
         size = self.block_size
         for slot, start in zip(plan.slots, plan.num_computed, strict=True):
             row = self.table[slot]
-            for group, (spec, table) in enumerate(zip(self.kv_groups, row.block_ids, strict=True)):
+            for group, (spec, table) in enumerate(zip(self.kv_groups, row.page_ids, strict=True)):
                 first = 0 if spec.window is None else max(0, start - spec.window + 1)
                 expected = [(group, identity) for identity in row.identities[first : row.num_computed]]
                 pages = table[first // size : -(-row.num_computed // size)]
@@ -266,7 +266,7 @@ class Harness:
     def __init__(
         self,
         *,
-        num_blocks: int = 64,
+        num_pages: int = 64,
         max_model_len: int = 128,
         depth: int = 1,
         check: bool = True,
@@ -281,13 +281,13 @@ class Harness:
         self.max_model_len = max_model_len
         self.scheduler = Scheduler(
             self.limits,
-            num_blocks=num_blocks,
+            num_pages=num_pages,
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
             kv_groups=kv_groups,
             clock=self.clock,
         )
-        self.worker = FakeWorker(self.limits, num_blocks, max_model_len, kv_groups, drafter)
+        self.worker = FakeWorker(self.limits, num_pages, max_model_len, kv_groups, drafter)
         self.depth = depth
         self.check = check
         self.plans: list[StepPlan] = []

@@ -17,14 +17,14 @@ from tests.core.scheduling.fake_worker import Harness, make_request
     ids=["empty", "longer than the model", "larger than the pool", "already finished"],
 )
 def test_impossible_requests_are_refused_with_the_remedy(wire: EngineRequest, words: list[str]) -> None:
-    failure = Harness(num_blocks=16, max_model_len=128).offer(wire)
+    failure = Harness(num_pages=16, max_model_len=128).offer(wire)
     assert failure is not None
     assert failure.kind == "invalid"
     assert all(word in failure.message for word in words), failure.message
 
 
 def test_the_largest_request_that_fits_is_served_to_its_end() -> None:
-    harness = Harness(num_blocks=16, max_model_len=128)
+    harness = Harness(num_pages=16, max_model_len=128)
     harness.add("a", 60, max_tokens=5)  # 65 tokens, of which the last is never computed: 64, exactly the pool
     harness.run()
     assert len(harness.streams["a"].token_ids) == 5
@@ -64,7 +64,7 @@ def test_a_burst_fills_the_free_slots_and_then_the_queue() -> None:
 
 
 def test_slots_that_lack_pages_are_no_room() -> None:
-    harness = Harness(num_blocks=8, max_num_seqs=8, max_num_queued_reqs=1)
+    harness = Harness(num_pages=8, max_num_seqs=8, max_num_queued_reqs=1)
     harness.add("a", 24, max_tokens=4)
     harness.step()
     harness.add("b", 24)

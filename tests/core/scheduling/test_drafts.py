@@ -13,12 +13,12 @@ from tests.core.scheduling.fake_worker import FULL, Clock, make_request
 class Steps:
     """A scheduler whose results are written by hand. Request "a" has a prompt of 6 tokens, pages hold 4."""
 
-    def __init__(self, *, num_blocks: int = 64, max_tokens: int = 20, clock: Clock | None = None, **limits) -> None:
+    def __init__(self, *, num_pages: int = 64, max_tokens: int = 20, clock: Clock | None = None, **limits) -> None:
         options = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 4} | limits
         self.scheduler = Scheduler(
             SchedulerLimits(**options),
             kv_groups=[FULL],
-            num_blocks=num_blocks,
+            num_pages=num_pages,
             max_model_len=100,
             eos_token_ids=(),
             clock=clock or Clock(),
@@ -149,7 +149,7 @@ def test_only_accepted_tokens_are_found_by_others() -> None:
 
 
 def test_a_request_preempted_with_drafts_in_flight_goes_on_after_the_accepted_ones() -> None:
-    steps = Steps(num_blocks=7)
+    steps = Steps(num_pages=7)
     steps.add("b")
     steps.plan()
     steps.result([50], [60], drafts=[0, 2])

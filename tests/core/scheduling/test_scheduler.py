@@ -213,7 +213,7 @@ def test_an_id_may_return_while_its_old_results_are_in_flight() -> None:
 
 
 def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
-    harness = Harness(num_blocks=6, depth=2)
+    harness = Harness(num_pages=6, depth=2)
     harness.add("a", 8, max_tokens=12)
     harness.add("b", 7, max_tokens=12)
     while harness.scheduler.stats().num_preemptions == 0:
@@ -230,7 +230,7 @@ def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
 
 
 def test_fcfs_preempts_whoever_came_last_and_resumes_with_all_known_tokens() -> None:
-    harness = Harness(num_blocks=6)
+    harness = Harness(num_pages=6)
     harness.add("a", 8, max_tokens=12)
     harness.add("b", 8, max_tokens=12)
     harness.run()
@@ -245,7 +245,7 @@ def test_fcfs_preempts_whoever_came_last_and_resumes_with_all_known_tokens() -> 
 
 
 def test_priority_runs_the_lowest_value_first_and_preempts_the_highest() -> None:
-    harness = Harness(num_blocks=6, max_num_seqs=2, policy="priority")
+    harness = Harness(num_pages=6, max_num_seqs=2, policy="priority")
     harness.add("low", 8, max_tokens=12, priority=5)
     harness.step()
     harness.add("later", 8, max_tokens=12, priority=3)
@@ -272,7 +272,7 @@ def test_priorities_tie_by_arrival() -> None:
 
 
 def test_a_newcomer_leaves_a_page_for_each_request_that_runs() -> None:
-    harness = Harness(num_blocks=7)
+    harness = Harness(num_pages=7)
     harness.add("a", 8, max_tokens=6)  # grows to four pages
     harness.step()
     harness.add("b", 16, max_tokens=2)  # needs the four that are free once a has three
@@ -406,7 +406,7 @@ def test_deltas_tell_when_a_request_was_queued_and_scheduled() -> None:
 
 
 def test_stats_are_totals_that_reading_leaves_alone() -> None:
-    harness = Harness(num_blocks=10)
+    harness = Harness(num_pages=10)
     prompt = list(range(100, 109))
     harness.add("a", prompt, max_tokens=4)
     harness.step()
@@ -420,14 +420,14 @@ def test_stats_are_totals_that_reading_leaves_alone() -> None:
 
 
 def test_every_kv_group_gets_its_own_pages() -> None:
-    harness = Harness(kv_groups=[FULL, FULL], num_blocks=20)
+    harness = Harness(kv_groups=[FULL, FULL], num_pages=20)
     harness.add("a", 9, max_tokens=6)
     harness.run()
     (new,) = harness.plans[0].admitted
-    assert [len(table) for table in new.block_ids] == [3, 3]
-    grown = [pages for plan in harness.plans for _, pages in plan.appended_blocks]
+    assert [len(table) for table in new.page_ids] == [3, 3]
+    grown = [pages for plan in harness.plans for _, pages in plan.appended_pages]
     assert [len(pages) for pages in grown] == [2]
-    assert len({page for table in new.block_ids for page in table} | {p for g in grown[0] for p in g}) == 8
+    assert len({page for table in new.page_ids for page in table} | {p for g in grown[0] for p in g}) == 8
 
 
 @pytest.mark.parametrize(

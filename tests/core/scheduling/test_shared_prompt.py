@@ -19,7 +19,7 @@ def request_of(n: int, prompt_len: int) -> EngineRequest:
 def harness_for(prompt_len: int) -> Harness:
     blocks = 2 * prompt_len // 16
     options: dict[str, Any] = {"max_num_batched_tokens": prompt_len + 64, "max_num_seqs": 64, "block_size": 16}
-    return Harness(num_blocks=blocks, max_model_len=prompt_len + 8, check=False, **options)
+    return Harness(num_pages=blocks, max_model_len=prompt_len + 8, check=False, **options)
 
 
 def test_a_prompt_takes_memory_once_however_many_sequences_run() -> None:

@@ -73,14 +73,14 @@ def drive(harness: Harness, requests: list[EngineRequest], rng: random.Random, a
 
 CASES = [
     # roomy, no pressure
-    {"num_blocks": 400, "max_num_seqs": 32, "max_num_batched_tokens": 128},
+    {"num_pages": 400, "max_num_seqs": 32, "max_num_batched_tokens": 128},
     # as few pages as one request may need: preemption all the time
-    {"num_blocks": 12, "max_num_seqs": 8, "max_num_batched_tokens": 16},
-    {"num_blocks": 30, "max_num_seqs": 16, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 3},
-    {"num_blocks": 24, "max_num_seqs": 6, "max_num_batched_tokens": 48, "enable_chunked_prefill": False},
-    {"num_blocks": 24, "max_num_seqs": 6, "max_num_batched_tokens": 5, "enable_prefix_caching": False},
-    {"num_blocks": 40, "max_num_seqs": 3, "max_num_batched_tokens": 2, "block_size": 2},
-    {"num_blocks": 60, "max_num_seqs": 16, "max_num_batched_tokens": 40, "block_size": 1},
+    {"num_pages": 12, "max_num_seqs": 8, "max_num_batched_tokens": 16},
+    {"num_pages": 30, "max_num_seqs": 16, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 3},
+    {"num_pages": 24, "max_num_seqs": 6, "max_num_batched_tokens": 48, "enable_chunked_prefill": False},
+    {"num_pages": 24, "max_num_seqs": 6, "max_num_batched_tokens": 5, "enable_prefix_caching": False},
+    {"num_pages": 40, "max_num_seqs": 3, "max_num_batched_tokens": 2, "block_size": 2},
+    {"num_pages": 60, "max_num_seqs": 16, "max_num_batched_tokens": 40, "block_size": 1},
 ]
 
 
@@ -133,7 +133,7 @@ def test_every_kv_group_reads_what_it_needs_and_one_request_always_fits(
     num_alone = num_pages_alone(groups, limits, MAX_MODEL_LEN - 1)
     harness = Harness(
         max_model_len=MAX_MODEL_LEN,
-        num_blocks=int(num_alone * case["share"]),
+        num_pages=int(num_alone * case["share"]),
         depth=depth,
         kv_groups=GROUPS[groups],
         drafter=FakeDrafter(depth) if drafting else None,
@@ -152,7 +152,7 @@ def test_a_request_that_is_alone_is_never_preempted(groups: str, case: dict, dra
     for length in (1, 7, 20, MAX_MODEL_LEN - 1):
         harness = Harness(
             max_model_len=MAX_MODEL_LEN,
-            num_blocks=num_pages_alone(groups, limits, MAX_MODEL_LEN - 1),
+            num_pages=num_pages_alone(groups, limits, MAX_MODEL_LEN - 1),
             kv_groups=GROUPS[groups],
             drafter=FakeDrafter(length) if drafting else None,
             **limits,
@@ -188,7 +188,7 @@ def test_a_crash_at_any_step_changes_no_output(drafting: bool) -> None:
     while pending:
         num_lives += 1
         drafter = FakeDrafter(num_lives) if drafting else None
-        harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=24, depth=2, drafter=drafter)
+        harness = Harness(max_model_len=MAX_MODEL_LEN, num_pages=24, depth=2, drafter=drafter)
         for name in pending:
             assert harness.offer(resumed_after(delivered[name], by_id[name])) is None
         for _ in range(rng.randrange(12)):
@@ -203,11 +203,11 @@ def test_a_crash_at_any_step_changes_no_output(drafting: bool) -> None:
 
 @pytest.mark.parametrize("drafting", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("num_blocks", [14, 48])
-def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int, drafting: bool) -> None:
-    rng = random.Random(f"{num_blocks} {depth}")
+@pytest.mark.parametrize("num_pages", [14, 48])
+def test_aborts_at_any_moment_lose_nothing(num_pages: int, depth: int, drafting: bool) -> None:
+    rng = random.Random(f"{num_pages} {depth}")
     drafter = FakeDrafter(depth) if drafting else None
-    harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth, drafter=drafter)
+    harness = Harness(max_model_len=MAX_MODEL_LEN, num_pages=num_pages, depth=depth, drafter=drafter)
     requests = random_requests(rng, 500, special=True)
     drive(harness, requests, rng, abort_rate=0.2)
     expect_outputs(harness, requests)
@@ -219,7 +219,7 @@ def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int, drafting
 @given(
     seed=st.integers(0, 10**6),
     depth=st.integers(1, 3),
-    num_blocks=st.integers(12, 40),
+    num_pages=st.integers(12, 40),
     max_num_seqs=st.integers(1, 9),
     budget=st.integers(1, 60),
     threshold=st.sampled_from([0, 1, 7]),
@@ -228,11 +228,11 @@ def test_aborts_at_any_moment_lose_nothing(num_blocks: int, depth: int, drafting
     drafting=st.booleans(),
 )
 def test_any_limits_keep_the_invariants(
-    seed, depth, num_blocks, max_num_seqs, budget, threshold, policy, caching, drafting
+    seed, depth, num_pages, max_num_seqs, budget, threshold, policy, caching, drafting
 ):
     rng = random.Random(seed)
     harness = Harness(
-        max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, depth=depth, max_num_seqs=max_num_seqs, policy=policy,
+        max_model_len=MAX_MODEL_LEN, num_pages=num_pages, depth=depth, max_num_seqs=max_num_seqs, policy=policy,
         max_num_batched_tokens=budget, long_prefill_token_threshold=threshold, enable_prefix_caching=caching,
         drafter=FakeDrafter(seed) if drafting else None,
     )  # fmt: skip
@@ -247,7 +247,7 @@ def test_pressure_preempts_and_sharing_saves_work() -> None:
     requests = random_requests(rng, 200)
     computed, preemptions = {}, {}
     for caching in (True, False):
-        harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=20, enable_prefix_caching=caching, check=False)
+        harness = Harness(max_model_len=MAX_MODEL_LEN, num_pages=20, enable_prefix_caching=caching, check=False)
         for request in requests:
             assert harness.offer(request) is None
         while harness.scheduler.has_unfinished():
@@ -261,7 +261,7 @@ def test_pressure_preempts_and_sharing_saves_work() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_fcfs_first_come_first_scheduled_even_under_pressure(depth: int) -> None:
     rng = random.Random(depth)
-    harness = Harness(max_model_len=MAX_MODEL_LEN, num_blocks=16, depth=depth)
+    harness = Harness(max_model_len=MAX_MODEL_LEN, num_pages=16, depth=depth)
     first_seen: list[str] = []
     requests = random_requests(rng, 200)
     for request in requests:
@@ -280,9 +280,9 @@ def test_kv_groups_give_back_pages_preempt_and_share() -> None:
     """The workloads with several KV groups would prove little if they did none of that."""
     rng = random.Random(4)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "block_size": 4}
-    num_blocks = num_pages_alone("two windows and all", limits, MAX_MODEL_LEN - 1)
+    num_pages = num_pages_alone("two windows and all", limits, MAX_MODEL_LEN - 1)
     harness = Harness(
-        max_model_len=MAX_MODEL_LEN, num_blocks=num_blocks, kv_groups=[window(3), window(17), FULL], **limits
+        max_model_len=MAX_MODEL_LEN, num_pages=num_pages, kv_groups=[window(3), window(17), FULL], **limits
     )
     requests = random_requests(rng, 500)
     for request in requests:

@@ -9,9 +9,9 @@ from quire.executor.memory.first_touch import NUM_TOKENS, touch
 MIB = 2**20
 
 
-def untouched_cache(num_blocks: int) -> torch.Tensor:
+def untouched_cache(num_pages: int) -> torch.Tensor:
     """Pages of 16 tokens of 4 KiB each, that the system has not handed out yet."""
-    return torch.from_numpy(np.zeros(num_blocks * 64 * 1024, np.uint8)).view(num_blocks, -1)
+    return torch.from_numpy(np.zeros(num_pages * 64 * 1024, np.uint8)).view(num_pages, -1)
 
 
 def resident_bytes() -> int:

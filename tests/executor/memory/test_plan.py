@@ -29,11 +29,11 @@ def test_the_cache_gets_what_weights_and_workspace_leave() -> None:
 
 
 def test_memory_that_others_hold_is_not_planned_with() -> None:
-    assert plan(mem=DeviceMemory(40 * GIB, 15 * GIB)).num_blocks == 3 * GIB // (2 * MIB)
+    assert plan(mem=DeviceMemory(40 * GIB, 15 * GIB)).num_pages == 3 * GIB // (2 * MIB)
 
 
 def test_bytes_or_pages_may_be_named() -> None:
-    assert plan(kv_cache_memory_bytes=GIB).num_blocks == 512
+    assert plan(kv_cache_memory_bytes=GIB).num_pages == 512
     assert plan(num_gpu_blocks_override=7) == CachePlan(7, 4096)
     assert plan(num_gpu_blocks_override=7, fit_max_model_len=True) == CachePlan(7, 112)
 
@@ -41,16 +41,16 @@ def test_bytes_or_pages_may_be_named() -> None:
 def test_a_cpu_gets_four_gibibytes_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ram = DeviceMemory(100 * GIB, 100 * GIB)
     cpu = {"device": "cpu", "mem": ram}
-    assert plan(**cpu).num_blocks == 2048
-    assert plan(**cpu, max_num_seqs=2).num_blocks == 512, "two full-length requests cannot fill more"
+    assert plan(**cpu).num_pages == 2048
+    assert plan(**cpu, max_num_seqs=2).num_pages == 512, "two full-length requests cannot fill more"
     assert plan(**cpu, max_model_len=65536) == CachePlan(4096, 65536), "one full-length request must fit"
     assert plan(**cpu, max_model_len=65536, fit_max_model_len=True) == CachePlan(2048, 32768)
-    assert plan(**cpu, gpu_memory_utilization=0.13).num_blocks == 512
+    assert plan(**cpu, gpu_memory_utilization=0.13).num_pages == 512
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "6.5")
-    assert plan(**cpu).num_blocks == 3328
+    assert plan(**cpu).num_pages == 3328
     monkeypatch.setenv("QUIRE_CPU_KVCACHE_SPACE", "1")
-    assert plan(**cpu).num_blocks == 512
-    assert plan().num_blocks == int(40 * GIB * 0.92 - 12 * GIB) // (2 * MIB), "says nothing about other devices"
+    assert plan(**cpu).num_pages == 512
+    assert plan().num_pages == int(40 * GIB * 0.92 - 12 * GIB) // (2 * MIB), "says nothing about other devices"
 
 
 def test_auto_takes_the_length_that_fits() -> None:
@@ -88,7 +88,7 @@ def test_a_request_that_cannot_fit_is_refused_with_remedies_that_work() -> None:
     assert set(flags) == {"max-model-len", "kv-cache-memory-bytes", "gpu-memory-utilization"}
     assert plan(**{**options, "max_model_len": int(flags["max-model-len"])})
     assert plan(**{**options, "gpu_memory_utilization": float(flags["gpu-memory-utilization"])})
-    assert plan(**options, kv_cache_memory_bytes=int(flags["kv-cache-memory-bytes"])).num_blocks == 1250
+    assert plan(**options, kv_cache_memory_bytes=int(flags["kv-cache-memory-bytes"])).num_pages == 1250
     with pytest.raises(ModelLoadError):
         plan(**{**options, "max_model_len": int(flags["max-model-len"]) + 1})
 

@@ -64,7 +64,7 @@ def test_results_come_in_the_order_of_plans() -> None:
     async def test() -> None:
         async with running(2) as (executor, ready):
             assert ready.block_size == 8
-            assert ready.num_blocks == 32
+            assert ready.num_pages == 32
             assert ready.device_name == "null"
             # More than the ring holds, every tenth longer than a slot: submit must neither block nor lose any.
             for step in range(200):
@@ -79,7 +79,7 @@ def test_results_come_in_the_order_of_plans() -> None:
 def test_all_ranks_allocate_what_the_smallest_can_hold() -> None:
     async def test() -> None:
         async with running(3, double("UnequalWorker")) as (executor, ready):
-            assert (ready.num_blocks, ready.max_model_len) == (60, 32)
+            assert (ready.num_pages, ready.max_model_len) == (60, 32)
             assert ready.weights_bytes == 30
             assert ready.kv_cache_bytes == 3 * 600  # every rank's page takes 10 bytes
             assert ready.kv_groups == [KVGroupSpec("full", [0], page_bytes=10)]

@@ -35,7 +35,7 @@ def test_results_come_in_the_order_of_plans_and_close_ends_the_thread() -> None:
     async def test() -> None:
         executor = make_executor("NullWorker")
         ready = await executor.start()
-        assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (32, 8, 64)
+        assert (ready.num_pages, ready.block_size, ready.max_model_len) == (32, 8, 64)
         submit(executor, range(100))
         results = await results_of(executor, 100)
         assert [result.token_ids for result in results] == [token_of(step) for step in range(100)]

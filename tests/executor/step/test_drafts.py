@@ -100,7 +100,7 @@ def serve(folder: Path, drafter: ToldDrafter | None = None) -> Callable[..., dic
     """`generate` on a worker of its own."""
     worker = Worker(engine_config(folder), Rank(), ParallelGroup(), drafter=drafter)
     ready = worker.load()
-    worker.allocate(ready.num_blocks, ready.max_model_len)
+    worker.allocate(ready.num_pages, ready.max_model_len)
     return partial(generate, worker, kv_groups=ready.kv_groups)
 
 
@@ -150,7 +150,7 @@ def without(folder: Path) -> dict[str, list[RequestDelta]]:
         {"depth": 2},
         {"depth": 3, "max_num_seqs": 5, "long_prefill_token_threshold": 7},
         {"max_num_batched_tokens": 16},
-        {"num_blocks": 24, "depth": 2, "max_num_batched_tokens": 40},
+        {"num_pages": 24, "depth": 2, "max_num_batched_tokens": 40},
     ],
     ids=str,
 )
@@ -166,7 +166,7 @@ def test_tokens_are_those_without_drafts(
     assert max(lengths) > 3
     assert sum(length > 1 for length in lengths) > 50
     assert drafter.num_proposed > sum(lengths) - len(lengths)  # some were wrong
-    if "num_blocks" in options:
+    if "num_pages" in options:
         assert any(delta.num_preemptions for deltas in got.values() for delta in deltas)
     check_same(generate(requests, **options), without)  # on the pages that the prefix cache found
 
@@ -186,7 +186,7 @@ def test_two_ranks_accept_the_same_drafts(folder: Path, without: dict[str, list[
     def run(group: ParallelGroup) -> dict[str, list[RequestDelta]]:
         worker = Worker(config, Rank(tensor=group.rank), group, drafter=told(without, requests))
         ready = worker.load()
-        worker.allocate(ready.num_blocks, ready.max_model_len)
+        worker.allocate(ready.num_pages, ready.max_model_len)
         return generate(worker, requests, kv_groups=ready.kv_groups, depth=2)
 
     for deltas in on_every_rank(2, run):

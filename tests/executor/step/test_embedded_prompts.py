@@ -70,7 +70,7 @@ def expected(folder: Path) -> dict[str, list[int]]:
         {"depth": 1},
         {"depth": 2, "max_num_batched_tokens": 16},
         {"max_num_seqs": 2, "long_prefill_token_threshold": 7},
-        {"num_blocks": 9},
+        {"num_pages": 9},
         {"enable_prefix_caching": False},
     ],
     ids=str,
@@ -85,7 +85,7 @@ def test_tokens_are_transformers_in_any_company(
     deltas = generate(worker, [ids[0], *embeds, ids[1]], **options)
     assert tokens_of(deltas) == alone | expected
     preempted = any(delta.num_preemptions for entries in deltas.values() for delta in entries)
-    assert preempted == ("num_blocks" in options)
+    assert preempted == ("num_pages" in options)
 
 
 def test_equal_rows_share_their_pages_and_others_do_not(worker: Worker, expected: dict[str, list[int]]) -> None:

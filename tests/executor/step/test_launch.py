@@ -111,7 +111,7 @@ class Drive:
         *,
         kv_groups: Sequence[KVGroupSpec],
         depth: int,
-        num_blocks: int = 600,
+        num_pages: int = 600,
         **limits: Any,
     ) -> None:
         self._device = device
@@ -119,7 +119,7 @@ class Drive:
         self.scheduler = Scheduler(
             msgspec.structs.replace(LIMITS, **limits),
             kv_groups=kv_groups,
-            num_blocks=num_blocks,
+            num_pages=num_pages,
             max_model_len=MAX_MODEL_LEN,
             eos_token_ids=[END],
         )
@@ -161,7 +161,7 @@ def run_late(
     device = LateDevice()
     worker = Worker(engine_config(folder), Rank(), ParallelGroup(), device, drafter)
     ready = worker.load()
-    worker.allocate(ready.num_blocks, ready.max_model_len)
+    worker.allocate(ready.num_pages, ready.max_model_len)
     drive = Drive(device, requests, kv_groups=ready.kv_groups, **options)
     with pytest.raises(AllDone):
         StepLoop(worker, drive, drive.report).run()
@@ -251,7 +251,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"depth": 1},
     {"depth": 2},
     {"depth": 3, "max_num_seqs": 4},
-    {"depth": 2, "num_blocks": 24, "max_num_batched_tokens": 40},
+    {"depth": 2, "num_pages": 24, "max_num_batched_tokens": 40},
 ]
 
 

@@ -61,7 +61,7 @@ def engine_config(folder: Path, **changes: Any) -> EngineConfig:
 def start_worker(config: EngineConfig) -> Worker:
     worker = Worker(config, Rank(), ParallelGroup())
     ready = worker.load()
-    worker.allocate(ready.num_blocks, ready.max_model_len)
+    worker.allocate(ready.num_pages, ready.max_model_len)
     return worker
 
 
@@ -74,7 +74,7 @@ def generate(
     requests: list[EngineRequest],
     *,
     depth: int = 2,
-    num_blocks: int = NUM_BLOCKS,
+    num_pages: int = NUM_BLOCKS,
     kv_groups: Sequence[KVGroupSpec] = (KVGroupSpec("full", [0, 1], page_bytes=0),),
     **limits: Any,
 ) -> dict[str, list[RequestDelta]]:
@@ -82,7 +82,7 @@ def generate(
     scheduler = Scheduler(
         replace(LIMITS, **limits),
         kv_groups=kv_groups,
-        num_blocks=num_blocks,
+        num_pages=num_pages,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=[2],
     )
@@ -178,8 +178,8 @@ def test_greedy_tokens_are_transformers(worker: Worker, folder: Path) -> None:
         {"depth": 3},
         {"max_num_batched_tokens": 16},
         {"max_num_seqs": 5, "long_prefill_token_threshold": 7},
-        {"num_blocks": 24, "depth": 1},
-        {"num_blocks": 24, "depth": 3, "max_num_batched_tokens": 40},
+        {"num_pages": 24, "depth": 1},
+        {"num_pages": 24, "depth": 3, "max_num_batched_tokens": 40},
         {"enable_prefix_caching": False},
     ],
     ids=str,
@@ -191,7 +191,7 @@ def test_tokens_do_not_depend_on_company_chunks_cache_or_preemption(
 
 
 def test_the_small_pool_above_did_preempt(worker: Worker) -> None:
-    deltas = generate(worker, mixed_requests(), num_blocks=24)
+    deltas = generate(worker, mixed_requests(), num_pages=24)
     assert any(delta.num_preemptions for entries in deltas.values() for delta in entries)
 
 
@@ -236,7 +236,7 @@ def test_a_row_with_nan_fails_alone(folder: Path, tmp_path: Path) -> None:
     assert last.failure is not None
     assert "NaN" in last.failure.message
     assert tokens_of(deltas)["good"] == before
-    again = generate(worker, [request("good", good)], num_blocks=4)
+    again = generate(worker, [request("good", good)], num_pages=4)
     assert tokens_of(again)["good"] == before
 
 
@@ -261,8 +261,8 @@ def test_memory_is_planned_from_the_checkpoint(folder: Path) -> None:
     config = engine_config(folder, cache=CacheConfig(kv_cache_memory_bytes=10_000_000))
     ready = Worker(config, Rank(), ParallelGroup()).load()
     page_bytes = 2 * 2 * 16 * 2 * 16 * 4  # layers, keys and values, tokens, heads, head size, float32
-    assert ready.num_blocks == 10_000_000 // page_bytes
-    assert ready.kv_cache_bytes == ready.num_blocks * page_bytes
+    assert ready.num_pages == 10_000_000 // page_bytes
+    assert ready.kv_cache_bytes == ready.num_pages * page_bytes
     assert ready.max_model_len == MAX_MODEL_LEN
     assert ready.weights_bytes == pytest.approx((folder / "model.safetensors").stat().st_size, rel=0.05)
     with pytest.raises(ModelLoadError, match=r"--max-model-len 112 "):

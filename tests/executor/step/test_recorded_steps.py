@@ -65,7 +65,7 @@ def expected(folder: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    "options", [{"depth": 2}, {"max_num_batched_tokens": 24}, {"num_blocks": 24, "depth": 1}], ids=str
+    "options", [{"depth": 2}, {"max_num_batched_tokens": 24}, {"num_pages": 24, "depth": 1}], ids=str
 )
 def test_tokens_are_those_of_the_ordinary_way(
     worker: Worker, expected: dict[str, list[int]], launched: list[int], options: dict[str, Any]

@@ -74,8 +74,8 @@ def test_random_plans_against_a_loop_over_tokens(seed: int) -> None:
         table.release(plan.released)
         for new in plan.admitted:
             table.admit(new)
-        for slot, block_ids in plan.appended_blocks:
-            table.append_blocks(slot, block_ids)
+        for slot, page_ids in plan.appended_pages:
+            table.append_pages(slot, page_ids)
         if not plan.slots:
             continue
         batch = build_input_batch(plan, table)

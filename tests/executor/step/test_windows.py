@@ -49,7 +49,7 @@ def served(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> S
         engine_config(folder, limits=msgspec.structs.replace(LIMITS, block_size=4)), Rank(), ParallelGroup()
     )
     ready = worker.load()
-    worker.allocate(ready.num_blocks, ready.max_model_len)
+    worker.allocate(ready.num_pages, ready.max_model_len)
     pages = sum(group.max_pages(128, block_size=4, largest_chunk=CHUNK) for group in ready.kv_groups)
     return Served(folder, pages, partial(generate, worker, block_size=4, kv_groups=ready.kv_groups))
 
@@ -96,7 +96,7 @@ def test_tokens_do_not_depend_on_preemption(served: Served) -> None:
     alone: dict[str, list[int]] = {}
     for one in growing:
         alone |= tokens_of(served.generate([one], enable_prefix_caching=False))
-    deltas = served.generate(growing, num_blocks=served.pages_of_one, max_num_batched_tokens=CHUNK)
+    deltas = served.generate(growing, num_pages=served.pages_of_one, max_num_batched_tokens=CHUNK)
     assert tokens_of(deltas) == alone
     assert any(delta.num_preemptions for entries in deltas.values() for delta in entries)
 

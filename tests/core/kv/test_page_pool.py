@@ -1,10 +1,10 @@
-"""The block pool: reference counts, eviction of the oldest page first, and hashes of what a page depends on."""
+"""The page pool: reference counts, eviction of the oldest page first, and hashes of what a page depends on."""
 
 import random
 
 import pytest
 
-from quire.core.kv.block_pool import BlockPool, block_hash, root_hash
+from quire.core.kv.page_pool import PagePool, block_hash, root_hash
 
 
 def key(content: str, group: int = 0) -> tuple[bytes, int]:
@@ -12,7 +12,7 @@ def key(content: str, group: int = 0) -> tuple[bytes, int]:
 
 
 def test_allocates_every_page_once_and_no_more() -> None:
-    pool = BlockPool(5)
+    pool = PagePool(5)
     pages = pool.allocate(2) + pool.allocate(3)
     assert sorted(pages) == [0, 1, 2, 3, 4]
     assert pool.num_available == 0
@@ -22,7 +22,7 @@ def test_allocates_every_page_once_and_no_more() -> None:
 
 
 def test_unnamed_pages_are_reused_before_any_cached_one_is_evicted() -> None:
-    pool = BlockPool(4)
+    pool = PagePool(4)
     named, unnamed = pool.allocate(2), pool.allocate(2)
     for page, content in zip(named, "ab", strict=True):
         pool.name(page, key(content))
@@ -33,7 +33,7 @@ def test_unnamed_pages_are_reused_before_any_cached_one_is_evicted() -> None:
 
 
 def test_evicts_the_least_recently_released_first() -> None:
-    pool = BlockPool(3)
+    pool = PagePool(3)
     pages = pool.allocate(3)
     for page, content in zip(pages, "abc", strict=True):
         pool.name(page, key(content))
@@ -47,7 +47,7 @@ def test_evicts_the_least_recently_released_first() -> None:
 
 
 def test_a_shared_page_is_in_use_until_its_last_holder_leaves() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     (page,) = pool.allocate(1)
     pool.name(page, key("a"))
     pool.share([page])
@@ -59,7 +59,7 @@ def test_a_shared_page_is_in_use_until_its_last_holder_leaves() -> None:
 
 
 def test_sharing_a_cached_page_takes_it_out_of_what_is_available() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     pages = pool.allocate(2)
     pool.name(pages[0], key("a"))
     pool.release(pages[:1])
@@ -69,7 +69,7 @@ def test_sharing_a_cached_page_takes_it_out_of_what_is_available() -> None:
 
 
 def test_the_first_page_with_a_content_stays_the_one_to_be_found() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     first, second = pool.allocate(2)
     pool.name(first, key("a"))
     pool.name(second, key("a"))
@@ -80,7 +80,7 @@ def test_the_first_page_with_a_content_stays_the_one_to_be_found() -> None:
 
 
 def test_groups_do_not_share_content() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     first, second = pool.allocate(2)
     pool.name(first, key("a", group=0))
     assert pool.find(key("a", group=1)) is None
@@ -89,7 +89,7 @@ def test_groups_do_not_share_content() -> None:
 
 
 def test_disowned_content_is_found_no_more_whether_in_use_or_cached() -> None:
-    pool = BlockPool(3)
+    pool = PagePool(3)
     used, cached, other = pages = pool.allocate(3)
     for page, content in zip(pages, "abc", strict=True):
         pool.name(page, key(content))
@@ -100,7 +100,7 @@ def test_disowned_content_is_found_no_more_whether_in_use_or_cached() -> None:
 
 
 def test_drop_cached_keeps_what_is_in_use() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     used, cached = pool.allocate(2)
     pool.name(used, key("a"))
     pool.name(cached, key("b"))
@@ -113,7 +113,7 @@ def test_drop_cached_keeps_what_is_in_use() -> None:
 
 
 def test_invariants_notice_a_page_released_twice() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     (page,) = pool.allocate(1)
     pool.release([page])
     pool.release([page])
@@ -122,14 +122,14 @@ def test_invariants_notice_a_page_released_twice() -> None:
 
 
 def test_invariants_notice_a_block_table_that_the_pool_does_not_know_of() -> None:
-    pool = BlockPool(2)
+    pool = PagePool(2)
     with pytest.raises(AssertionError, match="block tables and reference counts"):
         pool.check_invariants([1])
 
 
 def test_random_use_keeps_every_page_counted_once() -> None:
     rng = random.Random(0)
-    pool = BlockPool(50)
+    pool = PagePool(50)
     tables: list[list[int]] = []
     for _ in range(5000):
         match rng.randrange(4):

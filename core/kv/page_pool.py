@@ -27,20 +27,20 @@ def block_hash(parent: bytes, token_bytes: bytes, extra: bytes = b"") -> bytes:
     return sha256(parent + token_bytes + extra).digest()
 
 
-class BlockPool:
-    """Pages 0 .. num_blocks - 1. Each is in exactly one of three states.
+class PagePool:
+    """Pages 0 .. num_pages - 1. Each is in exactly one of three states.
 
     - free: nobody refers to it and its content is not worth keeping;
     - in use: `num_refs[page]` block tables refer to it (it may have a key as well, and then be shared);
     - cached: nobody refers to it, but its key is known: a later request may find it. The oldest is evicted first.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._num_refs = [0] * num_blocks
-        self._keys: list[PageKey | None] = [None] * num_blocks  # of each page, in use or cached
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._num_refs = [0] * num_pages
+        self._keys: list[PageKey | None] = [None] * num_pages  # of each page, in use or cached
         self._pages: dict[PageKey, int] = {}  # the inverse of _keys
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids leave first
+        self._free = list(range(num_pages - 1, -1, -1))  # a stack; low ids leave first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
 
     @property
@@ -50,7 +50,7 @@ class BlockPool:
 
     @property
     def num_in_use(self) -> int:
-        return self.num_blocks - self.num_available
+        return self.num_pages - self.num_available
 
     def allocate(self, num_pages: int) -> list[int]:
         """`num_pages` pages with one reference each: free ones first, then the oldest cached ones.
@@ -141,21 +141,21 @@ class BlockPool:
         # Written with functions that loop in C: an engine with 200,000 pages runs this whenever it becomes idle.
         refs_of, key_of = self._num_refs.__getitem__, self._keys.__getitem__
         free = set(self._free)
-        num_in_use = self.num_blocks - self._num_refs.count(0)
+        num_in_use = self.num_pages - self._num_refs.count(0)
         assert min(self._num_refs, default=0) >= 0, "a page was released more often than it was taken"
         assert len(free) == len(self._free), "a page is free twice"
         assert free.isdisjoint(self._cached), "a page is free and cached"
         assert not any(map(refs_of, free)), "a page in use is free"
         assert not any(map(refs_of, self._cached)), "a page in use is marked as cached"
-        assert len(free) + len(self._cached) + num_in_use == self.num_blocks, (
-            f"{len(free)} free + {len(self._cached)} cached + {num_in_use} in use pages do not make {self.num_blocks}"
+        assert len(free) + len(self._cached) + num_in_use == self.num_pages, (
+            f"{len(free)} free + {len(self._cached)} cached + {num_in_use} in use pages do not make {self.num_pages}"
         )
         assert not any(map(key_of, free)), "a free page is findable"
         assert all(map(key_of, self._cached)), "a cached page is not findable"
-        assert self.num_blocks - self._keys.count(None) == len(self._pages), "a key has no page, or two"
+        assert self.num_pages - self._keys.count(None) == len(self._pages), "a key has no page, or two"
         assert list(map(key_of, self._pages.values())) == list(self._pages), "pages and keys do not agree"
         if expected_refs is not None:
-            counts = [0] * self.num_blocks
+            counts = [0] * self.num_pages
             for page in expected_refs:
                 counts[page] += 1
             assert counts == self._num_refs, "block tables and reference counts do not agree"
