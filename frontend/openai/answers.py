@@ -1,4 +1,4 @@
-"""Bodies of answers, as OpenAI and vLLM spell them."""
+"""Response bodies, as OpenAI and vLLM spell them."""
 
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ class CompletionUsage(Struct, kw_only=True):
     total_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None  # where reasoning is told apart
+    completion_tokens_details: CompletionTokensDetails | None = None  # where the server separates reasoning
 
 
 # ------------------------------------------------------------------------------------------------------------ logprobs

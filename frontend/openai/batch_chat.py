@@ -25,10 +25,10 @@ class BatchChatRequest(ChatRequest, kw_only=True):
     messages: list[list[dict[str, Any]]]  # type: ignore[assignment]
 
     def conversations(self) -> Iterator[ChatRequest]:
-        """One request for each conversation: what goes for all is checked now.
+        """One request for each conversation, once the fields that all share are checked.
 
         Raises:
-            ParameterError: a field that goes with one conversation only, or too many of them.
+            ParameterError: a field that is for a single conversation only, or too many conversations.
         """
         for name, harmless in (("stream", False), ("tools", []), ("n", 1), ("use_beam_search", False)):
             value = getattr(self, name)
@@ -45,13 +45,13 @@ class BatchChatRequest(ChatRequest, kw_only=True):
 
 
 class BatchChat:
-    """Answers them by way of single answers."""
+    """Answers a batch of conversations as single requests that run side by side."""
 
     def __init__(self, chat: ChatCompletions) -> None:
         self._chat = chat
 
     async def complete(self, request: BatchChatRequest, header_id: str | None = None) -> ChatCompletion:
-        """The whole answer; cancelling aborts all of it in the engine, and so does the first that fails.
+        """The whole answer. The first conversation that fails aborts all the others in the engine; so does cancelling.
 
         Raises:
             RequestError: a conversation cannot be served as asked.
@@ -61,7 +61,7 @@ class BatchChat:
         tasks: list[asyncio.Task[ChatCompletion]] = []
         try:
             async for each in in_turns(conversations, most=1):
-                if tasks and tasks[-1].done() and tasks[-1].exception() is not None:  # refused, and with it all of them
+                if tasks and tasks[-1].done() and tasks[-1].exception() is not None:  # refused: so is the whole batch
                     break
                 tasks.append(asyncio.create_task(self._chat.complete(each, header_id)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # gather would cancel all in one turn
@@ -72,7 +72,7 @@ class BatchChat:
 
 
 def _joined(answers: list[ChatCompletion]) -> ChatCompletion:
-    """The first, with the choices of all."""
+    """The first answer, with the choices of all answers."""
     choices = [
         msgspec.structs.replace(choice, index=index)
         for index, answer in enumerate(answers)

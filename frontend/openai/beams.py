@@ -1,4 +1,4 @@
-"""Beam search over HTTP: which fields of a body go with it, and which are its parameters."""
+"""Beam search over HTTP: the fields of a body that are its parameters, and those that contradict it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ _NOTHING: dict[str, Sequence[Any]] = {
 
 
 def refuse_with_beams(body: Struct) -> None:
-    """Refuses what a body asks for beside `use_beam_search` that does not go with it.
+    """Refuses the fields of a body that contradict `use_beam_search`.
 
     Raises:
         ParameterError: the field, by name.

@@ -73,7 +73,7 @@ class ChatCompletions:
         return Reply.to(request, choose_id("chatcmpl", request, header_id), self._engine.model.name, self._server)
 
     def _role(self, request: ChatRequest) -> str:
-        """Role of the answer; a message that is gone on with keeps its own."""
+        """Role of the answer; a message that the model continues keeps its own role."""
         if request.add_generation_prompt is not False:
             return self._server.response_role
         return str(request.messages[-1].get("role", self._server.response_role))

@@ -34,7 +34,7 @@ from quire.frontend.parsing.events import (
 
 
 def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finish]:
-    """The message that all events of one choice make, and why it ended, which the last event tells."""
+    """The message that all events of one choice make, and why the choice ended: the last event."""
     texts, reasoning, calls = [], [], []
     *events, finish = events
     assert isinstance(finish, Finish)
@@ -61,12 +61,12 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finis
 
 
 def told_reason(finish: Finish, request: ChatRequest) -> str:
-    """Why a choice ended: to call the one function that the client names is no news, so that such an answer stops."""
+    """The finish_reason of a choice: `stop` and not `tool_calls` where the client named the function to call."""
     return "stop" if finish.reason == "tool_calls" and isinstance(request.tool_choice, dict) else finish.reason
 
 
 def delta_of(event: Event) -> ChatDelta | None:
-    """What an event adds to the message; None when that is nothing."""
+    """The delta that an event adds to the message; None when it adds nothing."""
     match event:
         case TextDelta():
             return ChatDelta(content=event.text)
@@ -87,7 +87,7 @@ class ChatChunks:
     """Turns the outputs of one request into chunks, and counts tokens on the way.
 
     Args:
-        turn: what the outputs belong to.
+        turn: the answer that the outputs belong to.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ChatChunks:
         return self._frame([], usage=usage) + DONE
 
     def _open(self, output: RequestOutput) -> list[bytes]:
-        """One event per choice that tells the role, and one with what is echoed."""
+        """One event per choice with the role, and one with the echoed text."""
         self._opened = True
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens or 0
@@ -162,7 +162,7 @@ class ChatChunks:
         return event
 
     def _read(self, each: CompletionOutput, reader: Choice) -> list[bytes]:
-        """Chunks for the events of one output; what else it carries goes with the first, its end with the last."""
+        """Chunks for the events of one output. The first also carries log-probabilities and ids, the last the end."""
         events = reader.read(each)
         if self._text_only and not each.logprobs and len(events) == 1 and isinstance(events[0], TextDelta):
             return [self._text_event(each.index).fill(events[0].text)]

@@ -20,12 +20,12 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 
 class _Told(msgspec.Struct):
-    """What has been told of one choice."""
+    """The part of one choice that the stream has sent."""
 
     text_event: TextEvent | None = None
     num_tokens: int = 0
-    num_characters: int = 0  # of the tokens with log-probabilities, and of what is echoed
-    begun: bool = False  # an event that is not of text alone came
+    num_characters: int = 0  # of the tokens with log-probabilities, and of the echo
+    begun: bool = False  # an event with more than text was sent
 
 
 class CompletionChunks:

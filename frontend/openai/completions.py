@@ -101,7 +101,7 @@ class TextCompletions:
         try:
             async for index, prompt in in_turns(enumerate(prompts)):
                 request_id = engine_id(reply_id, index)
-                if not isinstance(prompt, dict):  # embeddings tell nobody anything
+                if not isinstance(prompt, dict):  # nobody can read embeddings in a log
                     self._log.add(request_id, prompt)
                 streams.append(await self._open_one(prompt, request, sampling, request_id))
         except BaseException:
@@ -110,8 +110,8 @@ class TextCompletions:
         return streams
 
     def sampling_fields(self, request: CompletionRequest) -> dict[str, Any]:
-        """How a request is sampled, as SamplingParams keywords: its own fields over the checkpoint's defaults, within
-        the server's limits. Raises ParameterError."""
+        """SamplingParams keywords: the request's own fields over the checkpoint's defaults, within the server's limits.
+        Raises ParameterError."""
         max_tokens: int | None = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         if request.is_echo_alone:
             max_tokens = 1  # the engine samples one token from every prompt
@@ -157,7 +157,7 @@ class TextCompletions:
             )
 
     def _as_text(self, prompt: PromptLike) -> str:
-        """The prompt as the model reads it; nothing for embeddings."""
+        """The prompt's text as the model reads it; empty for embeddings."""
         if isinstance(prompt, dict):
             return ""
         return prompt if isinstance(prompt, str) else text_of(prompt, self._engine.tokenizer)
@@ -229,7 +229,7 @@ class TextCompletions:
 
 
 def without_generated(output: RequestOutput) -> RequestOutput:
-    """An answer to max_tokens=0: the prompt and what is known about it."""
+    """An answer to max_tokens=0: the prompt and its log-probabilities, without the one sampled token."""
     for each in output.outputs:
         each.text, each.token_ids, each.stop_reason = "", [], None
         each.logprobs = None if each.logprobs is None else []

@@ -1,4 +1,4 @@
-"""What the answers of chat and text completions share: ids, usage, and events."""
+"""Ids, usage and server-sent events, which the answers of chat and text completions share."""
 
 import time
 import uuid
@@ -12,11 +12,11 @@ from quire.frontend.parsing.events import Usage
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
 
 INLINE_CHOICES = 64
-"""Answers of more choices are put together in a thread."""
+"""Answers with more choices are put together in a thread."""
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """What every part of one answer repeats, and how it is to be told."""
+    """The fields that every part of one answer repeats, and how much usage the parts report."""
 
     id: str
     model: str
@@ -27,7 +27,7 @@ class Reply(msgspec.Struct, kw_only=True):
 
     @classmethod
     def to(cls, request: GenerationRequest, reply_id: str, model: str, server: ServerConfig) -> "Reply":
-        """How to answer `request`."""
+        """The reply to `request`."""
         options = request.stream_options
         include_usage = server.enable_force_include_usage or bool(options and options.include_usage)
         return cls(
@@ -62,7 +62,7 @@ def event(chunk: msgspec.Struct, encoder: msgspec.json.Encoder) -> bytes:
 
 
 class TextEvent:
-    """An event that differs from the one before only by its text: everything around the text is encoded once.
+    """An event that differs from the one before only in its text. Everything around the text is encoded once.
 
     Args:
         sample: the event with an empty text.

@@ -11,12 +11,12 @@ LOWEST = -9999.0
 
 
 class LogprobFormatter:
-    """Spells tokens and sorts out the likeliest.
+    """Spells tokens and picks the likeliest.
 
     Args:
         tokenizer: None when only ids are known.
         num_top: how many of the likeliest tokens to show; -1 shows all there are.
-        as_ids: spell tokens `token_id:123`, which tells apart tokens of equal text.
+        as_ids: spell tokens `token_id:123`, because several tokens may have equal text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, num_top: int, *, as_ids: bool) -> None:
@@ -38,8 +38,8 @@ class LogprobFormatter:
     ) -> CompletionLogprobs:
         """Columns of one entry per token; `offset` is where the first token's text begins, in characters.
 
-        The likeliest include the sampled token, even when it is not one of them. A row of None is the first token of
-        an echoed prompt, `first_id`, whose probability nobody knows.
+        `top_logprobs` always include the sampled token, likely or not. A row of None is the first token of an echoed
+        prompt, `first_id`, which has no probability.
         """
         out = CompletionLogprobs([], [], [], [])
         for row in rows:
@@ -57,14 +57,14 @@ class LogprobFormatter:
             out.token_logprobs.append(_finite(row[sampled]))
             out.tokens.append(token)
             shown: dict[str, float] = {}
-            for token_id in (sampled, *self._top(row)):  # of tokens that look alike (U+FFFD), the first is kept
+            for token_id in (sampled, *self._top(row)):  # the first of several tokens of equal text (U+FFFD) is kept
                 shown.setdefault(self._text(token_id), _finite(row[token_id]))
             out.top_logprobs.append(shown)
             offset += len(token)
         return out
 
     def _top(self, row: dict[int, Logprob]) -> list[int]:
-        """Ids of the likeliest tokens, best first; or all of a row, when the request named its tokens."""
+        """Ids of the likeliest tokens, best first; all ids of a row when the request named the tokens that it wants."""
         if any(entry.rank is None for entry in row.values()):
             return list(row)
         limit = len(row) if self._num_top < 0 else self._num_top
@@ -81,7 +81,7 @@ class LogprobFormatter:
 
 
 def prompt_logprobs(rows: list[dict[int, Logprob] | None] | None) -> list[dict[int, Logprob] | None] | None:
-    """A prompt's log-probabilities by token id, as they go into an answer."""
+    """A prompt's log-probabilities by token id, as an answer spells them."""
     if rows is None:
         return None
     for row in rows:

@@ -1,4 +1,4 @@
-"""Descriptions of the served model, one for each name that it goes by."""
+"""Descriptions of the served model, one for each of its names."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The three ways to say what an answer must look like: response_format, structured_outputs, guided_*."""
+"""The three fields that constrain an answer's form: response_format, structured_outputs, guided_*."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from quire.core.wire.structured_outputs import CONSTRAINT_KINDS, StructuredOutpu
 
 TEXT = {"type": "text"}
 GUIDED_FIELDS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-"""The names of before vLLM 0.11, and what they are called now."""
+"""vLLM's names before 0.11, and the present names."""
 
 GUIDED_OPTIONS = {"guided_decoding_backend": "_backend", "guided_whitespace_pattern": "whitespace_pattern"}
 
@@ -38,10 +38,10 @@ class OutputFields(Struct, kw_only=True):
 
     @property
     def format_field(self) -> str | None:
-        """The field that constrains the output; None when it is free.
+        """The field that constrains the output; None when the output is free.
 
         Raises:
-            ParameterError: there are several.
+            ParameterError: several fields constrain the output.
         """
         names = [name for name in ("structured_outputs", *GUIDED_FIELDS) if getattr(self, name) is not None]
         if self.response_format not in (None, TEXT):
@@ -55,10 +55,10 @@ class OutputFields(Struct, kw_only=True):
         return names[0] if names else None
 
     def read_format(self) -> StructuredOutputsParams | None:
-        """The constraint on the output; None when it is free.
+        """The constraint on the output; None when the output is free.
 
         Raises:
-            ParameterError: it is contradictory or malformed, by field.
+            ParameterError: the constraint is contradictory or malformed, by field.
         """
         field = self.format_field
         if field is None:
@@ -72,14 +72,14 @@ class OutputFields(Struct, kw_only=True):
         return _convert({GUIDED_FIELDS[field]: getattr(self, field), **options}, StructuredOutputsParams, field)
 
     def format_names(self) -> dict[str, str]:
-        """What errors about the constraint are to call it: the name that the client used."""
+        """The client's name of the constraint, for errors about it."""
         field = self.format_field
         if field in (None, "structured_outputs"):
             return {}
         return {"structured_outputs": field, **{f"structured_outputs.{kind}": field for kind in CONSTRAINT_KINDS}}
 
     def chat_format_names(self) -> dict[str, str]:
-        """As `format_names` for an answer to a conversation: without a format it is held to the calls of its tools."""
+        """As `format_names`, for a conversation: an answer without a format may be held to calls of its tools."""
         if self.format_field is None:
             return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
         return self.format_names()

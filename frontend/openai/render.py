@@ -1,4 +1,4 @@
-"""POST /v1/completions/render and /v1/chat/completions/render: what a request becomes before the model sees it."""
+"""POST /v1/completions/render and /v1/chat/completions/render: the prompt and parameters that a request becomes."""
 
 import functools
 
@@ -42,7 +42,7 @@ class Rendering:
         self._completions = completions
 
     async def chat(self, request: ChatRequest) -> RenderedRequest:
-        """A conversation. Raises RequestError."""
+        """Renders a conversation. Raises RequestError."""
         self._check(request)
         chat = request.to_chat_input()
         prompt = await self._conversations.render(chat)
@@ -54,7 +54,7 @@ class Rendering:
         return await self._rendered("chatcmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
 
     async def completion(self, request: CompletionRequest) -> list[RenderedRequest]:
-        """Each of the prompts. Raises RequestError."""
+        """Renders each of the prompts. Raises RequestError."""
         self._check(request)
         if request.prompt_embeds:
             raise ParameterError("prompt_embeds are not rendered: they have no token ids.", param="prompt_embeds")
@@ -74,7 +74,7 @@ class Rendering:
         return rendered
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
-        """As for an answer, but that offsets may be asked for here."""
+        """Checks the request as for an answer, but allows return_token_offsets."""
         msgspec.structs.replace(request, return_token_offsets=None).check()
         self._engine.model.check_name(request.model)
 

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, and of the tokenizer beside it."""
+"""The routes of OpenAI's API, and those of the tokenizer."""
 
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -37,7 +37,7 @@ R = TypeVar("R", ChatRequest, CompletionRequest, contravariant=True)
 
 
 class _Service(Protocol[R]):
-    """What answers bodies of one kind."""
+    """A service that answers bodies of one type."""
 
     def complete(self, request: R, header_id: str | None) -> Coroutine[Any, Any, Any]: ...
 
@@ -45,7 +45,7 @@ class _Service(Protocol[R]):
 
 
 class _Invocation(Struct):
-    """What tells requests apart."""
+    """The fields that tell a chat from a text completion."""
 
     messages: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
@@ -171,7 +171,7 @@ def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: Htt
 
 
 async def _continue(service: _Service[R], data: R, request: JsonRequest, answers: HttpAnswers) -> ASGIApp:
-    """What the model makes of a body, whole or as a stream, as that asks."""
+    """The service's answer to a body, whole or as a stream, as the body asks."""
     header_id = request.headers.get("x-request-id")
     if data.stream:
         return answers.stream(service.stream(data, header_id))

@@ -1,7 +1,7 @@
 """Bodies of requests, with the field names of OpenAI's API and of vLLM's additions to it.
 
-Every field is honoured, or refused by name with a reason, or known to be without effect on a server of one's own:
-see `refused_fields.py`. Anything else is an unknown field. `null` means unset.
+Every known field is honoured, refused by name with a reason, or without effect on a server of one's own: see
+`refused_fields.py`. All other fields are unknown. `null` means unset.
 """
 
 from typing import Any, Literal
@@ -26,7 +26,7 @@ _NOT_WITH_EMBEDS = {
     "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
-"""Fields that need the prompt's words or ids, and the values that ask for nothing."""
+"""Fields that need the prompt's text or token ids, and the values that ask for nothing."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -136,23 +136,23 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
         return Truncation(self.truncate_prompt_tokens, self.truncation_side)
 
     def sampling_fields(self, num_logprobs: int | None) -> dict[str, Any]:
-        """What the request says of sampling, as SamplingParams keywords, but for max_tokens.
+        """The request's sampling fields, as SamplingParams keywords without max_tokens.
 
         Args:
-            num_logprobs: how many of the likeliest tokens to tell at each position; None tells no log-probabilities.
+            num_logprobs: likeliest tokens to return at each position; None returns no log-probabilities.
 
         Raises:
-            ParameterError: a value that is no value of its field.
+            ParameterError: a value that its field does not allow.
         """
         if self.logprob_token_ids:
-            num_logprobs = None  # instead of the likeliest
+            num_logprobs = None  # logprob_token_ids replace the likeliest tokens
         return {**read_sampling(self), "logprobs": num_logprobs, "structured_outputs": self.read_format()}
 
     def beam_fields(self) -> dict[str, Any]:
-        """The beam search that is asked for, as BeamSearchParams keywords, but for max_tokens.
+        """The request's beam search, as BeamSearchParams keywords without max_tokens.
 
         Raises:
-            ParameterError: a field that does not go with it.
+            ParameterError: a field that contradicts a beam search.
         """
         refuse_with_beams(self)
         return {
@@ -196,7 +196,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     web_search_options: Any = None
 
     def check(self) -> None:
-        """As for all requests, and what only a conversation can get wrong."""
+        """As for all requests; also checks the fields that only a conversation has."""
         super().check()
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
@@ -204,7 +204,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("logprob_token_ids needs logprobs=true.", param="logprob_token_ids")
 
     def to_chat_input(self) -> ChatInput:
-        """What is asked for, in the form that all protocols share.
+        """The request in the form that all protocols share.
 
         Raises:
             ParameterError: a field that is malformed or contradicts another, by name.
@@ -240,7 +240,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         ).checked(format_field=self.format_field)
 
     def echoed(self, role: str) -> str:
-        """With `echo`, the last message's text, where the answer goes on in the same role; else nothing."""
+        """With `echo`, the last message's text if the answer continues in the same role; else empty."""
         if not self.echo or self.messages[-1].get("role") != role:
             return ""
         content = self.messages[-1].get("content")
@@ -266,7 +266,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt_embeds: str | list[str] | None = None  # safetensors files in base64, for servers with --enable-prompt-embeds
 
     def check(self) -> None:
-        """As for all requests, and what only a text completion can get wrong."""
+        """As for all requests; also checks the fields that only a text completion has."""
         super().check()
         if self.logprob_token_ids and self.logprobs is None:
             raise ParameterError("logprob_token_ids needs logprobs, too.", param="logprob_token_ids")
@@ -284,7 +284,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether the prompt is to be given back, perhaps with its log-probabilities, and nothing generated."""
+        """Whether the answer is the prompt alone, perhaps with its log-probabilities, and nothing is generated."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
@@ -293,7 +293,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return bool(self.echo) and self.logprobs is not None
 
     def prompts(self) -> list[PromptLike]:
-        """The prompts one by one: those that are embeddings, then those of `prompt`.
+        """The prompts one by one: first those of `prompt_embeds`, then those of `prompt`.
 
         Raises:
             ParameterError: no prompt, an empty list, a mixture, or too many.

@@ -16,7 +16,7 @@ from quire.frontend.requests.turns import apart
 from quire.frontend.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4096
-"""More are looked up in a thread."""
+"""More token ids than this are made text in a thread."""
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -47,7 +47,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
                     raise ParameterError(f"{name} goes with messages, not with prompt.", param=name)
 
     def to_chat_input(self) -> ChatInput:
-        """The conversation, which is not to be answered.
+        """The conversation, for its prompt alone.
 
         Raises:
             ParameterError: a tool that is malformed.

@@ -1,4 +1,4 @@
-"""Events of an answer, in the words of the Responses API: the response grows item by item, and a stream tells how."""
+"""Builds a response out of an answer's events, item by item, and the frames of its stream."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -39,14 +39,14 @@ class ResponseBuilder:
     """Makes a response out of events.
 
     Args:
-        response: what is known before the model answers; it is filled in.
+        response: the fields known before the model answers; the builder fills in the others.
         encrypt: makes the `encrypted_content` of reasoning; None leaves it out.
     """
 
     def __init__(self, response: Response, encrypt: Callable[[str], str] | None) -> None:
         self.response = response
         self._encrypt = encrypt
-        self._item: OutputItem | None = None  # the one that grows
+        self._item: OutputItem | None = None  # the item that grows
         self._pieces: list[str] = []  # its text so far
         self._logprobs: list[TokenLogprob] = []
         self._sequence_number = 0
@@ -143,7 +143,7 @@ class ResponseBuilder:
 
     def _finish(self, finish: Finish) -> list[bytes]:
         match finish.reason:
-            case "length" | "repetition":  # cut short, for which the protocol has one word that fits
+            case "length" | "repetition":  # cut short: the protocol has one reason that fits both
                 self.response.status = "incomplete"
                 self.response.incomplete_details = Incompleteness("max_output_tokens")
             case "abort" | "error":

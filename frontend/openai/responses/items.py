@@ -8,7 +8,7 @@ from typing import Any
 from quire.core.errors import ParameterError
 
 ROLES = ("user", "assistant", "system", "developer")
-"""Whose messages there are; what tools say are items of another type."""
+"""Roles of messages; results of tools are items of another type."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
@@ -26,7 +26,7 @@ def to_messages(
     """Chat messages. Reasoning, text and calls that follow each other are one turn of the assistant.
 
     Args:
-        num_previous: items that the client did not send with this request, which come first.
+        num_previous: leading items that the client did not send with this request.
 
     Raises:
         ParameterError: an item that is malformed, or of a kind that this server does not know.
@@ -34,7 +34,7 @@ def to_messages(
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    turn: dict[str, Any] | None = None  # the assistant's, which further items may add to
+    turn: dict[str, Any] | None = None  # the assistant's turn, which further items may extend
     for index, item in enumerate(items, start=-num_previous):
         kind = item.get("type", "message")
         if kind == "reasoning":
@@ -55,7 +55,7 @@ def to_messages(
 
 
 def encrypt(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`. Nothing is secret here: it is opaque so that clients pass it on unread."""
+    """Reasoning as `encrypted_content`. It is no secret: opaque text only makes clients pass it on unread."""
     return base64.b64encode(reasoning.encode()).decode("ascii")
 
 

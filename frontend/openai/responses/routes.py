@@ -20,10 +20,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Numbered:
-    """A stream whose events are counted, so that the event of an error that ends it has a number, too.
+    """A stream whose events are counted, so that an error event at its end has a sequence number too.
 
-    Such an event is the last of streams that end from outside, as when the server stops; a response that fails says so
-    itself.
+    An error event ends a stream from outside, as when the server stops. A response that fails has its own last event.
 
     Args:
         first: number of the first event.

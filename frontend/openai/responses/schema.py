@@ -1,6 +1,6 @@
 """Body of POST /v1/responses: OpenAI's fields and vLLM's additions, each honoured or refused by name.
 
-A request becomes a `ChatInput`, so that everything about sampling and tools is written once.
+A request becomes a `ChatInput`, so sampling and tools are handled in one place for all protocols.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from quire.frontend.openai.output_format import OutputFields
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 CALL_PREFIX = "call_"
-"""How ids of calls begin; the items that hold them have ids of their own."""
+"""Prefix of the ids of calls; the items of calls have ids of their own."""
 
 MAX_METADATA = 16
-"""Entries of `metadata`, as at OpenAI's."""
+"""Most entries of `metadata`, as in OpenAI's API."""
 
 NAMES = {
     "messages": "input",
@@ -30,7 +30,7 @@ NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields of chat completions under the names that they have here."""
+"""Fields of chat completions, and their names in the Responses API."""
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
@@ -137,7 +137,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         return what in (self.include or ())
 
     def check(self) -> None:
-        """Refuses what this server cannot honour, and what contradicts itself.
+        """Refuses fields that this server cannot honour, and fields that contradict each other.
 
         Raises:
             ParameterError: the field, by name.
@@ -212,7 +212,7 @@ def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
 def _chat_tools(
     tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """Tools and tool_choice as chat completions have them."""
+    """Tools and tool_choice in the form of chat completions."""
     functions: list[dict[str, Any]] = []
     for index, tool in enumerate(tools):
         if tool.get("type") != "function":

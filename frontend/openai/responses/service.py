@@ -1,4 +1,4 @@
-"""Creates responses: whole, as a stream, or in the background; and finds those that were stored."""
+"""Creates responses, whole, as a stream or in the background, and finds stored ones."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 
 
 ACCEPTED: list[bytes] = []
-"""What a stream begins with, so that its headers need not wait for an event: none."""
+"""The empty first item of a stream: headers are sent without waiting for an event."""
 
 
 class _Job:
@@ -48,7 +48,7 @@ class Responses:
     """Answers the routes of the Responses API.
 
     Args:
-        state: told of responses that are made in the background, so that the server waits for them when it stops.
+        state: runs the responses that are made in the background, so that a stopping server waits for them.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Responses:
         job = await self._open(request)
         if request.background:
             self._start(job)
-            return msgspec.structs.replace(job.builder.response, output=[])  # as it is now, while it changes
+            return msgspec.structs.replace(job.builder.response, output=[])  # a copy: the response still changes
         async for _ in self._run(job):
             pass
         return job.builder.response
 
     async def stream(self, request: ResponsesRequest) -> AsyncGenerator[list[bytes], None]:
-        """The response as events, those that come together in one list. Closing the generator aborts the response,
+        """The response's events; each list holds those that come together. Closing the generator aborts the response,
         unless it is made in the background."""
         job = await self._open(request)
         if request.background:
@@ -118,11 +118,11 @@ class Responses:
         return _follow(history, start)
 
     async def cancel(self, response_id: str) -> Response:
-        """Ends a response that is made in the background; one that is cancelled already stays so.
+        """Ends a response that is made in the background; a cancelled one stays as it is.
 
         Raises:
             NotFoundError: there is no such response.
-            ParameterError: it is not made in the background, or is finished.
+            ParameterError: the response is not made in the background, or is finished.
         """
         stored = self._store.get(response_id)
         response = stored.response
@@ -200,9 +200,9 @@ class Responses:
                 logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
                 if frames := builder.add(events, logprobs):
                     yield frames
-        except Exception as error:  # of parsers that users bring, too
+        except Exception as error:  # also from the parsers of users
             if not request.background and not (request.stream and started):
-                raise  # nothing is sent yet, so that the error gets its own status
+                raise  # nothing is sent yet: the error gets its own HTTP status
             failed = True
             logger.warning(
                 "response %s failed: %s", builder.response.id, error, exc_info=not isinstance(error, QuireError)
@@ -243,7 +243,7 @@ class Responses:
 
 
 async def _follow(history: StreamHistory, start: int = 0) -> AsyncGenerator[list[bytes], None]:
-    """Its events as they come; the first of them may be long in coming."""
+    """Events as they come, after an empty list, because the first event may take long."""
     yield ACCEPTED
     async with aclosing(history.follow(start)) as groups:
         async for frames in groups:
@@ -264,7 +264,7 @@ def _failure_code(error: Exception) -> str:
 
 
 def _new_response(request: ResponsesRequest, response_id: str, model: str, engine: AsyncLLM) -> Response:
-    """What is known of the response before the model answers."""
+    """The response's fields that are known before the model answers."""
     defaults = engine.sampling_input.defaults
     return Response(
         id=response_id,

@@ -14,7 +14,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StreamHistory:
-    """The frames of a stream that goes on without its reader: any number of readers may follow it, from anywhere."""
+    """The frames of a stream that needs no reader: any number of readers may follow it, from any frame on."""
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
@@ -23,18 +23,18 @@ class StreamHistory:
         self.num_bytes = 0
 
     def add(self, frames: list[bytes]) -> None:
-        """More frames; each one's place is its sequence number."""
+        """Appends frames; the position of a frame is its sequence number."""
         self._frames += frames
         self.num_bytes += sum(map(len, frames))
         self._tell()
 
     def end(self) -> None:
-        """No more frames come."""
+        """Ends the stream: no more frames come."""
         self._ended = True
         self._tell()
 
     async def follow(self, start: int = 0) -> AsyncGenerator[list[bytes], None]:
-        """Frames from number `start` on, as they come; those that are there together."""
+        """Frames from number `start` on, as they come; frames that are there already come in one list."""
         while True:
             news = self._news
             if frames := self._frames[start:]:
@@ -51,10 +51,10 @@ class StreamHistory:
 
 
 class StoredResponse:
-    """One response, the conversation up to its end, and what makes it as long as it is made in the background.
+    """One response, the conversation up to its end, and the task that makes it in the background.
 
     Args:
-        items: the conversation's items, the response's own included once it is there.
+        items: the conversation's items; with the response's own, once it is finished.
         history: the stream of a response made in the background with `stream`.
     """
 
@@ -68,11 +68,11 @@ class StoredResponse:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is still made."""
+        """Whether the response is still being made."""
         return self.task is not None and not self.task.done()
 
     def measure(self) -> int:
-        """Bytes that it takes, roughly."""
+        """Rough size of the response in memory, in bytes."""
         kept = self.history.num_bytes if self.history is not None else 0
         return len(_encode(self.response)) + len(_encode(self.items)) + kept
 
@@ -81,9 +81,9 @@ class ResponseStore:
     """Keeps responses by id, the newest longest.
 
     Args:
-        max_responses: how many; 0 keeps none.
-        max_bytes: of all of them together.
-        max_age_seconds: how long each.
+        max_responses: most responses kept; 0 keeps none.
+        max_bytes: most bytes of all responses together.
+        max_age_seconds: how long a response is kept.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ResponseStore:
         return response_id in self._stored
 
     def put(self, stored: StoredResponse) -> None:
-        """Keeps a response, or what it has become; old ones go when there is no room, and one too large is not kept."""
+        """Keeps a new or changed response. Old ones make room for it; one that is too large is not kept."""
         self._remove(stored.response.id)
         stored.stored_at = self._clock()
         stored.num_bytes = stored.measure()
@@ -123,7 +123,7 @@ class ResponseStore:
         self._make_room()
 
     def check_room(self) -> None:
-        """Raises OverloadedError when all room is taken by responses that are still made."""
+        """Raises OverloadedError when responses that are still being made take all room."""
         running = sum(1 for each in self._stored.values() if each.is_running)
         if running >= self._max_responses:
             raise OverloadedError(
@@ -136,7 +136,7 @@ class ResponseStore:
         """The response.
 
         Raises:
-            NotFoundError: it was never stored, or is gone.
+            NotFoundError: the response was never stored, or is gone.
         """
         self._drop_old()
         stored = self._stored.get(response_id)
@@ -149,7 +149,7 @@ class ResponseStore:
         return stored
 
     def delete(self, response_id: str) -> None:
-        """Forgets a response, and ends it when it is still made. Raises NotFoundError."""
+        """Forgets a response, and ends one that is still being made. Raises NotFoundError."""
         stored = self.get(response_id)
         if stored.task is not None:
             stored.task.cancel()

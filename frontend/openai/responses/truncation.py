@@ -11,7 +11,7 @@ from quire.frontend.chat.conversation import Conversations
 from quire.frontend.requests.prompt import Prompt
 
 NUM_ESTIMATES = 6
-"""Attempts that go by the sizes of turns; where these mislead, the next go by halving."""
+"""Attempts that estimate from the sizes of turns; after these, the search halves its range."""
 
 
 async def fit(
@@ -19,15 +19,15 @@ async def fit(
 ) -> tuple[ChatInput, Prompt]:
     """The request with as many of its newest turns as leave room for an answer, and its prompt.
 
-    A turn begins with a user's message. System messages before the first one stay, and so does the last turn: if that
-    alone is too long, the request is refused later as any other.
+    A turn begins with a user's message. System messages before the first turn stay. The last turn stays too: if it is
+    too long by itself, the request is refused later as any other.
 
-    Prompts are tokenized whole, which is what takes time, so few are tried: the length of one in tokens and the sizes
-    of turns in bytes tell nearly how many turns are too many.
+    Every attempt tokenizes a whole prompt, which takes time. So the next attempt is estimated from one prompt's length
+    in tokens and the sizes of the turns in bytes.
 
     Args:
         max_model_len: prompt and output together, in tokens.
-        max_text_length: characters of the longest prompt that is tokenized; one so long is not tried.
+        max_text_length: characters of the longest prompt that is tokenized; longer prompts are not tried.
 
     Raises:
         ParameterError: the conversation cannot be rendered.
@@ -38,7 +38,7 @@ async def fit(
         return chat, await conversations.render(chat, must_fit=False)
     sizes = _sizes(chat, starts)
     left_out = min(bisect.bisect_left(sizes, -max_text_length, key=operator.neg), len(starts) - 1)
-    too_few, enough = left_out - 1, len(starts)  # turns; what has been tried lies outside of these two
+    too_few, enough = left_out - 1, len(starts)  # turns; all numbers tried lie outside of these two
     for attempt in itertools.count(1):
         shorter = _without(chat, starts, left_out)
         prompt = await conversations.render(shorter, must_fit=False)
@@ -58,7 +58,7 @@ async def fit(
 
 
 def _sizes(chat: ChatInput, starts: list[int]) -> list[int]:
-    """Bytes of what remains when 0, 1, 2 ... turns are left out, tools and system messages included."""
+    """Bytes that remain when 0, 1, 2 ... turns are left out, tools and system messages included."""
     sizes = [len(msgspec.json.encode(message)) for message in chat.messages]
     stays = len(msgspec.json.encode(chat.tools.described)) + sum(sizes[: starts[0]])
     onwards = list(itertools.accumulate(reversed(sizes)))[::-1]  # of each message and all after it
