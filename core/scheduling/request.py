@@ -4,7 +4,7 @@ from copy import copy
 from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
-from quire.core.wire.protocol import EngineRequest, SequenceStart
+from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, RequestFailure, SequenceStart
 
 PriorityKey = tuple[int, ...]
 """A request's place under the scheduling policy: the smallest runs first, the largest is preempted first."""
@@ -185,3 +185,31 @@ class Request:
         their row's tokens are still wanted."""
         if self.num_planned_tokens < self.num_tokens:
             self.expect_drafts(0)
+
+    def new_slot(self) -> NewSlot:
+        """What workers are told when the request enters its slot.
+
+        Copies: the request's own lists grow, and the plan may be read by a worker in this process.
+        """
+        return NewSlot(
+            self.slot,
+            self.prompt.token_ids + self.output_token_ids,
+            self.num_prompt_tokens,
+            [table.on_wire() for table in self.block_tables],
+            self.sampling,
+            self.grammar,
+            self.prompt.embeds,
+        )
+
+    def last_delta(self, reason: FinishReason, failure: RequestFailure | None = None) -> RequestDelta:
+        """The end of the request without a token."""
+        return RequestDelta(
+            self.request_id,
+            [],
+            reason,
+            failure=failure,
+            num_cached_tokens=self.num_cached_tokens,
+            queued_at=self.queued_at,
+            scheduled_at=self.scheduled_at,
+            num_preemptions=self.num_preemptions,
+        )

@@ -19,16 +19,14 @@ Plans are made ahead, and everything here rests on workers executing plans stric
 
 import time
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from quire.core.config.resolved import SchedulerLimits
-from quire.core.errors import EngineError
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.ends import Ends
+from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
 from quire.core.scheduling.throughput import Throughput
@@ -36,8 +34,6 @@ from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
-    NewSlot,
-    PromptLogprobs,
     RequestDelta,
     RequestFailure,
     SchedulerStats,
@@ -47,15 +43,6 @@ from quire.core.wire.protocol import (
 )
 
 _priority_key = attrgetter("priority_key")
-
-
-class StepInFlight(NamedTuple):
-    """A plan whose result is not back."""
-
-    plan: StepPlan
-    requests: list[Request]  # of the rows that want tokens, in row order
-    scored: dict[int, Request]  # by slot, those that want their prompt's log-probabilities
-    planned_at: float  # seconds of the scheduler's clock
 
 
 class Scheduler:
@@ -100,15 +87,12 @@ class Scheduler:
         self._released: list[int] = []  # slots that the next plan tells the workers to clear
         self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
         self._num_watching = 0  # unfinished requests that may end by repeating themselves
-        self._in_flight: deque[StepInFlight] = deque()
+        self._in_flight = StepsInFlight(clock)
         self._drafting = False  # whether the workers have ever proposed drafts
-        # Of one row, whose tokens are a chunk like any other.
-        self._max_num_drafts = limits.largest_chunk - 1
+        self._max_num_drafts = limits.largest_chunk - 1  # of one row, whose tokens are a chunk like any other
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_preemptions = 0
-        self._num_steps_done = 0
-        self._num_scheduled_tokens = 0  # of those
         self._started_at = clock()
         self._throughput = Throughput(self._started_at)
         self._admission = Admission(
@@ -172,7 +156,7 @@ class Scheduler:
             request = self._requests.get(request_id)
             if request is not None:
                 self._end(request)
-                deltas.append(_last_delta(request, FinishReason.ABORT))
+                deltas.append(request.last_delta(FinishReason.ABORT))
         self._drop_finished()
         return deltas
 
@@ -187,7 +171,7 @@ class Scheduler:
     @property
     def seconds_in_flight(self) -> float:
         """The age of the oldest of those plans; 0 when there is none."""
-        return self._clock() - self._in_flight[0].planned_at if self._in_flight else 0.0
+        return self._in_flight.seconds
 
     # --------------------------------------------------------------------------------------------------------- plan
 
@@ -201,7 +185,7 @@ class Scheduler:
             return None
         plan.released, self._released = self._released, []
         self._num_steps += 1
-        self._in_flight.append(StepInFlight(plan, sampling, dict(self._scored), self._clock()))
+        self._in_flight.add(plan, sampling, dict(self._scored))
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
@@ -288,20 +272,7 @@ class Scheduler:
             request.num_cached_tokens = min(request.num_planned_tokens, request.num_prompt_tokens)
         if request.scores_prompt:
             self._scored[request.slot] = request
-        # Copies: the request's own lists grow, and the plan may be read by a worker in this process.
-        page_ids = [table.on_wire() for table in request.block_tables]
-        token_ids = request.prompt.token_ids + request.output_token_ids
-        plan.admitted.append(
-            NewSlot(
-                request.slot,
-                token_ids,
-                request.num_prompt_tokens,
-                page_ids,
-                request.sampling,
-                request.grammar,
-                request.prompt.embeds,
-            )
-        )
+        plan.admitted.append(request.new_slot())
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Pages for `num_tokens` tokens of a running request; False when it had to give way itself.
@@ -328,15 +299,8 @@ class Scheduler:
 
     def update(self, result: StepResult) -> list[RequestDelta]:
         """Takes in the tokens of the oldest plan in flight; one delta for each of its requests that is still wanted."""
-        step = self._in_flight.popleft()
-        plan, requests, scored, _ = step
-        if plan.step_id != result.step_id or len(requests) != len(result.token_ids):
-            raise EngineError(
-                f"The workers answered step {result.step_id} with {len(result.token_ids)} rows; "
-                f"step {plan.step_id} with {len(requests)} was next."
-            )
-        self._num_steps_done += 1
-        self._num_scheduled_tokens += sum(plan.num_scheduled)
+        step = self._in_flight.take(result)
+        requests, scored = step.requests, step.scored
         num_before = len(self._requests)
         faults = [(*failure, "internal") for failure in result.failures]
         faults += [(*refusal, "invalid") for refusal in result.refusals]
@@ -346,7 +310,7 @@ class Scheduler:
             if requests[index].status is not RequestStatus.FINISHED
         ]
         scores = [
-            _score_delta(scored[slot], part)
+            RequestDelta(scored[slot].request_id, [], prompt_logprobs=part)
             for slot, part in result.prompt_logprobs
             if scored[slot].status is not RequestStatus.FINISHED
         ]
@@ -407,9 +371,7 @@ class Scheduler:
     def _fail(self, request: Request, message: str, kind: str) -> RequestDelta:
         self._end(request)
         self._kv.disown(request)
-        delta = _last_delta(request, FinishReason.ERROR)
-        delta.failure = RequestFailure(kind, message)
-        return delta
+        return request.last_delta(FinishReason.ERROR, RequestFailure(kind, message))
 
     def _end(self, request: Request) -> None:
         """Frees everything. `_running` keeps the request until `_drop_finished`, which does all of a step at once."""
@@ -443,8 +405,8 @@ class Scheduler:
             self._started_at,
             *self._kv.prefix_cache_counts,
             self._num_preemptions,
-            self._num_steps_done,
-            self._num_scheduled_tokens,
+            self._in_flight.num_done,
+            self._in_flight.num_tokens_done,
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -460,39 +422,7 @@ class Scheduler:
         assert keys == sorted(keys), "priority order broken"
         assert len(running) + len(self._waiting) == len(self._requests), "a request neither runs nor waits"
         for request in self._requests.values():
-            self._check_in_flight(request)
+            self._in_flight.check_invariants(request)
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
             if request.status is RequestStatus.WAITING:
                 assert not request.block_tables, f"{request.request_id} waits but holds pages"
-
-    def _check_in_flight(self, request: Request) -> None:
-        wanted = [
-            num_wanted
-            for step in self._in_flight
-            for other, num_wanted in zip(step.requests, filter(None, step.plan.num_wanted), strict=True)
-            if other is request
-        ]
-        if max(wanted, default=0) > 1:
-            assert wanted == [1 + request.num_drafts], f"{request.request_id} was planned beside a row with drafts"
-            assert request.num_placeholders == request.num_drafts, f"{request.request_id} miscounts its drafts"
-        else:
-            num_in_flight = request.num_placeholders - request.num_drafts
-            assert len(wanted) == num_in_flight, f"{request.request_id} miscounts its tokens in flight"
-
-
-def _score_delta(request: Request, part: PromptLogprobs) -> RequestDelta:
-    """Log-probabilities of a part of the prompt."""
-    return RequestDelta(request.request_id, [], prompt_logprobs=part)
-
-
-def _last_delta(request: Request, reason: FinishReason) -> RequestDelta:
-    """The end of a request without a token."""
-    return RequestDelta(
-        request.request_id,
-        [],
-        reason,
-        num_cached_tokens=request.num_cached_tokens,
-        queued_at=request.queued_at,
-        scheduled_at=request.scheduled_at,
-        num_preemptions=request.num_preemptions,
-    )

@@ -1,0 +1,75 @@
+"""The steps that have been planned and whose results are not back, in the order in which workers execute them."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quire.core.errors import EngineError
+from quire.core.scheduling.request import Request
+from quire.core.wire.protocol import StepPlan, StepResult
+
+
+class StepInFlight(NamedTuple):
+    """A plan whose result is not back."""
+
+    plan: StepPlan
+    requests: list[Request]  # of the rows that want tokens, in row order
+    scored: dict[int, Request]  # by slot, those that want their prompt's log-probabilities
+    planned_at: float  # seconds of the scheduler's clock
+
+
+class StepsInFlight:
+    """The only list of them in the engine process.
+
+    Args:
+        clock: seconds, monotonic.
+
+    Attributes:
+        num_done: steps whose results are back.
+        num_tokens_done: tokens that those steps computed.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._steps: deque[StepInFlight] = deque()
+        self.num_done = 0
+        self.num_tokens_done = 0
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def seconds(self) -> float:
+        """The age of the oldest step; 0 when none is in flight."""
+        return self._clock() - self._steps[0].planned_at if self._steps else 0.0
+
+    def add(self, plan: StepPlan, requests: list[Request], scored: dict[int, Request]) -> None:
+        """Adds a step; the arguments are as in `StepInFlight`."""
+        self._steps.append(StepInFlight(plan, requests, scored, self._clock()))
+
+    def take(self, result: StepResult) -> StepInFlight:
+        """Removes and returns the oldest step. Raises EngineError when `result` does not answer it."""
+        step = self._steps.popleft()
+        if step.plan.step_id != result.step_id or len(step.requests) != len(result.token_ids):
+            raise EngineError(
+                f"The workers answered step {result.step_id} with {len(result.token_ids)} rows; "
+                f"step {step.plan.step_id} with {len(step.requests)} was next."
+            )
+        self.num_done += 1
+        self.num_tokens_done += sum(step.plan.num_scheduled)
+        return step
+
+    def check_invariants(self, request: Request) -> None:
+        """Asserts that `request` counts the tokens that these steps will bring."""
+        wanted = [
+            num_wanted
+            for step in self._steps
+            for other, num_wanted in zip(step.requests, filter(None, step.plan.num_wanted), strict=True)
+            if other is request
+        ]
+        if max(wanted, default=0) > 1:
+            assert wanted == [1 + request.num_drafts], f"{request.request_id} was planned beside a row with drafts"
+            assert request.num_placeholders == request.num_drafts, f"{request.request_id} miscounts its drafts"
+        else:
+            num_in_flight = request.num_placeholders - request.num_drafts
+            assert len(wanted) == num_in_flight, f"{request.request_id} miscounts its tokens in flight"
