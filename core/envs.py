@@ -1,4 +1,4 @@
-"""Environment variables: `QUIRE_X`, and vLLM's `VLLM_X` where ours is absent. What each means: docs/environment.md."""
+"""Environment variables: `QUIRE_X`, and vLLM's `VLLM_X` where ours is absent. docs/environment.md explains each."""
 
 import math
 import os
@@ -9,14 +9,14 @@ from quire.core.errors import ConfigError
 
 
 class Number(NamedTuple):
-    """A variable that holds a number above 0; or 0, where that means something."""
+    """A variable that holds a number above 0, or 0 where that is allowed."""
 
     default: float
     may_be_zero: bool = False
 
 
 NUMBERS = {
-    "CPU_KVCACHE_SPACE": Number(0.0, may_be_zero=True),  # 0: what the memory plan thinks best
+    "CPU_KVCACHE_SPACE": Number(0.0, may_be_zero=True),  # 0: the memory plan decides
     "ENGINE_HEARTBEAT_TIMEOUT_S": Number(60.0),
     "ENGINE_ITERATION_TIMEOUT_S": Number(300.0),
     "HTTP_TIMEOUT_KEEP_ALIVE": Number(5.0, may_be_zero=True),
@@ -27,7 +27,7 @@ NUMBERS = {
 FLAGS = {"ALLOW_LONG_MAX_MODEL_LEN": False, "CONFIGURE_LOGGING": True, "KEEP_ALIVE_ON_ENGINE_DEATH": False}
 TEXTS = ("API_KEY", "CACHE_ROOT", "DISABLED_KERNELS", "LOGGING_LEVEL", "LOGGING_PREFIX", "RPC_BASE_PATH")
 KERNELS = ("cpu_native",)
-"""What `DISABLED_KERNELS` may name, separated by commas."""
+"""Names that `DISABLED_KERNELS` may list, separated by commas."""
 
 _FLAG_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -38,10 +38,10 @@ def read(name: str, default: str | None = None) -> str | None:
 
 
 def read_float(name: str) -> float:
-    """The number `name`, one of `NUMBERS`: seconds, or what docs/environment.md says.
+    """The number `name`, one of `NUMBERS`, in seconds or in the unit that docs/environment.md gives.
 
     Raises:
-        ConfigError: it is no finite number, or out of its range.
+        ConfigError: the value is no finite number, or out of its range.
     """
     number = NUMBERS[name]
     text = read(name)
@@ -61,7 +61,7 @@ def read_flag(name: str) -> bool:
     """The flag `name`, one of `FLAGS`: 1 or 0, or a word for it.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the value is none of these.
     """
     text = read(name)
     if not text:
@@ -72,7 +72,7 @@ def read_flag(name: str) -> bool:
 
 
 def check() -> None:
-    """Raises ConfigError if a value is wrong: before a model is loaded, and not when it is first needed."""
+    """Raises ConfigError if a value is wrong. Start-up calls this, so that errors show before a model is loaded."""
     for name in NUMBERS:
         read_float(name)
     for name in FLAGS:
@@ -85,7 +85,7 @@ def check() -> None:
 def misspelt() -> list[tuple[str, str]]:
     """(a variable that is set, the one of ours that was probably meant), for variables that nothing reads.
 
-    What resembles none of ours is left alone: where containers are managed, others name variables after us too.
+    Variables that resemble none of ours are left out: container managers set variables with our prefix too.
     """
     known = {f"QUIRE_{name}" for name in (*NUMBERS, *FLAGS, *TEXTS)}
     unknown = sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in known)

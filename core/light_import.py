@@ -1,4 +1,4 @@
-"""Importing a library without the large ones that it names at its top and that are not used here."""
+"""Imports a library without the large modules that it imports and Quire does not use."""
 
 import contextlib
 import sys
@@ -18,10 +18,10 @@ class _Nothing(ModuleType):
 
 @contextlib.contextmanager
 def without(*names: str) -> Iterator[None]:
-    """While this is open, `import name` gives an empty module, unless the real one is already loaded.
+    """While the context is open, `import name` gives an empty module, unless the real one is already loaded.
 
-    Transformers takes a second and a hundred megabytes, and whoever imports it for a class that is never met pays all
-    of it. Not for use while another thread imports one of `names`.
+    Transformers, for one, takes a second and a hundred megabytes, even where only the name of a class is needed. Not
+    for use while another thread imports one of `names`.
     """
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
@@ -35,7 +35,7 @@ def without(*names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """While this is open, `import name` raises ImportError: for libraries that can do with less."""
+    """While the context is open, `import name` raises ImportError: for libraries that can work without the module."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]

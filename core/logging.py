@@ -1,4 +1,4 @@
-"""Quiet logs on stderr: one line an event, with time, level and the process's part in the system."""
+"""Logs on stderr: one line an event, with time, level and the process's role."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ def configure(part: str) -> None:
 
 
 def level() -> str:
-    """The least level that is logged, by `QUIRE_LOGGING_LEVEL`.
+    """The lowest level that is logged, from `QUIRE_LOGGING_LEVEL`.
 
     Raises:
         ConfigError: there is no such level.

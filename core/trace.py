@@ -1,8 +1,8 @@
-"""Timelines of what engine and workers do, as Chrome traces (chrome://tracing, https://ui.perfetto.dev).
+"""Timelines of engine and workers, as Chrome traces (chrome://tracing, https://ui.perfetto.dev).
 
 Workers record spans into a `SpanList` and send them along with each result; the engine adds its own and writes one
-file. All times are CLOCK_MONOTONIC seconds, which processes of one host share. Whoever records nothing is given
-`NO_SPANS`, whose spans cost a tenth of a microsecond.
+file. All times are CLOCK_MONOTONIC seconds, which processes of one host share. `NO_SPANS` records nothing; a span of
+it costs a tenth of a microsecond.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ Span = tuple[str, float, float]
 """(name, begin, end)"""
 
 MAX_SPANS = 1_000_000
-"""Of a recording that nobody stops, the last so many are kept: about a hundred megabytes as a file."""
+"""The most spans that a recording keeps, the newest: about a hundred megabytes as a file."""
 
 
 class Spans(Protocol):
-    """Where a piece of work says how long it took."""
+    """Records how long pieces of work take."""
 
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
         """Times the body of a `with`."""
 
     def add(self, name: str, begin: float, end: float) -> None:
-        """Takes down a piece of work that was timed elsewhere."""
+        """Records a piece of work that was timed elsewhere."""
 
     def take(self) -> list[Span]:
-        """What was recorded since the last call."""
+        """The spans recorded since the last call."""
 
 
 class _NoSpans:
@@ -69,7 +69,7 @@ class _Timer:
 
 
 class SpanList:
-    """Records all the time. Belongs to one thread."""
+    """Always records. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._spans: deque[Span] = deque(maxlen=MAX_SPANS)
@@ -105,12 +105,12 @@ class Timeline:
         return self._engine.span(name) if self._recording else NO_SPANS.span(name)
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Takes what a worker recorded in a step."""
+        """Adds the spans that a worker recorded in a step."""
         if self._recording:
             self._worker.extend(spans)
 
     def start(self) -> None:
-        """Begins a recording, and forgets one that runs."""
+        """Begins a recording, and discards one that runs."""
         self._engine.take()
         self._worker.clear()
         self._recording = True

@@ -36,7 +36,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
         """Builds the groups from keywords such as `model=`, `max_num_seqs=`, checked and converted by type.
 
         Raises:
-            ConfigError: an unknown keyword or a value out of range, by name.
+            ConfigError: a keyword is unknown or its value out of range; the message names it.
         """
         if isinstance(options.get("served_model_name"), str):
             options["served_model_name"] = [options["served_model_name"]]

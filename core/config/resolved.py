@@ -1,4 +1,4 @@
-"""What `EngineArgs` is resolved to, once, when an engine is launched: every default filled in."""
+"""`EngineArgs` with every default filled in, resolved once when an engine is launched."""
 
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def largest_chunk(self) -> int:
-        """Tokens that a step computes of one request at most."""
+        """The most tokens of one request that a step computes."""
         if self.enable_chunked_prefill and self.long_prefill_token_threshold:
             return min(self.long_prefill_token_threshold, self.max_num_batched_tokens)
         return self.max_num_batched_tokens

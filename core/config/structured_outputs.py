@@ -8,7 +8,7 @@ from quire.core.wire.structured_outputs import GrammarBackend
 
 
 class StructuredOutputsOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How outputs are held to schemas and grammars, where a request does not say it itself."""
+    """How outputs are held to schemas and grammars, unless the request says it."""
 
     backend: GrammarBackend = "auto"
     disable_fallback: bool = False  # auto is xgrammar alone

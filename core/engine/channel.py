@@ -1,7 +1,7 @@
 """One ZeroMQ socket on an asyncio loop: whole inboxes drained per wake-up, sends that never wait.
 
-Two faces: an engine binds a ROUTER (`bind_router`), a frontend connects a DEALER (`connect_dealer`). Both hand every
-message to a callback as a list of frames. On TCP, CURVE keys from the launcher encrypt and admit (CurveZMQ, RFC 26).
+An engine binds a ROUTER (`bind_router`), a frontend connects a DEALER (`connect_dealer`). Both hand every message to a
+callback as a list of frames. On TCP, the launcher's CURVE keys encrypt messages and admit peers (CurveZMQ, RFC 26).
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import msgspec
 import zmq
 
 MESSAGES_PER_TURN, SECONDS_PER_TURN = 64, 0.005
-"""After so many, or so long, the loop's other work has its turn: a peer that sends faster than we read, or a message
-for each of thousands, must not stop all else."""
+"""The most messages, and the most time, before the event loop's other work has its turn. Otherwise a peer that sends
+faster than we read would stop it."""
 
 
 class CurveKeys(msgspec.Struct, array_like=True, frozen=True):
@@ -46,7 +46,7 @@ class Channel:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Queues one message. A peer that is gone drops it: whoever owns the request notices by other means."""
+        """Queues one message. It is lost if the peer is gone; the request's owner notices that by other means."""
         self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         # ZeroMQ's descriptor is edge-triggered and a send may swallow the edge, so look again.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -70,7 +70,7 @@ class Channel:
             try:
                 self._on_message(frames)
             except Exception:
-                self._loop.call_soon(self._drain)  # the messages behind this one are not lost with it
+                self._loop.call_soon(self._drain)  # later messages are not lost with this one
                 raise
             if time.monotonic() >= until:
                 break
@@ -101,6 +101,6 @@ def connect_dealer(address: str, keys: CurveKeys | None, on_message: Callable[[l
 
 
 def _unbounded(socket: zmq.Socket) -> None:
-    # What is in flight is bounded by the scheduler (running and queued requests), so a second limit could only block.
+    # The scheduler bounds the messages in flight (running and queued requests); a second limit could only block.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)

@@ -95,8 +95,8 @@ class EngineClient:
         return self._supervisor.pid
 
     def submit(self, request: EngineRequest, on_deltas: Sequence[OnDelta]) -> None:
-        """Hands over a request. Each of its sequences has one of `on_deltas`, which gets the sequence's deltas in
-        order, on this loop; the last has a `finish_reason`.
+        """Hands over a request. `on_deltas` has a callback for each sequence, which gets the sequence's deltas in
+        order, on this loop; the last delta has a `finish_reason`.
 
         Raises:
             EngineDeadError: the engine is gone for good.
@@ -126,7 +126,7 @@ class EngineClient:
         """Starts or ends a recording of the engine's timeline; returns the path of the file at the end.
 
         Raises:
-            EngineError: it cannot be written, or the engine went away; EngineDeadError if it is gone for good.
+            EngineError: the file cannot be written, or the engine went away; EngineDeadError if it is gone for good.
         """
         await self.start()
         self.check_health()
@@ -145,11 +145,11 @@ class EngineClient:
         self._supervisor.check_alive()
 
     def status(self) -> EngineStatus:
-        """How the engine is, and when it last spoke."""
+        """The engine's state, and the time since its last message."""
         return self._supervisor.status()
 
     async def close(self) -> None:
-        """Fails what is unfinished and stops the engine: politely when it is serving, by force otherwise."""
+        """Fails unfinished requests and stops the engine: politely when it is serving, by force otherwise."""
         self._fail(self._tracked, "The server shut down while the request ran.")
         await self._supervisor.close()
 
@@ -164,7 +164,7 @@ class EngineClient:
         return bool(self._tracked)
 
     def on_ready(self) -> None:
-        unfinished: defaultdict[int, list[_Tracked]] = defaultdict(list)  # by the identity of what was submitted
+        unfinished: defaultdict[int, list[_Tracked]] = defaultdict(list)  # by id() of the `_Submitted`
         for tracked in self._tracked.values():
             unfinished[id(tracked.submitted)].append(tracked)
         for sequences in unfinished.values():
@@ -198,7 +198,7 @@ class EngineClient:
 
     def _answer_profile(self, done: protocol.Profiled) -> None:
         waiter = self._profiling.popleft()
-        if not waiter.done():  # else whoever asked is gone
+        if not waiter.done():  # else the caller is gone
             waiter.set_result(done)
 
     def _fail(self, request_ids: Iterable[str], message: str) -> None:
@@ -217,8 +217,8 @@ class EngineClient:
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         """Hands each delta to its sequence: the only place where sequences end. The loop runs once per token.
 
-        What takes a delta may abort any sequence, those of later deltas included: of the n of one request that fails,
-        the first takes the others with it.
+        A callback may abort any sequence, those of later deltas included: when a request of n sequences fails, the
+        callback of the first aborts the others.
         """
         find = self._tracked.get
         for delta in deltas:

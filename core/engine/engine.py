@@ -1,8 +1,8 @@
 """The engine loop: keeps the executor fed with plans and turns its results into deltas.
 
 Plans are made ahead: as many are in flight as the executor is deep, so with depth 2 step N+1 is planned and sent before
-step N's tokens are back, and scheduling hides behind the running step. Which steps are in flight, the scheduler knows.
-It must not know about sockets, text or tensors.
+step N's tokens are back, and scheduling hides behind the running step. The scheduler knows which steps are in flight.
+The engine loop must not know about sockets, text or tensors.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from quire.core.wire.protocol import EngineReady, RequestDelta, StepPlan, StepRe
 
 QUIET_SECONDS = 1.0
 HUNG_SECONDS = 10.0
-"""A step that has been in flight for longer is perhaps why the engine is being closed."""
+"""A step in flight for longer than this counts as hung when the engine is closed."""
 
 
 class Executor(Protocol):
     """Gets steps done on one or more workers. Implemented in `quire.executor`.
 
     Attributes:
-        depth: steps to have in flight, so that no worker waits for the next; 1 waits for each result.
+        depth: steps to keep in flight, so that no worker waits for the next; with 1, each result is awaited first.
     """
 
     depth: int
@@ -35,13 +35,13 @@ class Executor(Protocol):
         """Queues a plan and never blocks. Plans run strictly in order."""
 
     async def next_result(self) -> StepResult:
-        """The result of the oldest plan whose result has not been taken; raises EngineError when there will be none."""
+        """The oldest result that has not been taken; raises EngineError when there will be none."""
 
     async def close(self, *, hung: bool) -> None:
         """Ends workers and frees what they held. Idempotent.
 
         Args:
-            hung: a step takes suspiciously long, so show first where the workers are.
+            hung: a step takes suspiciously long, so write the workers' stacks to stderr first.
         """
 
 
@@ -52,8 +52,8 @@ class Engine:
         scheduler: decides what runs.
         executor: runs it.
         step_timeout_seconds: a step that takes longer counts as a hung worker.
-        on_deltas: called after each step with what it did for its requests.
-        timeline: is told what takes how long.
+        on_deltas: called after each step with the step's deltas.
+        timeline: records how long each part of the loop takes.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Engine:
             self.fill()
 
     async def _idle(self) -> None:
-        """Waits for work. After a quiet second, every page is counted: a leak shows here and not weeks later."""
+        """Waits for work. After an idle second, counts every page, so that a leak shows here and not weeks later."""
         self._has_work.clear()
         try:
             async with asyncio.timeout(QUIET_SECONDS):

@@ -4,7 +4,7 @@ import gc
 
 
 def calm_garbage_collector() -> None:
-    """Call once, when start-up is over: what exists now stays, and need not be visited again.
+    """Call once, when start-up is over: objects that exist now stay, and collections need not visit them again.
 
     Steps make thousands of short-lived objects; a collection per 700 of them (Python's default) only costs time.
     """

@@ -8,19 +8,19 @@ from quire.core.wire.protocol import EngineRequest
 
 
 class LentGrammars:
-    """Counts who uses which grammar, and knows which of them the running engine has. Sends nothing itself."""
+    """Counts the requests that use each grammar, and knows which grammars the running engine has. Sends nothing."""
 
     def __init__(self) -> None:
         self._num_users: Counter[bytes] = Counter()  # by key
         self._sent: set[bytes] = set()
 
     def add_user(self, request: EngineRequest) -> None:
-        """`request` is unfinished from now on."""
+        """Counts `request` as a user of its grammar until `remove_user`."""
         if request.grammar is not None:
             self._num_users[request.grammar.key] += 1
 
     def without_known(self, request: EngineRequest) -> EngineRequest:
-        """`request` as it is to be sent: without the data of a grammar that the engine has. It must be sent."""
+        """`request` without the data of a grammar that the engine has. The caller must send the returned request."""
         grammar = request.grammar
         if grammar is None:
             return request
@@ -30,7 +30,8 @@ class LentGrammars:
         return request
 
     def remove_user(self, request: EngineRequest) -> bytes | None:
-        """`request` has finished. Returns the key of a grammar that the engine has and nobody uses any more."""
+        """Counts `request` as finished. Returns its grammar's key if the engine has that grammar and no request needs
+        it any more."""
         if request.grammar is None:
             return None
         key = request.grammar.key
@@ -44,5 +45,5 @@ class LentGrammars:
         return key
 
     def forget_sent(self) -> None:
-        """The engine is gone, and with it all that it was sent."""
+        """Counts no grammar as sent, because the engine is gone."""
         self._sent.clear()

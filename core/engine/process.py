@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 HEARTBEAT_SECONDS = 1.0
 FAREWELL_LINGER_MS = 2000
 GREETING_SECONDS = 30.0
-"""How long an engine that has failed waits for a frontend to tell it to."""
+"""How long a failed engine waits for a first frontend, to report the failure to it."""
 
 
 class EngineProcess:
@@ -56,7 +56,7 @@ class EngineProcess:
         try:
             await self._until_closed(self._start_and_step)
             code = 0
-        except Exception as error:  # the process's last word: whatever it was, the frontends must hear of it
+        except Exception as error:  # any failure ends the process, and frontends must be told
             code = 1
             await self._wait_for_frontend()
             self._report(error)
@@ -137,7 +137,7 @@ class EngineProcess:
         asyncio.get_running_loop().call_soon(self._engine.fill)
 
     def _with_grammar(self, frontend: bytes, request: protocol.EngineRequest) -> protocol.EngineRequest:
-        """`request` with the whole grammar, which the frontend sends once."""
+        """`request` with its whole grammar. The frontend sends the grammar's data only once."""
         if request.grammar is None:
             return request
         place = frontend, request.grammar.key
@@ -186,7 +186,7 @@ class EngineProcess:
         self._channel.send([frontend, self._encoder.encode(message)])
 
     async def _beat(self) -> None:
-        """Shows the frontends that this loop is alive, whatever the workers are doing."""
+        """Shows the frontends that this event loop is alive, whatever the workers are doing."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if time.monotonic() - self._sent_at < HEARTBEAT_SECONDS:
@@ -196,7 +196,7 @@ class EngineProcess:
                 self._send(frontend, protocol.Heartbeat(stats))
 
     async def _wait_for_frontend(self) -> None:
-        """One that launched this engine ahead may still be starting itself; the failure is for it to tell."""
+        """Waits for a frontend to report a failure to: the one that launched this engine may still be starting."""
         waits = [asyncio.create_task(event.wait()) for event in (self._greeted, self._closing)]
         await asyncio.wait(waits, timeout=GREETING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -205,7 +205,7 @@ class EngineProcess:
     def _report(self, error: Exception) -> None:
         if not isinstance(error, QuireError):
             logger.exception("the engine failed")
-        elif not self._frontends:  # else a frontend tells it, once
+        elif not self._frontends:  # else a frontend logs it, once
             logger.error("%s", error)
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
         failed = protocol.EngineFailed(text, fatal=isinstance(error, ConfigError))

@@ -1,15 +1,17 @@
-"""Whether an engine that ended is started again, and after which pause: what the ends of engines are evidence of.
+"""Whether an engine that ended is started again, and after which pause.
 
 Three kinds of end:
 
-- The engine ended before it was ready, or could not be launched at all: a failed start. One that gets ready refutes it.
-- It was ready, had requests in hand, and produced nothing: a fruitless life. One that produces any output refutes it.
-- It ended while idle, or after it had produced output: evidence of nothing. Such ends alone never end the supervision,
+- Failed start: the engine could not be launched, or ended before it was ready. An engine that gets ready resets the
+  count of these.
+- Fruitless life: the engine was ready, held requests, and produced no output. Any output resets the count of these.
+- Neither: the engine ended while idle, or after it had produced output. Such ends alone never end the supervision,
   however many they are; the pause between starts grows, so that they cost little.
 """
 
 MAX_FAILED_STARTS = 8
-"""In a row, before no more are tried: 16 s of pauses, in which a shortage of descriptors or memory may pass."""
+"""Failed starts in a row that another start follows. Their pauses add up to 16 s, in which a shortage of descriptors
+or memory may pass."""
 MAX_FRUITLESS_LIVES = 3
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 SETTLED_SECONDS = 10.0
@@ -20,8 +22,8 @@ class Restarts:
     """Counts the ends of one engine after another.
 
     Args:
-        max_failed_starts: in a row; one more is the last.
-        max_fruitless_lives: likewise.
+        max_failed_starts: failed starts in a row that another start follows.
+        max_fruitless_lives: fruitless lives in a row that another start follows.
     """
 
     def __init__(
@@ -34,11 +36,11 @@ class Restarts:
         self._num_short_lives = 0
 
     def add(self, *, ready_seconds: float | None, had_work: bool, had_output: bool) -> None:
-        """An engine ended.
+        """Counts the end of an engine.
 
         Args:
             ready_seconds: how long it was ready; None when it never was.
-            had_work: requests were in its hands at the end.
+            had_work: it held requests at the end.
             had_output: it produced output for some request in its life.
         """
         if ready_seconds is None:
@@ -54,7 +56,7 @@ class Restarts:
 
     @property
     def why_hopeless(self) -> str | None:
-        """Why another start would end like those before; None while it is worth trying."""
+        """Why no other start is worth trying; None while one is."""
         if self._num_failed_starts > self._max_failed_starts:
             return f"{self._num_failed_starts} starts in a row failed."
         if self._num_fruitless_lives > self._max_fruitless_lives:

@@ -1,9 +1,9 @@
 """Keeps an engine running: launches it, listens to it, notices its end, and launches the next one.
 
-The supervisor knows nothing of requests. They are its user's, which it tells when an engine is ready, when one crashed,
-and when no other follows. Whatever goes wrong in an engine's start or life ends that engine alone. The supervision
-itself ends with `close`, or when `Restarts` says that another start is hopeless. Should it end otherwise, by a fault of
-its own, the engine counts as dead, and never as healthy.
+The supervisor knows nothing of requests. Its user holds them, and is told when an engine is ready, when one crashed,
+and when no other follows. A fault in an engine's start or life ends that engine alone. The supervision itself ends with
+`close`, or when `Restarts` says that another start is hopeless. If a fault of its own ends it, the engine counts as
+dead, and never as healthy.
 """
 
 import asyncio
@@ -64,31 +64,31 @@ class Launcher(Protocol):
 
 
 class EngineUser(Protocol):
-    """Whom the engine works for."""
+    """The object that the engine works for."""
 
     @property
     def has_work(self) -> bool:
-        """Whether requests are in the engine's hands."""
+        """Whether the engine holds requests."""
 
     def on_ready(self) -> None:
         """An engine is ready, and holds no request yet."""
 
     def on_message(self, message: protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled) -> None:
-        """The engine said something. An exception ends that engine, because what it said is lost."""
+        """The engine sent a message. An exception ends that engine, because the message is lost."""
 
     def on_crash(self) -> None:
-        """An engine that was ready ended, and what it held is forgotten."""
+        """An engine that was ready ended, and the requests that it held are lost."""
 
     def on_dead(self, error: QuireError) -> None:
         """No engine runs, and none will be started any more."""
 
 
 class EngineStatus(Struct, frozen=True, omit_defaults=True):
-    """How the engine is."""
+    """The engine's state, for health checks."""
 
     state: Literal["starting", "serving", "restarting", "dead"]
-    silent_seconds: float | None  # since an engine's last message; one that is well speaks at least every two
-    reason: str | None = None  # why it is dead, or why it is being restarted
+    silent_seconds: float | None  # since an engine's last message; a healthy engine sends one at least every 2 s
+    reason: str | None = None  # why the engine is dead, or why it is being restarted
 
 
 class _Life(Struct):
@@ -107,7 +107,7 @@ class EngineSupervisor:
 
     Args:
         launcher: starts the engine, the first time and after a crash.
-        user: is told what the engine says and how it fares.
+        user: gets the engine's messages, and is told when it starts and ends.
         restarts: decides whether an engine that ended is followed by another.
     """
 
@@ -152,7 +152,7 @@ class EngineSupervisor:
         return self._life.handle.pid if self._life is not None else None
 
     def send(self, message: protocol.EngineInput) -> None:
-        """Hands a message to the engine, which must be ready. One that dies meanwhile loses it."""
+        """Sends a message to the engine, which must be ready. The message is lost if the engine dies meanwhile."""
         assert self._life is not None
         self._life.channel.send([self._encoder.encode(message)])
 
@@ -162,7 +162,7 @@ class EngineSupervisor:
             raise EngineDeadError(f"The engine is gone: {self._dead} Restart the server.")
 
     def status(self) -> EngineStatus:
-        """How the engine is at this moment."""
+        """The engine's state at this moment."""
         silent = None if self._heard_at is None else round(time.monotonic() - self._heard_at, 3)
         if self._dead is not None:
             return EngineStatus("dead", silent, str(self._dead))
@@ -212,7 +212,7 @@ class EngineSupervisor:
                 return end
 
     async def _run_one_engine(self) -> QuireError:
-        """Launches an engine and waits for its end, which is returned: whatever goes wrong ends this engine alone."""
+        """Launches an engine, waits for its end and returns why it ended. Any error ends this engine alone."""
         try:
             self._life = life = self._launch()
         except Exception as error:
@@ -235,7 +235,7 @@ class EngineSupervisor:
         return _Life(handle, channel, time.monotonic())
 
     async def _until_end(self, life: _Life) -> QuireError:
-        """Greets an engine and waits until it has ended; kills it when its event loop no longer turns."""
+        """Sends Hello and waits until the engine has ended; kills it when its event loop hangs."""
         self.send(protocol.Hello())
         limit = self._silence_limit_seconds
         ended = asyncio.create_task(life.handle.wait())
@@ -258,7 +258,7 @@ class EngineSupervisor:
             life.end = self._last_end = end
 
     def _bury(self, life: _Life) -> None:
-        """Leaves nothing of an engine behind, and tells its user."""
+        """Frees everything of an engine that ended, and tells the user."""
         ready_seconds = None if life.ready_at is None else time.monotonic() - life.ready_at
         self._restarts.add(ready_seconds=ready_seconds, had_work=self._user.has_work, had_output=life.had_output)
         self._life = None
@@ -268,7 +268,7 @@ class EngineSupervisor:
             self._user.on_crash()
 
     def _on_supervision_ended(self, task: "asyncio.Task[QuireError]") -> None:
-        """Nobody would notice an engine's end from now on. So however the supervision ended, the engine is dead."""
+        """Counts the engine as dead, however the supervision ended: nothing would notice its end from now on."""
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             logger.error("the supervision of the engine failed, so the engine is given up", exc_info=failure)
@@ -294,7 +294,7 @@ class EngineSupervisor:
         except Exception:
             logger.exception("a message of the engine could not be handled, so the engine is killed")
             self._condemn(life, EngineDeadError("a message of the engine could not be handled."))
-            life.channel.close()  # what comes after a lost message must not be taken for the next
+            life.channel.close()  # after a lost message no later one may be processed
             life.handle.kill()
 
     def _on_message(self, life: _Life, message: protocol.EngineOutput) -> None:

@@ -1,4 +1,4 @@
-"""Where a request's keys and values are, in one KV group."""
+"""The pages that hold a request's keys and values in one KV group."""
 
 from quire.core.kv.groups import KVGroup
 from quire.core.wire.kv_groups import NO_PAGE
@@ -7,8 +7,7 @@ from quire.core.wire.kv_groups import NO_PAGE
 class BlockTable:
     """Pages of consecutive blocks of one request; `pages[i]` holds block `first + i`.
 
-    Blocks before `first` have no page: it was given back, or never taken, because a hit in the prefix cache needed
-    none there.
+    Blocks before `first` have no page: it was given back, or never taken because a prefix-cache hit needed none there.
     """
 
     __slots__ = ("first", "group", "pages")
@@ -32,5 +31,5 @@ class BlockTable:
         return dropped
 
     def on_wire(self) -> list[int]:
-        """A page for every block, from the request's first one on."""
+        """A page for every block from the request's first on, `NO_PAGE` for blocks without one."""
         return [NO_PAGE] * self.first + self.pages

@@ -1,7 +1,6 @@
-"""What each kind of KV group needs of a request: rules over positions and blocks.
+"""The rules of each kind of KV group, over positions and blocks: which blocks of a request need pages.
 
-A group here is the rules alone. Which pages a request has is in its block tables; which are free or cached, the pool
-knows.
+A `KVGroup` holds rules only. A request's block tables hold its pages; the pool knows which pages are free or cached.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +15,16 @@ class KVGroup(Protocol):
         """The first block that the token at `position`, or any later one, sees."""
 
     def num_blocks(self, num_tokens: int, end: int) -> int:
-        """Blocks that a table spans once the tokens before `end` are planned, of a request that has `num_tokens`."""
+        """Blocks that the table of a request with `num_tokens` spans once the tokens before `end` are planned."""
 
     def settled_until(self, first: int, end: int) -> int:
-        """Tokens that can be planned, one a step, while a table with pages for blocks `first` to `end - 1` is right.
+        """Tokens that can be planned, one a step, before a table with pages for blocks `first` to `end - 1` changes.
 
-        After those it lacks a page, or holds one that can be given back.
+        After those tokens the table lacks a page, or holds one that can be given back.
         """
 
     def longest_prefix(self, is_cached: Callable[[int], bool], num_blocks: int) -> int:
-        """The most blocks, up to `num_blocks`, after which a request can go on with what is cached of this group."""
+        """The most leading blocks, up to `num_blocks`, after which this group's cached pages let a request continue."""
 
     def max_pages(self, num_tokens: int) -> int:
         """Pages that a request of `num_tokens` tokens holds at its worst moment."""
@@ -78,7 +77,7 @@ class WindowGroup:
         return -(-end // self.block_size)
 
     def settled_until(self, first: int, end: int) -> int:
-        num_seeing = (first + 1) * self.block_size + self.window - 1  # tokens after these see nothing of block `first`
+        num_seeing = (first + 1) * self.block_size + self.window - 1  # later tokens see nothing of block `first`
         return min(num_seeing, end * self.block_size)
 
     def longest_prefix(self, is_cached: Callable[[int], bool], num_blocks: int) -> int:

@@ -2,11 +2,11 @@
 
 Owns which page holds which block of which request. Knows nothing of slots, budgets or steps.
 
-When is a block's content announced to the prefix cache? As soon as the step that computes its last token is planned
-and all its token ids are known. That is early enough for requests planned later in the same step to share it, and
-safe: workers execute plans strictly in order, and within a step each layer writes the keys and values of all rows
-before its attention reads any. A block that contains a placeholder (a token still being sampled) has no hash yet; it is
-announced when the request next grows or is freed, by which time its ids have arrived.
+A block is announced to the prefix cache as soon as the step that computes its last token is planned and all its token
+ids are known. Requests planned later in the same step can therefore share it. Sharing is safe, because workers execute
+plans strictly in order, and within a step each layer writes the keys and values of all rows before its attention reads
+any. A block that contains a placeholder (a token still being sampled) has no hash yet. It is announced when the request
+next grows or is freed; its ids have arrived by then.
 """
 
 import itertools
@@ -26,11 +26,11 @@ class KVCacheManager:
     """Gives pages to requests, finds shared prefixes, takes pages back.
 
     Args:
-        kv_groups: the model's; a request has a block table in each.
+        kv_groups: the model's KV groups; a request has a block table in each.
         num_pages: pages of the pool, any of which may serve any group.
         block_size: tokens of a page.
-        largest_chunk: tokens that one step computes of a request at most.
-        enable_prefix_caching: whether what a page holds is remembered when nobody uses it.
+        largest_chunk: the most tokens of a request that one step computes.
+        enable_prefix_caching: whether full pages stay findable when no request uses them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class KVCacheManager:
         self._pool = PagePool(num_pages)
         self._block_size = block_size
         self._groups = make_groups(kv_groups, block_size=block_size, largest_chunk=largest_chunk)
-        # Those that see farthest come first: they stop at the first missing block, which spares the others look-ups.
+        # Groups that see farthest come first: they stop at the first missing block, which saves the others look-ups.
         self._lookup_order = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
         self._caching = enable_prefix_caching
         self._num_queries = 0
@@ -58,7 +58,7 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """Share of pages in use, 0 to 1; cached pages that nobody refers to do not count."""
+        """Share of pages in use, 0 to 1; cached pages that no block table refers to do not count."""
         return self._pool.num_in_use / self._pool.num_pages
 
     def max_pages(self, num_tokens: int) -> int:
@@ -66,10 +66,10 @@ class KVCacheManager:
         return sum(group.max_pages(num_tokens) for group in self._groups)
 
     def admit(self, request: PagedRequest, prefix: list[BlockTable], num_tokens: int, *, num_running: int) -> bool:
-        """Builds the block tables of `request`, whose first `num_tokens` tokens, those of `prefix` included, come next.
+        """Builds the block tables of `request` for its first `num_tokens` tokens, those of `prefix` included.
 
-        False, and nothing changes, when the pool could not hold all known tokens of the request and one more block for
-        each of `num_running` requests: the next of those that grows would throw the newcomer out again.
+        Returns False and changes nothing when the pool cannot hold all known tokens of the request and one more block
+        for each of `num_running` requests: the first of those to grow would preempt the newcomer.
         """
         num_held = sum(len(table.pages) for table in prefix)
         num_taken = self.max_pages(request.num_tokens) - num_held
@@ -91,8 +91,8 @@ class KVCacheManager:
     def find_prefix(self, request: PagedRequest) -> list[BlockTable]:
         """Per KV group, a table that ends after the longest prefix that every group can continue from.
 
-        It is never the whole sequence: at least the last known token must be computed, because the next one is sampled
-        from it. A prompt whose log-probabilities are wanted must be computed whole: nobody keeps them.
+        The prefix is never the whole sequence: at least the last known token must be computed, because the next one is
+        sampled from its logits. A prompt to be scored has no prefix: the cache keeps no log-probabilities.
         """
         if not self._caching or request.scores_prompt:
             return [BlockTable(group) for group in self._groups]
@@ -114,8 +114,9 @@ class KVCacheManager:
         return prefix
 
     def is_underway(self, request: PagedRequest, prefix: list[BlockTable], running: Iterable[PagedRequest]) -> bool:
-        """Whether one of `running` computes the block that `request` needs after its `prefix`: what they share is not
-        computed twice, so siblings and followers of a long prompt wait for it.
+        """Whether one of `running` computes the block that `request` needs after its `prefix`.
+
+        The scheduler lets such a request wait, so that a prompt that several requests share is computed once.
         """
         block = prefix[0].end
         if block >= len(request.block_hashes):
@@ -130,10 +131,11 @@ class KVCacheManager:
     def grow(self, request: PagedRequest, num_tokens: int) -> list[list[int]] | None:
         """Gives back pages that no token still to be computed sees, and takes those that `num_tokens` tokens need.
 
-        Returns the new pages per group, or None if too few are left: then only the first half is done. Steps in flight
-        may still read what is given back, the plan in the making must not: call it before the request's row is planned.
+        Returns the new pages per group, or None if too few are left: then pages were given back and none taken. Steps
+        in flight may still read pages that are given back. The plan being built must not: call this before the
+        request's row is planned.
         """
-        self.cache_full_blocks(request)  # first, so that what is given back can be found
+        self.cache_full_blocks(request)  # first, so that pages given back can be found
         pool, tables = self._pool, request.block_tables
         position, num_known = request.num_computed_tokens, request.num_tokens  # nothing before `position` comes again
         num_missing = []
@@ -151,9 +153,9 @@ class KVCacheManager:
         return added
 
     def cache_full_blocks(self, request: PagedRequest) -> None:
-        """Announces the full blocks of `request` that are planned to be computed and whose token ids are known.
+        """Announces the full blocks of `request` whose tokens are all planned and known.
 
-        A draft is not known before it is accepted, so none is ever announced.
+        A draft is not known before it is accepted, so no draft is ever announced.
         """
         if not self._caching:
             return
@@ -170,7 +172,7 @@ class KVCacheManager:
     def free(self, request: PagedRequest) -> None:
         """Takes the request's pages back; full ones stay findable.
 
-        The tail goes first, so it is also evicted first: a sequence's head is what others are most likely to share.
+        The tail is released first, and so evicted first: others are most likely to share a sequence's head.
         """
         self.cache_full_blocks(request)
         blocks = itertools.zip_longest(*(reversed(table.pages) for table in request.block_tables))
@@ -181,7 +183,7 @@ class KVCacheManager:
         request.pages_settled_until = 0
 
     def disown(self, request: PagedRequest) -> None:
-        """Makes every block that `request` ever announced unfindable: what it computed is not to be trusted."""
+        """Makes every block that `request` ever announced unfindable, because its keys and values cannot be trusted."""
         self._pool.disown((digest, group) for digest in request.block_hashes for group in range(len(self._groups)))
 
     @property
@@ -190,7 +192,7 @@ class KVCacheManager:
         return self._num_queries, self._num_hits
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached page that no request uses; True when that leaves nothing to be found."""
+        """Forgets every cached page that no request uses; True when no page is findable any more."""
         return self._pool.drop_cached()
 
     def check_invariants(self, requests: Iterable[PagedRequest]) -> None:
@@ -244,6 +246,6 @@ class KVCacheManager:
         digests, length = request.prompt.embeds.row_digests, size * ROW_DIGEST_BYTES
         for index in range(start, num_blocks):
             offset = (index - start) * stride
-            rows = digests[index * length : (index + 1) * length]  # of its tokens that are the prompt's
+            rows = digests[index * length : (index + 1) * length]  # of the block's prompt tokens
             parent = block_hash(parent, token_bytes[offset : offset + stride], rows)
             hashes.append(parent)

@@ -1,6 +1,6 @@
-"""The pages of the KV cache: which are free, in use or cached, and what the full ones hold.
+"""The pages of the KV cache: which are free, in use or cached, and the content hashes of full ones.
 
-Owns page ids and content hashes. Knows nothing of requests, and of tokens only the bytes that it hashes.
+The pool owns page ids and content hashes. It knows nothing of requests, and of tokens only the bytes that it hashes.
 """
 
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 PageKey = tuple[bytes, int]
-"""What a full page holds: the chained hash of its tokens, and the KV group whose layers wrote it."""
+"""Identifies a full page's content: the chained hash of its tokens, and the KV group whose layers wrote it."""
 
 
 def root_hash(cache_salt: str | None) -> bytes:
@@ -19,10 +19,11 @@ def root_hash(cache_salt: str | None) -> bytes:
 
 
 def block_hash(parent: bytes, token_bytes: bytes, extra: bytes = b"") -> bytes:
-    """SHA-256 over everything that a full block's keys and values depend on.
+    """SHA-256 of everything that a full block's keys and values depend on.
 
     `parent` (32 bytes) stands for all tokens before the block, and `token_bytes` has one fixed length for all blocks
-    of a pool, so no two different inputs run together. `extra` is what else changes the content (an adapter, an image).
+    of a pool, so different inputs never give the same bytes. `extra` stands for anything else that changes the content
+    (an adapter, an image).
     """
     return sha256(parent + token_bytes + extra).digest()
 
@@ -30,9 +31,9 @@ def block_hash(parent: bytes, token_bytes: bytes, extra: bytes = b"") -> bytes:
 class PagePool:
     """Pages 0 .. num_pages - 1. Each is in exactly one of three states.
 
-    - free: nobody refers to it and its content is not worth keeping;
-    - in use: `num_refs[page]` block tables refer to it (it may have a key as well, and then be shared);
-    - cached: nobody refers to it, but its key is known: a later request may find it. The oldest is evicted first.
+    - free: no block table refers to it, and it has no key;
+    - in use: `num_refs[page]` block tables refer to it; if it has a key as well, it can be shared;
+    - cached: no block table refers to it, but it has a key and can be found. The oldest is evicted first.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -56,7 +57,7 @@ class PagePool:
         """`num_pages` pages with one reference each: free ones first, then the oldest cached ones.
 
         Raises:
-            ValueError: fewer are available; callers ask `num_available` before.
+            ValueError: fewer are available; callers check `num_available` first.
         """
         free = self._free
         if num_pages > len(free) + len(self._cached):
@@ -73,11 +74,11 @@ class PagePool:
         return pages
 
     def find(self, key: PageKey) -> int | None:
-        """The page that holds `key`'s content, in use or cached. It takes no reference: see `share`."""
+        """The page that holds `key`'s content, in use or cached. Adds no reference: see `share`."""
         return self._pages.get(key)
 
     def pages_of(self, keys: Iterable[PageKey]) -> list[int]:
-        """The pages of `keys`, each of which `find` finds."""
+        """The pages of `keys`; `find` must have found each."""
         return [self._pages[key] for key in keys]
 
     def num_cached_among(self, pages: Iterable[int]) -> int:
@@ -93,13 +94,13 @@ class PagePool:
             self._num_refs[page] += 1
 
     def name(self, page: int, key: PageKey) -> None:
-        """Says what the page in use holds. When another page holds the same, that one stays the one to be found."""
+        """Gives a page in use its key. If another page has that key already, `find` keeps returning the other one."""
         if key not in self._pages and self._keys[page] is None:
             self._pages[key] = page
             self._keys[page] = key
 
     def release(self, pages: Iterable[int]) -> None:
-        """Drops one reference to each of `pages`; the first ones that become unused are evicted first."""
+        """Drops one reference to each of `pages`; those that become unused are evicted in this order."""
         num_refs, keys, free, cached = self._num_refs, self._keys, self._free, self._cached
         for page in pages:
             num_refs[page] -= 1
@@ -110,7 +111,7 @@ class PagePool:
                     cached[page] = None
 
     def disown(self, keys: Iterable[PageKey]) -> None:
-        """Makes the pages that hold `keys` unfindable, because their content is not to be trusted."""
+        """Makes the pages that hold `keys` unfindable, because their content cannot be trusted."""
         for key in keys:
             page = self._pages.get(key)
             if page is not None:

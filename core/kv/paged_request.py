@@ -1,4 +1,4 @@
-"""A request as the KV cache sees it: tokens to be held in pages, and the pages that hold them."""
+"""A request as the KV cache sees it: its tokens, and the pages that hold their keys and values."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from quire.core.wire.protocol import PromptEmbeds
 
 
 class PagedPrompt(Protocol):
-    """What the KV cache reads of a prompt that several requests may share, and keeps in it."""
+    """The attributes of a prompt, which several sequences may share, that the KV cache reads and writes."""
 
     block_hashes: list[bytes]
 
@@ -19,7 +19,7 @@ class PagedPrompt(Protocol):
 
 
 class PagedRequest(Protocol):
-    """What the KV cache reads of a request, and keeps in it. `scheduling/request.py` says what each number counts."""
+    """The attributes of a request that the KV cache reads and writes; `scheduling/request.py` explains each count."""
 
     num_tokens: int
     num_planned_tokens: int

@@ -1,1 +1,1 @@
-"""Which request runs next, for how many tokens; who is let in."""
+"""Which requests are admitted, which runs next, and for how many tokens."""

@@ -1,6 +1,6 @@
-"""Who is let into the waiting queue at all: limits that a request would break, and the bound on the queue.
+"""Which requests may enter the waiting queue: checks of a request against the limits, and the bound on the queue.
 
-Answers with a RequestFailure that names the limit and the remedy. Knows nothing of what runs.
+A refusal is a RequestFailure that names the limit and the remedy. This file knows nothing of running requests.
 """
 
 from bisect import bisect_right
@@ -14,12 +14,12 @@ from quire.core.wire.protocol import EngineRequest, RequestFailure, SequenceStar
 
 
 class Admission:
-    """The door of the scheduler.
+    """Checks requests before the scheduler queues them.
 
     Args:
         limits: budgets and the bound on the queue.
         max_model_len: longest prompt plus output, tokens.
-        kv: knows what a request of a length takes of it.
+        kv: knows how many pages a request of a given length takes.
         throughput: measured by the scheduler, read here.
     """
 
@@ -37,12 +37,12 @@ class Admission:
         return min(len(wire.prompt_token_ids) + max_tokens, self._max_model_len)
 
     def fault(self, wire: EngineRequest) -> RequestFailure | None:
-        """What makes a request impossible to serve here, however long it waits."""
+        """Why a request can never be served here, however long it waits; None if it can."""
         message = self._length_fault(wire) or self._memory_fault(wire)
         return None if message is None else RequestFailure("invalid", message)
 
     def resume_fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
-        """Why one sequence of a request without faults cannot go on after the tokens that it has."""
+        """Why one sequence of a request without faults cannot continue after its delivered tokens; None if it can."""
         num_output, max_output = len(start.output_token_ids), self.max_num_tokens(wire) - len(wire.prompt_token_ids)
         if num_output < max_output:
             return None
@@ -52,7 +52,7 @@ class Admission:
     def overload(
         self, *, num_waiting: int, num_free_slots: int, running: Collection[Request], now: float
     ) -> RequestFailure | None:
-        """Refuses when the queue is full. `num_free_slots` of those waiting are let in by the next plan: not queued."""
+        """Refuses if the queue is full. The next plan admits `num_free_slots` waiting requests: not counted."""
         max_queued = self._limits.max_num_queued_reqs
         if max_queued is None or num_waiting - num_free_slots < max_queued:
             return None

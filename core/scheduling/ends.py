@@ -1,4 +1,4 @@
-"""Where a request's output ends: at a stop token, at its length limit, or where it repeats itself."""
+"""The ends of a request's output: a stop token, the length limit, or a repetition."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class End(NamedTuple):
     """Why an output ended."""
 
     reason: FinishReason
-    stop_token_id: int | None = None  # the stop_token_ids entry that did it; None for EOS and all other ends
+    stop_token_id: int | None = None  # the stop_token_ids entry that ended it; None for EOS and all other ends
 
 
 class Ends:
@@ -31,9 +31,9 @@ class Ends:
         return stop_ids.union(sampling.stop_token_ids) if sampling.stop_token_ids else stop_ids
 
     def first(self, request: Request, tokens: list[int]) -> End | None:
-        """The first end among `tokens`, the newest of the request's; what comes after it is dropped from both lists.
+        """The first end among `tokens`, the newest of the request. Drops later tokens from `tokens` and the request.
 
-        Whether a list is long or its tokens come one by one makes no difference.
+        The result is the same whether tokens come one by one or several at once.
         """
         output = request.output_token_ids
         num_before = len(output) - len(tokens)
@@ -46,7 +46,7 @@ class Ends:
         return None
 
     def _at(self, request: Request, num_tokens: int, token: int) -> End | None:
-        """The end of an output whose first `num_tokens` tokens are looked at; `token` is the last of these."""
+        """The end, if any, of an output after its first `num_tokens` tokens; `token` is the last of these."""
         sampling = request.sampling
         may_stop = num_tokens >= sampling.min_tokens
         if may_stop and token in request.stop_ids:

@@ -1,4 +1,4 @@
-"""Who goes first, and how much of a prompt a step takes: the scheduler's policies, as objects.
+"""The scheduler's policies: the order of requests, and how much of a prompt a step computes.
 
 A policy gives each request a sort key when it arrives. The scheduler keeps running requests in the order of their keys
 and preempts the last; the waiting queue yields the first.
@@ -32,7 +32,7 @@ class PrefillPolicy(Protocol):
 
 
 class ChunkedPrefill:
-    """Prompts are split: a step takes what its budget and the threshold for long prompts allow."""
+    """Prompts are split: a step computes as many tokens as its budget and the threshold for long prompts allow."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._chunk = limits.largest_chunk
@@ -42,7 +42,7 @@ class ChunkedPrefill:
 
 
 class WholePrefill:
-    """A prompt is computed in one step or waits. Only a recomputation that outgrew every step's budget is split."""
+    """A prompt is computed in one step or waits. Only a recomputation longer than any step's budget is split."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._max_num_batched_tokens = limits.max_num_batched_tokens
@@ -57,7 +57,7 @@ class RequestQueue:
     """Waiting requests, the smallest key first. Removal is lazy: finished requests are dropped when they surface."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[PriorityKey, Request]] = []  # keys are unique, requests are never compared
+        self._heap: list[tuple[PriorityKey, Request]] = []  # keys are unique, so requests are never compared
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class RequestQueue:
         return heap[0][1] if heap else None
 
     def pop(self) -> Request:
-        """Removes and returns what `first` returned."""
+        """Removes and returns the request that `first` returned."""
         self._num_waiting -= 1
         return heappop(self._heap)[1]
 

@@ -17,11 +17,11 @@ class RequestStatus(Enum):
 
 
 class Prompt:
-    """What the sequences of one request read, kept once for all of them.
+    """A prompt, kept once for all sequences of its request.
 
     Attributes:
         token_ids: never changed.
-        block_hashes: chained hashes of the leading full blocks, as many as anybody has asked for.
+        block_hashes: chained hashes of the leading full blocks, as many as were needed so far.
     """
 
     __slots__ = ("block_hashes", "cache_salt", "embeds", "token_ids")
@@ -39,13 +39,13 @@ class Request:
     A step gives a request some of the difference between `num_tokens` and `num_planned_tokens`. Both run ahead of
     what is known.
 
-    - `num_planned_tokens` counts the tokens that plans have been made for. Workers execute plans in order, so these are
-      computed by the time that anything later depends on them.
-    - `num_tokens` counts the known tokens, those that steps in flight are sampling (placeholders: the workers feed
-      those to themselves), and `num_drafts` drafts that the workers hold for the positions after these.
+    - `num_planned_tokens` counts the tokens that plans have been made for. Workers execute plans in order, so these
+      tokens are computed before anything that depends on them.
+    - `num_tokens` counts the known tokens, the placeholders (tokens that steps in flight are sampling; the workers
+      feed these to themselves), and `num_drafts` drafts that the workers hold for the positions after these.
 
-    A row with drafts decides how far its request has come. While it is in flight, all tokens of the request are
-    planned, so nothing more is. Its result puts both counts back to the accepted tokens.
+    While a row with drafts is in flight, all tokens of its request are planned, so no plan is made for it. The row's
+    result sets both counts back to the accepted tokens.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Request:
         queued_at: float,
     ) -> None:
         self.request_id = start.request_id
-        self.sampling = copy(wire.sampling)  # a shallow one: what is long in it is shared
+        self.sampling = copy(wire.sampling)  # shallow: long fields are shared
         self.sampling.seed = start.seed
         if not start.scores_prompt:
             self.sampling.prompt_logprobs = None
@@ -100,7 +100,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.slot = -1  # row of the workers' tables while running
 
-        self.output_token_ids = start.output_token_ids.copy()  # that are known, those of an earlier life included
+        self.output_token_ids = start.output_token_ids.copy()  # known ones, those of an earlier engine included
         self.num_prompt_tokens = len(prompt.token_ids)
         self.max_num_output_tokens = max_num_tokens - self.num_prompt_tokens
         self.num_tokens = self.num_known_tokens
@@ -110,7 +110,7 @@ class Request:
         self.num_preemptions = 0
 
         self.block_tables: list[BlockTable] = []  # one per KV group; none while waiting
-        self.pages_settled_until = 0  # tokens that can be computed before its pages change: one is lacking or can go
+        self.pages_settled_until = 0  # tokens that can be planned before its block tables change
         self.block_hashes: list[bytes] = []  # chained hashes of the full blocks of known tokens, as far as needed yet
         self.num_cached_blocks = 0  # leading blocks whose content has been named in the pool
 
@@ -131,7 +131,7 @@ class Request:
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of the prompt are still to be computed; they come before the first output token.
 
-        True only on admission, before the request has output: so the workers see it too, by the tokens they are given.
+        False once the request has output. The workers see that too, from the tokens that they are given.
         """
         return self.sampling.prompt_logprobs is not None and not self.output_token_ids
 
@@ -147,26 +147,26 @@ class Request:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Planned tokens that no outcome takes back: drafts in flight are not among them.
+        """Planned tokens that no result takes back; drafts in flight do not count.
 
         No plan will compute any position before this one again while the request runs.
         """
         return min(self.num_planned_tokens, self.num_tokens - self.num_drafts)
 
     def expect_drafts(self, num_drafts: int) -> None:
-        """The workers now hold `num_drafts` drafts for this request, and none of those that they held before.
+        """Notes that the workers now hold `num_drafts` drafts for this request instead of earlier ones.
 
-        Fewer are counted where the length limit comes first. The last token is sampled, never computed.
+        Drafts beyond the length limit are not counted. The last token is sampled, never computed.
         """
         num_tokens = self.num_tokens - self.num_drafts
         self.num_drafts = max(0, min(num_drafts, self.max_num_tokens - 1 - num_tokens))
         self.num_tokens = num_tokens + self.num_drafts
 
     def take_drafts(self, budget: int) -> int:
-        """How many tokens to compute of a request with drafts when a step has `budget` tokens left: the newest known
-        one and its drafts. Drafts that do not fit are forgotten.
+        """Tokens to compute of a request with drafts when a step has `budget` tokens left.
 
-        0 while a step in flight is still to tell what the newest token is.
+        They are the newest known token and its drafts; drafts that do not fit are forgotten. 0 while a step in flight
+        still samples the newest token.
         """
         if self.num_planned_tokens >= self.num_known_tokens:
             return 0
@@ -175,14 +175,14 @@ class Request:
         return num_new
 
     def settle_drafts(self) -> None:
-        """The tokens of a row with drafts are known: what was planned past them will have to be computed again."""
+        """Takes back the positions planned past the known tokens, once the result of a row with drafts is in."""
         self.num_tokens = self.num_known_tokens
         self.num_drafts = 0
         self.num_planned_tokens = min(self.num_planned_tokens, self.num_tokens - 1)
 
     def forget_drafts(self) -> None:
-        """The request leaves its slot, and the workers forget its drafts. Those in flight count until they are settled:
-        their row's tokens are still wanted."""
+        """Forgets the drafts of a request that leaves its slot, as the workers do. Drafts in flight count until they
+        are settled, because their row's tokens are still wanted."""
         if self.num_planned_tokens < self.num_tokens:
             self.expect_drafts(0)
 

@@ -1,20 +1,20 @@
 """Decides which request runs next, for how many tokens, in which pages and slots.
 
 One rule: a request has `num_tokens` and `num_planned_tokens`, and a step gives it some of the difference. Running
-requests first, then waiting ones. Out of pages: the request that the policy puts last is preempted and recomputed
-later. Owns time and memory; never sees text or tensors.
+requests come first, then waiting ones. When no page is left, the request that the policy puts last is preempted and
+recomputed later. The scheduler owns time and memory, and never sees text or tensors.
 
-Plans are made ahead, and everything here rests on workers executing plans strictly in order:
+Plans are made ahead. That is correct because workers execute plans strictly in order:
 
-- What has been planned is taken for computed, and a row that samples adds a placeholder to its request's `num_tokens`.
-- Only a row with drafts is not: how many of its tokens are accepted decides which position its request computes next.
-  So that request is not planned again before the outcome is known, and everybody else is. What was planned for rejected
-  drafts goes back then, and a later plan overwrites what they left in the pages. A request that the workers begin to
-  propose drafts for is not planned ahead either until the steps in flight have told its newest token: the drafts come
-  after that.
-- Pages of a preempted, finished or aborted request are free at once, though steps in flight may still use them:
-  whoever gets them next writes to them in a later plan, thus after the last old reader and writer.
-- A slot goes back to the stack at once too. It can only be handed out by a plan, and that plan carries the release.
+- Planned tokens count as computed, and a row that samples adds a placeholder to its request's `num_tokens`.
+- A row with drafts is the exception: the number of accepted tokens decides which position its request computes next.
+  So that request is not planned again before the row's result is back; all others are. The result takes back the
+  positions of rejected drafts, and a later plan overwrites their keys and values. When the workers begin to propose
+  drafts for a request, it is not planned ahead either until the results in flight have brought its newest token: its
+  drafts come after that token.
+- Pages of a preempted, finished or aborted request are free at once, though steps in flight may still use them. The
+  next owner writes to them in a later plan, thus after the last old reader and writer.
+- A slot goes back to the stack at once too. Only a plan hands it out again, and that plan carries the release.
 """
 
 import time
@@ -50,7 +50,7 @@ class Scheduler:
 
     Args:
         limits: budgets and policies.
-        kv_groups: the model's; each has a block table per request.
+        kv_groups: the model's KV groups; each has a block table per request.
         num_pages: pages in the pool, for all groups together.
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a sequence unless it ignores them.
@@ -80,16 +80,16 @@ class Scheduler:
             enable_prefix_caching=limits.enable_prefix_caching,
         )
         self._requests: dict[str, Request] = {}  # all unfinished
-        self._running: list[Request] = []  # in priority order: whoever is last is preempted first
+        self._running: list[Request] = []  # in priority order: the last is preempted first
         self._waiting = RequestQueue()
-        self._short_of_pages = False  # at the last plan, someone waited although slots were free
+        self._short_of_pages = False  # at the last plan, a request waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the next plan tells the workers to clear
         self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
         self._num_watching = 0  # unfinished requests that may end by repeating themselves
         self._in_flight = StepsInFlight(clock)
         self._drafting = False  # whether the workers have ever proposed drafts
-        self._max_num_drafts = limits.largest_chunk - 1  # of one row, whose tokens are a chunk like any other
+        self._max_num_drafts = limits.largest_chunk - 1  # of one row, whose tokens are at most a chunk
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_preemptions = 0
@@ -135,7 +135,7 @@ class Scheduler:
         return refused
 
     def _fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
-        """What makes one sequence of a request impossible to serve."""
+        """Why one sequence of a request can never be served; None if it can."""
         if start.request_id in self._requests:
             return RequestFailure(
                 "invalid", f"A request with the id {start.request_id!r} is unfinished; ids must differ until then."
@@ -143,7 +143,7 @@ class Scheduler:
         return self._admission.resume_fault(wire, start)
 
     def _overload(self, now: float) -> RequestFailure | None:
-        # A plan that left someone waiting for pages has shown that its free slots let nobody in.
+        # If the last plan left a request waiting for pages, free slots admit no request.
         num_free_slots = 0 if self._short_of_pages else len(self._free_slots)
         return self._admission.overload(
             num_waiting=len(self._waiting), num_free_slots=num_free_slots, running=self._running, now=now
@@ -165,18 +165,18 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Plans whose results are not back."""
+        """Plans whose results have not come back."""
         return len(self._in_flight)
 
     @property
     def seconds_in_flight(self) -> float:
-        """The age of the oldest of those plans; 0 when there is none."""
+        """The age of the oldest plan in flight; 0 when there is none."""
         return self._in_flight.seconds
 
     # --------------------------------------------------------------------------------------------------------- plan
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing can run before a result in flight is back or a request arrives."""
+        """The next step's plan, or None when nothing can run before a result comes back or a request arrives."""
         plan = StepPlan(self._num_steps, [], [], [], [], [], [], [])
         sampling: list[Request] = []
         budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
@@ -189,14 +189,14 @@ class Scheduler:
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
-        """Gives running requests what they lack, in priority order; returns the tokens left of `budget`.
+        """Plans the unplanned tokens of running requests, in priority order; returns the tokens left of `budget`.
 
-        The loop runs once per running request and step: it touches no object but the request.
+        The loop runs once per running request and step, so it touches no object but the request.
         """
         slots, num_computed = plan.slots.append, plan.num_computed.append
         num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
         take, sample, drafting = self._prefill.take, sampling.append, self._drafting
-        for request in self._running:  # preemption shortens it at its end, behind or at the request in hand
+        for request in self._running:  # preemption removes from its end, at the earliest this request
             start = request.num_planned_tokens
             end = request.num_tokens
             num_new = end - start
@@ -232,15 +232,15 @@ class Scheduler:
     def _plan_waiting(self, plan: StepPlan, sampling: list[Request], budget: int) -> None:
         """Admits waiting requests in priority order while budget, slots and pages last.
 
-        The first that cannot be admitted stops the loop: nobody overtakes.
+        The first that cannot be admitted stops the loop: no request overtakes another.
         """
         self._short_of_pages = False
         while budget and self._free_slots and (request := self._waiting.first()) is not None:
             if request.num_placeholders:
-                break  # preempted with a token in flight: it must be known before it can be recomputed
+                break  # preempted with a token in flight, which must be known first
             prefix = self._kv.find_prefix(request)
-            # Only a limit on the chunks of prompts leaves budget for others meanwhile. Without one, all running prompts
-            # are planned to their ends, and findable, before anybody is admitted.
+            # Only with a limit on the chunks of prompts can a running prompt be unfinished here. Without one, all
+            # running prompts are planned to their ends, and findable, before any request is admitted.
             if self._limits.long_prefill_token_threshold and self._kv.is_underway(request, prefix, self._running):
                 break
             start = prefix[0].end * self._limits.block_size
@@ -275,10 +275,10 @@ class Scheduler:
         plan.admitted.append(request.new_slot())
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Pages for `num_tokens` tokens of a running request; False when it had to give way itself.
+        """Gets pages for `num_tokens` tokens of a running request; False when that request itself was preempted.
 
-        Preempts from the end of `_running`, whose requests are not in this plan yet: it is built in priority order.
-        A request that is alone always fits, because `add` refuses those that would not.
+        Preempts from the end of `_running`. Those requests are not in the plan yet, which is built in priority order. A
+        request that is alone always fits, because `add` refuses requests that do not.
         """
         while (added := self._kv.grow(request, num_tokens)) is None:
             victim = self._running.pop()
@@ -298,7 +298,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------------- results
 
     def update(self, result: StepResult) -> list[RequestDelta]:
-        """Takes in the tokens of the oldest plan in flight; one delta for each of its requests that is still wanted."""
+        """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests."""
         step = self._in_flight.take(result)
         requests, scored = step.requests, step.scored
         num_before = len(self._requests)
@@ -325,15 +325,15 @@ class Scheduler:
         return scores + deltas + failed
 
     def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
-        """The other loop that runs once per running request and step."""
-        # Without them, each row brings one token, and only a stop token or the length can end a request.
+        """Appends sampled tokens and ends sequences. This loop, too, runs once per running request and step."""
+        # Without drafts and watched repetitions, a row brings one token, and only a stop token or the length ends it.
         closely = self._drafting or self._num_watching
         deltas: list[RequestDelta] = []
         logprobs = dict(result.logprobs)
         finished = RequestStatus.FINISHED
         for index, (request, tokens) in enumerate(zip(requests, result.token_ids, strict=True)):
             if request.status is finished:
-                continue  # aborted, failed, or stopped by an earlier token: this one overran
+                continue  # aborted, failed, or ended by an earlier token
             output = request.output_token_ids
             output.extend(tokens)
             reason = stop_token_id = None
@@ -374,7 +374,7 @@ class Scheduler:
         return request.last_delta(FinishReason.ERROR, RequestFailure(kind, message))
 
     def _end(self, request: Request) -> None:
-        """Frees everything. `_running` keeps the request until `_drop_finished`, which does all of a step at once."""
+        """Frees all that the request holds. `_drop_finished` removes it from `_running` later, a step's all at once."""
         del self._requests[request.request_id]
         self._num_watching -= request.watches_repetition
         if request.status is RequestStatus.WAITING:
@@ -397,7 +397,7 @@ class Scheduler:
     # --------------------------------------------------------------------------------------------- limits and figures
 
     def stats(self) -> SchedulerStats:
-        """Gauges of now, and totals since the start."""
+        """Current gauges, and totals since the start."""
         return SchedulerStats(
             len(self._running),
             len(self._waiting),
@@ -410,7 +410,7 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached pages that no request uses; True when that leaves nothing to be found."""
+        """Forgets all cached pages that no request uses; True when no page is findable any more."""
         return self._kv.reset_prefix_cache()
 
     def check_invariants(self) -> None:

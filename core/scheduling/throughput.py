@@ -1,4 +1,4 @@
-"""How fast requests leave: measured over a recent window, for telling refused clients when to come back."""
+"""The recent rate at which requests finish, from which refused clients are told when to come back."""
 
 from collections import deque
 
@@ -35,10 +35,10 @@ class Throughput:
         )
 
     def retry_after_seconds(self, now: float, *, num_waiting: int, num_pending_tokens: int) -> float:
-        """Seconds until the `num_waiting` requests in the queue will have been let in.
+        """Seconds until the `num_waiting` requests in the queue will have been admitted.
 
-        While no request has finished in the window, the guess is when the `num_pending_tokens` output tokens that
-        running requests may still make will be done.
+        While no request has finished in the window, the estimate is the time for the `num_pending_tokens` output tokens
+        that running requests may still generate.
         """
         tokens_per_second, requests_per_second = self.rates(now)
         if requests_per_second:
