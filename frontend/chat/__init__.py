@@ -1,1 +1,1 @@
-"""What all chat protocols share: a conversation in, events out."""
+"""The part that all chat protocols share: a conversation in, events out."""

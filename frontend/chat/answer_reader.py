@@ -1,4 +1,4 @@
-"""What reads the model's answers to a conversation, and what sampling must know so that they can be read."""
+"""Reads the model's answers to a conversation, and gives sampling the parameters that this reading needs."""
 
 import functools
 from typing import Any
@@ -22,7 +22,7 @@ class AnswerReader:
     Args:
         parsers: know the model's format.
         tokenizer: None when the server runs on token ids alone.
-        may_think: the model may open reasoning by itself, before it comes to what is asked for.
+        may_think: the model may begin with reasoning by itself, before a required format or call.
     """
 
     def __init__(self, parsers: OutputParsers, tokenizer: Tokenizer | None, *, may_think: bool) -> None:
@@ -33,26 +33,27 @@ class AnswerReader:
 
     @property
     def finds_calls(self) -> bool:
-        """Whether calls are looked for when the client leaves the choice to the model."""
+        """Whether answers are searched for calls when the client leaves the choice to the model."""
         return self._parsers.finds_calls
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is told apart from the answer."""
+        """Whether reasoning is separated from the answer."""
         return self._parsers.reads_reasoning
 
     def tells_tokens(self, chat: ChatInput) -> bool:
-        """Not where reasoning is left out: which tokens are its own is known for its text only, once that is read."""
+        """Whether the client sees token ids and log-probabilities. Not when it leaves reasoning out: parsers separate
+        reasoning as text, so nobody knows which tokens belong to it."""
         return chat.include_reasoning or not self._parsers.reads_reasoning
 
     # ---------------------------------------------------------------------------------------------------- sampling
 
     def sampling_fields(self, chat: ChatInput, prompt_text: str) -> dict[str, Any]:
-        """What reading the answers adds to the client's sampling parameters, as SamplingParams keywords: a grammar for
-        calls that are asked for, the special tokens that parsers look for, the marks of reasoning."""
+        """SamplingParams keywords that reading adds to the client's: a grammar for required calls, the special tokens
+        that parsers look for, the marks of reasoning."""
         functions, choice = chat.tools.functions, chat.tools.choice
         fields: dict[str, Any] = {"structured_outputs": self._constraint(chat, prompt_text)}
-        if choice.max_calls is not None and choice.mode != "none":  # seen as they are made, to make nothing after them
+        if choice.max_calls is not None and choice.mode != "none":  # calls are read at once, to stop after the last
             fields["output_kind"] = RequestOutputKind.DELTA
         if special_ids := self._special_ids(self._parsers.markers(functions, choice)):
             fields["shown_special_token_ids"] = special_ids
@@ -63,14 +64,14 @@ class AnswerReader:
         return fields
 
     def thinking_marks(self, prompt_text: str) -> ThinkingMarks | None:
-        """How reasoning is set apart, for a request with a budget for it, after a prompt of any kind."""
+        """The marks around reasoning, for a request with a thinking budget and a prompt of any kind."""
         if self._tokenizer is None:
             return None
         encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
         return self._parsers.thinking_marks(prompt_text, encode)
 
     def _constraint(self, chat: ChatInput, prompt_text: str) -> StructuredOutputsParams | None:
-        """What answers are held to, after the reasoning: the client's format, or the calls that it asks for."""
+        """The constraint on answers after the reasoning: the client's format, or the calls that the client requires."""
         asked: StructuredOutputsParams | None = chat.sampling.get("structured_outputs")
         functions, choice = chat.tools.functions, chat.tools.choice
         if functions and (calls := self._parsers.constraint(functions, choice)) is not None:
@@ -83,7 +84,7 @@ class AnswerReader:
         return constraints.after_reasoning(asked, marks)
 
     def _find_special_ids(self, markers: tuple[str, ...]) -> list[int]:
-        """The special tokens that markers are made of; texts leave out all others."""
+        """The special tokens in `markers`; texts leave out all others."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return []
@@ -93,7 +94,7 @@ class AnswerReader:
     # ----------------------------------------------------------------------------------------------------- reading
 
     async def open(self, chat: ChatInput, prompt_text: str, stream: OutputStream) -> list[Choice] | None:
-        """What reads each sequence; None when all texts are the answers as they stand."""
+        """A reader for each sequence; None when every text is the answer unchanged."""
 
         def parser() -> OutputParser | None:
             return self._parsers.open(
@@ -105,7 +106,7 @@ class AnswerReader:
             return None
         parsers = [first, *[parser() async for _ in in_turns(range(1, chat.num_choices))]]
         told = chat.include_reasoning
-        if not isinstance(stream, RequestStream):  # a beam search, whose beams are told when they have ended
+        if not isinstance(stream, RequestStream):  # a beam search: its beams are read after they have ended
             return [Choice(each, tells_reasoning=told) for each in parsers]
         return [
             Choice(each, functools.partial(stream.stop, index), tells_reasoning=told)

@@ -1,4 +1,4 @@
-"""Fields of request bodies that mean the same in every protocol: read, or refused."""
+"""Reads or refuses the fields of request bodies that mean the same in every protocol."""
 
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ SAMPLING_FIELDS = (
 
 
 OTHER_SAMPLING_FIELDS = ("logit_bias", "vllm_xargs", "stream")
-"""Fields that say something of sampling in another form than SamplingParams."""
+"""Sampling fields whose form differs from that of SamplingParams."""
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def refuse_unsupported(body: Struct) -> None:
 
 
 def check_priority(priority: int | None) -> None:
-    """Raises ParameterError for a priority that the engine has no room for."""
+    """Raises ParameterError for a priority outside the engine's integers."""
     if priority is not None and not -(2**63) <= priority < 2**63:
         raise ParameterError("priority must fit in 64 bits.", param="priority")
 
@@ -61,10 +61,10 @@ def check_salt(salt: str | None) -> None:
 
 
 def read_sampling(body: Struct) -> dict[str, Any]:
-    """What a body says of sampling, as SamplingParams keywords, but for lengths, log-probabilities and formats.
+    """A body's sampling fields as SamplingParams keywords, without lengths, log-probabilities and formats.
 
     Raises:
-        ParameterError: a value that is no value of its field.
+        ParameterError: a value that its field does not allow.
     """
     given = {name: value for name in _readable_fields(type(body)) if (value := getattr(body, name)) is not None}
     kind = RequestOutputKind.DELTA if given.pop("stream", False) else RequestOutputKind.FINAL_ONLY
@@ -77,7 +77,7 @@ def read_sampling(body: Struct) -> dict[str, Any]:
 
 
 def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:
-    """JSON's keys are strings."""
+    """`logit_bias` with integer keys, because JSON's keys are strings."""
     if not all(len(token_id) < 16 and token_id.isascii() and token_id.isdigit() for token_id in logit_bias):
         raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
     return {int(token_id): bias for token_id, bias in logit_bias.items()}

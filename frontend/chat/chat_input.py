@@ -1,4 +1,4 @@
-"""A conversation and how it is to be answered, in one form: each protocol translates its requests into it."""
+"""`ChatInput`: a conversation and its parameters, the one form that each protocol translates its requests into."""
 
 from typing import Any, Self
 
@@ -17,33 +17,33 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     Messages are as chat templates read them, which is the form of OpenAI's chat completions.
     """
 
-    names: dict[str, str]  # what errors are to call our fields: the client's names
+    names: dict[str, str]  # the client's names of our fields, for errors
     messages: list[dict[str, Any]]
     tools: ToolSet = field(default_factory=ToolSet)
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    add_special_tokens: bool = False  # beside those that the template writes
+    add_special_tokens: bool = False  # in addition to those that the template writes
     chat_template: str | None = None
     template_variables: dict[str, Any] = {}
     reasoning_effort: str | None = None
     truncation: Truncation | None = None  # of a prompt that is too long; None refuses it
-    include_reasoning: bool = True  # tell the client
-    sampling: dict[str, Any] = {}  # SamplingParams keywords, but for max_tokens
+    include_reasoning: bool = True  # the client gets the reasoning
+    sampling: dict[str, Any] = {}  # SamplingParams keywords without max_tokens
     max_tokens: int | None = None
-    beams: dict[str, Any] | None = None  # BeamSearchParams keywords, but for max_tokens, where nothing is sampled
-    call_prefix: str = CHAT_PREFIX  # how ids of calls begin
+    beams: dict[str, Any] | None = None  # BeamSearchParams keywords without max_tokens; None samples
+    call_prefix: str = CHAT_PREFIX  # prefix of the ids of calls
     priority: int = 0
     cache_salt: str | None = None
 
     @property
     def num_choices(self) -> int:
-        """Answers that the client wants."""
+        """Number of answers that the client wants."""
         return self.beams["beam_width"] if self.beams is not None else self.sampling.get("n", 1)
 
     @property
     def reasoning_variables(self) -> dict[str, Any]:
-        """What templates call the effort: some read it, others only whether to think at all."""
+        """Template variables for the effort: some templates read the effort, others only whether to think."""
         effort = self.reasoning_effort
         return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
@@ -54,16 +54,16 @@ class ChatInput(Struct, frozen=True, kw_only=True):
 
     @property
     def num_characters(self) -> int:
-        """Roughly how much there is to render; content of several parts counts per part."""
+        """Rough number of characters to render; each part of a content counts as 1000."""
         contents = (each.get("content") or "" for each in self.messages)
         total = sum(100 + (len(each) if isinstance(each, str) else 1000 * _num_parts(each)) for each in contents)
         return total + 500 * (len(self.tools.described or ()) + len(self.documents or ()))
 
     def checked(self, *, format_field: str | None = None) -> Self:
-        """Itself, when nothing in it contradicts anything else.
+        """This input, once its fields are found not to contradict each other.
 
         Args:
-            format_field: the client's field that says what form the answer must have, if one does.
+            format_field: the client's field that constrains the answer's form; None without one.
 
         Raises:
             ParameterError: the field, by name.

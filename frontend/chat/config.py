@@ -1,4 +1,4 @@
-"""Options of conversations, whichever protocol they come by, in the manner of `core/config/`."""
+"""Options of conversations in every protocol, declared as in `core/config/`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -64,7 +64,7 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
             self.make_output_parsers()
 
     def with_defaults(self, checkpoint: ServingDefaults) -> Self:
-        """The same options, those that are unset filled in from the checkpoint.
+        """The same options; unset ones come from the checkpoint.
 
         Raises:
             ConfigError: the checkpoint names a parser that does not exist.
@@ -77,12 +77,12 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **changes)
 
     def make_output_parsers(self) -> "OutputParsers":
-        """What finds reasoning and calls in answers.
+        """The parsers that find reasoning and calls in answers.
 
         Raises:
             ConfigError: there is no parser of that name, or a plugin cannot be loaded.
         """
-        from quire.frontend.parsing.parsers import OutputParsers  # here, as most servers need none
+        from quire.frontend.parsing.parsers import OutputParsers  # imported here, because most servers need none
 
         return OutputParsers(
             self.tool_call_parser,
@@ -100,7 +100,7 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         """
         if self.chat_template is None:
             return None
-        from quire.frontend.text.chat_template import ChatTemplate  # here, as reading options alone needs no Jinja
+        from quire.frontend.text.chat_template import ChatTemplate  # imported here: most options need no Jinja
 
         text = self.chat_template
         try:

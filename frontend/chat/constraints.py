@@ -1,4 +1,4 @@
-"""Grammars for whole answers: a client's format or the calls that it asks for, after the model's reasoning."""
+"""Grammars for whole answers: the model's reasoning, then the client's format or the calls that it requires."""
 
 import re
 from typing import Any
@@ -10,17 +10,17 @@ from quire.frontend.parsing.parsers import CallConstraint, ReasoningMarks
 
 
 def of_calls(constraint: CallConstraint) -> StructuredOutputsParams:
-    """What holds an answer to calls."""
+    """The constraint that makes an answer consist of calls."""
     if constraint.structural_tag is not None:
         return StructuredOutputsParams(structural_tag=constraint.structural_tag)
     return StructuredOutputsParams(json=constraint.json_schema)
 
 
 def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None) -> StructuredOutputsParams:
-    """The same constraint for what follows the reasoning, which stays free.
+    """The same constraint, applied from the end of the reasoning on; the reasoning stays free.
 
     Args:
-        marks: None when the model's reasoning is not set apart, so that the constraint holds from the first token.
+        marks: None when no marks enclose the model's reasoning: the constraint then holds from the first token.
     """
     form = _format(asked)
     if marks is None or form is None:
@@ -28,14 +28,14 @@ def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None
     thought = {"type": "tag", "begin": marks.begin or "", "content": {"type": "any_text"}, "end": marks.end}
     gap = {"type": "regex", "pattern": r"\s{0,4}"}
     whole: dict[str, Any] = {"type": "sequence", "elements": [thought, gap, form]}
-    if marks.begin is not None:  # the model may think or not
+    if marks.begin is not None:  # reasoning is optional
         whole = {"type": "or", "elements": [whole, form]}
     tag = {"type": "structural_tag", "format": whole}
     return msgspec.structs.replace(asked, **{**dict.fromkeys(CONSTRAINT_KINDS), "structural_tag": tag})
 
 
 def _format(asked: StructuredOutputsParams) -> dict[str, Any] | None:
-    """The constraint as a part of a structural tag; None for one that cannot be a part."""
+    """The constraint as a part of a structural tag; None if it cannot be one."""
     match asked.kind:
         case "json":
             return {"type": "json_schema", "json_schema": asked.json} if isinstance(asked.json, dict) else None

@@ -1,4 +1,4 @@
-"""The model's answer to a conversation, as events that every protocol renders in its own words."""
+"""Opens the model's answer to a conversation, as events that each protocol writes in its own form."""
 
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ class Conversations:
         """The prompt.
 
         Args:
-            must_fit: refuse one that is longer than the context whatever its tokens are, without looking for them; not
-                one that is to be cut.
+            must_fit: before tokenizing, refuse a text that exceeds the context whatever its tokens are. False for a
+                prompt that will be cut.
 
         Raises:
             ParameterError: the conversation cannot be rendered, by the client's name of the field.
@@ -44,18 +44,18 @@ class Conversations:
             return await self._renderer.render(chat, must_fit=must_fit)
 
     def sampling(self, chat: ChatInput) -> SamplingParams:
-        """How the answer is sampled, but for what tools ask for. Raises ParameterError."""
+        """Sampling parameters of the answer, without those that tools need. Raises ParameterError."""
         return SamplingParams(**self._asked(chat))
 
     def thinking_marks(self, prompt_text: str) -> ThinkingMarks | None:
-        """How reasoning is set apart after a prompt of any kind, for a request with a budget for it."""
+        """The marks around reasoning, for a request with a thinking budget and a prompt of any kind."""
         return self._reader.thinking_marks(prompt_text)
 
     async def open(self, chat: ChatInput, reply_id: str, *, prompt: Prompt | None = None) -> Turn:
         """Hands the conversation to the engine.
 
         Args:
-            prompt: the conversation rendered before, if it was.
+            prompt: the rendered conversation; None renders it.
 
         Raises:
             ParameterError: the request cannot be served as asked, by the client's name of the field.

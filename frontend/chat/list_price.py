@@ -1,4 +1,4 @@
-"""Limits on lists that cost time again for every completion of a request: checked before the first is opened."""
+"""Limits on lists that are read again for every completion of a request."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from quire.core.errors import ParameterError
 
 MAX_LISTED = 2**22
-"""Token ids, and characters of words, times completions. A worker reads the lists within a step for each completion
-that begins; up to there they are sent and kept once for each prompt."""
+"""Token ids, and characters of words, times completions. The lists are sent and kept once for each
+prompt, but a worker reads them within a step for each completion that begins."""
 
 MAX_STOP_CHARACTERS = 2**18
-"""Characters of stop strings times completions: each is looked for in every piece of text."""
+"""Characters of stop strings times completions: each stop string is searched for in every piece of text."""
 
 
 def check_lists(sampling: Mapping[str, Any], num_completions: int) -> None:
-    """Refuses lists that are too long for so many completions.
+    """Refuses lists that are too long for `num_completions`.
 
     Args:
-        sampling: what a client says of it, as SamplingParams keywords.
+        sampling: the client's fields, as SamplingParams keywords.
 
     Raises:
         ParameterError: the field, by name.

@@ -8,13 +8,13 @@ HARMLESS = (
 )
 """Fields about billing, storage, routing and speed: accepted, and without effect on the answer.
 
-`session_id` names a conversation across requests: in vLLM it marks the events of a KV cache, for routers in front of
-several servers. Here nobody listens to such events; requests of one conversation find their pages by their content.
+`session_id` names a conversation across requests: in vLLM it marks KV-cache events for routers in front of several
+servers. Quire sends no such events; requests of one conversation find their pages by content.
 """
 
 
 class Refused(NamedTuple):
-    """Why a field is refused, and the values of it that ask for nothing and are therefore taken."""
+    """The reason why a field is refused, and its accepted values, which ask for nothing."""
 
     reason: str
     nothing: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""Errors in the client's words: one field goes by different names in different APIs."""
+"""Errors with the client's names of fields, which differ between APIs."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from quire.core.errors import ParameterError
 
 @contextmanager
 def renamed(**names: str) -> Iterator[None]:
-    """Errors about a field of ours speak of the client's field: `renamed(max_tokens="max_output_tokens")`."""
+    """Renames fields in errors to the client's names: `renamed(max_tokens="max_output_tokens")`."""
     try:
         yield
     except ParameterError as error:

@@ -1,4 +1,4 @@
-"""The prompt of a conversation: a chat template's text, and its tokens."""
+"""Renders a conversation into its prompt: the chat template's text, and the text's tokens."""
 
 import asyncio
 
@@ -18,10 +18,10 @@ class Renderer:
     """Renders conversations.
 
     Args:
-        templates: the checkpoint's.
-        tokenizer: makes token ids of what a template writes.
-        parsers: know which ids of calls the model's template accepts.
-        config: the server's own template, and what clients may send.
+        templates: the checkpoint's chat templates.
+        tokenizer: makes token ids of a template's text.
+        parsers: give ids of calls in the form that the model's template accepts.
+        config: the server's own template, and whether clients may send theirs.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Renderer:
         """The prompt.
 
         Args:
-            must_fit: refuse one that is longer than the context whatever its tokens are, without looking for them; not
-                one that is to be cut.
+            must_fit: before tokenizing, refuse a text that exceeds the context whatever its tokens are. False for a
+                prompt that will be cut.
 
         Raises:
-            ParameterError: the conversation cannot be rendered, by field; its text is called `prompt`.
+            ParameterError: the conversation cannot be rendered, by field; the rendered text is called `prompt`.
         """
         if chat.num_characters > INLINE_CHARACTERS:
             text = await asyncio.to_thread(self._write, chat)

@@ -1,4 +1,4 @@
-"""Tools and conversations as clients write them: checked, and read into the forms that parsers and constraints take."""
+"""Checks clients' tools and messages, and reads tools into the form that parsers and constraints take."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class ToolSet(Struct, frozen=True, kw_only=True):
-    """The functions that a request offers, and what it wants of them."""
+    """The functions that a request offers, and its choice of calls."""
 
-    described: list[dict[str, Any]] | None = None  # as the client wrote them, which templates read
+    described: list[dict[str, Any]] | None = None  # as the client wrote them, for templates
     functions: list[Tool] = []
     choice: ToolChoice = ToolChoice(mode="none")
 
@@ -22,7 +22,7 @@ class ToolSet(Struct, frozen=True, kw_only=True):
 def read_tool_set(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, *, max_calls: int | None = None
 ) -> ToolSet:
-    """Tools and tool_choice in OpenAI's chat form, read once for all that ask for them.
+    """Tools and tool_choice, read from OpenAI's chat form.
 
     Args:
         max_calls: the most calls in an answer; None does not bound them.
@@ -40,7 +40,7 @@ def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:
     """The functions that a request offers, in OpenAI's chat form.
 
     Raises:
-        ParameterError: something else than a function, or two of one name.
+        ParameterError: a tool that is no function, or two functions of one name.
     """
     read: list[Tool] = []
     names: set[str] = set()
@@ -65,7 +65,7 @@ def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:
 def read_tool_choice(
     choice: str | dict[str, Any] | None, tools: Sequence[Tool], *, max_calls: int | None = None
 ) -> ToolChoice:
-    """What the client wants to be called; `auto` when it says nothing, `none` without tools.
+    """The client's choice of calls; `auto` by default, `none` without tools.
 
     Raises:
         ParameterError: an unknown choice, or one that the tools cannot satisfy.
@@ -97,7 +97,7 @@ def read_tool_choice(
 
 
 def check_messages(messages: Sequence[dict[str, Any]]) -> None:
-    """Refuses roles that nobody knows, and results of tools that were never called.
+    """Refuses unknown roles, and results of tools that were never called.
 
     Raises:
         ParameterError: the message, by its index.

@@ -1,4 +1,4 @@
-"""One answer of the model while it is made: outputs of the engine in, events out."""
+"""One answer of the model while it is generated: outputs of the engine in, events out."""
 
 from collections.abc import AsyncGenerator, Callable
 
@@ -15,8 +15,8 @@ class Choice:
     """Reads the outputs of one of n sequences.
 
     Args:
-        parser: None when the text is the answer as it stands.
-        stop: ends the sequence, once it has made all calls that it may make; None for one that ends by itself.
+        parser: None when the text is the answer unchanged.
+        stop: ends the sequence after the last call that it may make; None for one that has ended before it is read.
         tells_reasoning: False drops reasoning from the events.
     """
 
@@ -30,11 +30,11 @@ class Choice:
 
     @property
     def reasoning(self) -> str:
-        """The reasoning so far, whether it is told or not."""
+        """The reasoning so far, whether or not the client gets it."""
         return "".join(self._reasoning)
 
     def read(self, output: CompletionOutput) -> list[Event]:
-        """Events for what is new, with a `Finish` at the end."""
+        """Events for the new text, with a `Finish` at the end."""
         reason, stop_reason, parser = output.finish_reason, output.stop_reason, self._parser
         if parser is None:
             events: list[Event] = [TextDelta(output.text)] if output.text else []
@@ -46,7 +46,7 @@ class Choice:
                     self._stop()
             else:
                 events += parser.finish()
-                if complete:  # whatever ended what came after the last call
+                if complete:  # whatever ended the text after the last call
                     reason, stop_reason = "tool_calls", None
                 elif reason == "stop" and parser.num_tool_calls:
                     reason = "tool_calls"
@@ -64,14 +64,14 @@ class Choice:
 
 
 class Turn:
-    """One answer while it is made. Close it when it is not read to its end: that aborts the request.
+    """One answer while it is generated. A caller that does not read it to its end closes it, which aborts the request.
 
     Args:
-        num_prompt_tokens: of the conversation's prompt.
-        choices: a reader for each sequence; None when every text is the answer as it stands.
+        num_prompt_tokens: length of the conversation's prompt.
+        choices: a reader for each sequence; None when every text is the answer unchanged.
         tokenizer: counts the tokens of reasoning.
-        reads_reasoning: the readers tell reasoning apart from the answer.
-        tells_tokens: False when the client must not see the answer's tokens, as reasoning that is not told is in them.
+        reads_reasoning: the readers separate reasoning from the answer.
+        tells_tokens: False when the client must not see the answer's tokens, because they include hidden reasoning.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Turn:
         self.stream.close()
 
     async def whole(self) -> tuple[RequestOutput, list[list[Event]] | None]:
-        """All outputs as one, and the events of each sequence; no events when every text is the answer as it stands.
+        """All outputs as one, and the events of each sequence; no events when every text is the answer unchanged.
 
         Raises:
             QuireError: the engine refused the request, or failed.
@@ -115,7 +115,7 @@ class Turn:
         return last, events
 
     async def events(self) -> AsyncGenerator[tuple[CompletionOutput, list[Event]], None]:
-        """What each output of a single sequence brings; the last list ends with `Finish` and `Usage`.
+        """(output, its events) of a single sequence, in order; the last list ends with `Finish` and `Usage`.
 
         Raises:
             QuireError: the engine refused the request, or failed.
@@ -133,9 +133,9 @@ class Turn:
             yield part, events
 
     async def count_reasoning(self, num_tokens: int) -> int | None:
-        """Tokens of all reasoning so far, out of `num_tokens`; None when nothing tells reasoning apart.
+        """Tokens of all reasoning so far, out of `num_tokens`; None when reasoning is not separated.
 
-        Counted by the tokenizer, which splits a text as the model most likely did.
+        The tokenizer counts them: it splits a text as the model most likely did.
         """
         if not self._reads_reasoning:
             return None
@@ -149,7 +149,7 @@ class Turn:
 
 
 def _extend(part: CompletionOutput, more: CompletionOutput) -> None:
-    """Appends what a sequence made next."""
+    """Appends the next output of a sequence."""
     part.text += more.text
     part.token_ids += more.token_ids
     if part.logprobs is not None:
