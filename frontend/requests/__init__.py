@@ -1,1 +1,1 @@
-"""What a caller asks for, as engine requests, and what comes back for each."""
+"""Prompts and sampling parameters become engine requests; the engine's deltas become each request's outputs."""

@@ -1,4 +1,4 @@
-"""Tokenizing beside the event loop: in a thread where a text is long, and not at all where it is far too long."""
+"""A tokenizer for the event loop: long texts are tokenized in a thread, texts that are far too long are refused."""
 
 import asyncio
 import functools
@@ -21,9 +21,9 @@ LARGE_CHARACTERS = 2**18
 
 MAX_CHARACTERS_PER_TOKEN = 16
 LEAST_TEXT_LIMIT = 2**20
-"""A text that is longer than both this and the context at so many characters a token is refused. Prose, code and data
-have far fewer characters a token on average. A tokenizer cannot be interrupted, and takes up to two microseconds and
-400 bytes a character: those of a text that is all spaces, where each is a piece by itself."""
+"""A text is refused when it is longer than both this limit and the context's length in characters. Prose, code and data
+have far fewer characters a token on average. A tokenizer cannot be interrupted. It takes up to two microseconds and
+400 bytes a character: so much for a text of spaces, where each space is a piece by itself."""
 
 
 class AsyncTokenizer:
@@ -31,7 +31,7 @@ class AsyncTokenizer:
 
     Args:
         tokenizer: None when the server runs on token ids alone.
-        limit: of the model's context.
+        limit: the length of the model's context.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, limit: ContextLimit) -> None:
@@ -52,18 +52,17 @@ class AsyncTokenizer:
 
     @property
     def truncation_side(self) -> Side:
-        """The end of a prompt that is cut off when a request wants it shorter and does not say where."""
+        """The side of a prompt that truncation cuts when the request names no side."""
         return "right" if self._tokenizer is None else self._tokenizer.truncation_side
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = True) -> list[int]:
-        """Token ids of a text, without stopping the event loop for a long one. A text that just does not fit into the
-        context is tokenized all the same.
+        """Token ids of a text; a thread tokenizes a long one. A text slightly longer than the context is tokenized too.
 
         Args:
             must_fit: as for `check_length`.
 
         Raises:
-            ParameterError: the text is far too long, or no valid Unicode.
+            ParameterError: the text is far too long, or not valid Unicode.
         """
         if len(text) <= INLINE_CHARACTERS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -83,22 +82,22 @@ class AsyncTokenizer:
         return await asyncio.get_running_loop().run_in_executor(thread, encode, texts)
 
     async def apart(self, work: Callable[[], T]) -> T:
-        """What `work` returns: other reading of a prompt that takes long, in the thread that tokenizes."""
+        """Runs `work`, other slow reading of a prompt, in the thread that tokenizes; returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     @property
     def max_text_length(self) -> int:
-        """The most characters that are tokenized at once, and the most token ids that are made text of."""
+        """The most characters that are tokenized at once, and the most token ids that are detokenized at once."""
         return max(LEAST_TEXT_LIMIT, MAX_CHARACTERS_PER_TOKEN * self._limit.max_model_len)
 
     async def check_length(self, text: str, param: str = "prompt", *, must_fit: bool = True) -> None:
-        """Refuses a text that is far too long, before anybody looks for its tokens.
+        """Refuses a text that is far too long, before it is tokenized.
 
         Args:
-            must_fit: refuse what is longer than the context whatever its tokens are; not for a text that is to be cut.
+            must_fit: refuse a text that exceeds the context whatever its tokens are; False for one that will be cut.
 
         Raises:
-            ParameterError: it is too long; `param` names the field.
+            ParameterError: the text is too long; `param` names the field.
         """
         num_characters, max_model_len = len(text), self._limit.max_model_len
         if must_fit and num_characters >= max_model_len:

@@ -1,7 +1,7 @@
-"""Beam search: the likeliest outputs instead of drawn ones.
+"""Beam search: the likeliest outputs instead of sampled ones.
 
-Each beam's next token is a request of its own, for one token and the likeliest there. Beams find the pages of their
-common beginning in the prefix cache, so a step computes little more than one token a beam.
+Each beam's next token is a request of its own, for one token and the likeliest tokens at its position. Beams find the
+pages of their common prefix in the prefix cache, so a step computes little more than one token a beam.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from quire.frontend.requests.turns import in_turns
 from quire.frontend.text.tokenizer import Tokenizer
 
 BEAMS_PER_TURN = 16
-"""Of the event loop, which others use, too."""
+"""Beams whose requests are opened in one turn of the event loop, so that other streams do not wait."""
 
 
 class Beam(Struct, kw_only=True):
-    """One output so far. `cum_logprob` counts the token that ended it, too, whether or not `token_ids` holds it."""
+    """One output so far. `cum_logprob` includes the token that ended the beam, even where `token_ids` leaves it out."""
 
     token_ids: list[int]
     cum_logprob: float = 0.0
@@ -37,7 +37,7 @@ class Beam(Struct, kw_only=True):
 
 
 class _Step(NamedTuple):
-    """A token by which a beam might grow, out of those that `row` tells the log-probabilities of."""
+    """A candidate for a beam's next token; `row` has the log-probabilities of all candidates of that beam."""
 
     cum_logprob: float
     beam: Beam
@@ -66,11 +66,11 @@ class BeamSearchOutput(Struct):
 
 
 OpenRequest = Callable[[Prompt, SamplingParams, str], Awaitable[RequestStream]]
-"""Hands the engine a request, by its id."""
+"""Opens a request of the given id in the engine."""
 
 
 def check_beams(prompt: Prompt, params: BeamSearchParams, max_model_len: int) -> None:
-    """Refuses a prompt that cannot be searched from, or that leaves too little room for the outputs.
+    """Refuses a prompt that a search cannot start from, or that leaves too little room for the outputs.
 
     Raises:
         ParameterError: the prompt is wrong, or too long for max_tokens.
@@ -94,10 +94,10 @@ class BeamSearch:
     Args:
         open_request: runs the beams' requests.
         tokenizer: None for outputs without text.
-        spec: of the model.
+        spec: the model's facts, such as its EOS tokens.
         prompt: read and checked.
-        request_id: the beams' requests are called by it and a number.
-        tells_logprobs: the output holds the log-probabilities that led to it.
+        request_id: prefix of the ids of the beams' requests.
+        tells_logprobs: the output includes log-probabilities.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class BeamSearch:
         return self.output(await self.sequences())
 
     def output(self, beams: list[Beam]) -> RequestOutput:
-        """What was found, as the output of any other request."""
+        """The beams in the form of any other request's output."""
         return RequestOutput(
             request_id=self._request_id,
             prompt=self._prompt.text,
@@ -175,7 +175,7 @@ class BeamSearch:
         )
 
     def with_prompt(self, beam: Beam) -> BeamSearchSequence:
-        """What was found, with the prompt in front."""
+        """The beam with the prompt in front."""
         tokens = self._prompt.token_ids + beam.token_ids
         return BeamSearchSequence(
             tokens=tokens,
@@ -225,7 +225,7 @@ class BeamSearch:
                 tasks.append(asyncio.create_task(self._likeliest(beam, f"{step}-{index}")))
             return await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one failed, or nobody waits any longer
+            for task in tasks:  # one failed, or the search is closed
                 task.cancel()
 
     async def _likeliest(self, beam: Beam, name: str) -> dict[int, Logprob]:
@@ -243,7 +243,7 @@ class BeamSearch:
         raise EngineError("A beam was ended before it had its next token.")
 
     def _taken(self, step: "_Step") -> Beam:
-        """The beam, longer by one token. Few steps of many are taken, and only these copy anything."""
+        """The beam, longer by one token. Only the few steps that are taken copy their beam."""
         beam, token_id = step.beam, step.token_id
         ends = token_id in self._end_ids
         kept = not ends or self._params.include_stop_str_in_output
@@ -260,7 +260,7 @@ class BeamSearch:
         return self._scored(step.cum_logprob, len(step.beam.token_ids))
 
     def _score(self, beam: Beam) -> float:
-        """As vLLM's: by the length of prompt and output, without the token that ended it."""
+        """vLLM's score: `cum_logprob` over a power of the length of prompt and output, without the ending token."""
         has_end = beam.finish_reason == "stop" and self._params.include_stop_str_in_output
         return self._scored(beam.cum_logprob, len(beam.token_ids) - has_end)
 
@@ -269,7 +269,7 @@ class BeamSearch:
         return cum_logprob / max(length, 1) ** self._params.length_penalty
 
     def _is_decided(self, running: list[Beam], complete: list[Beam], num_tokens: int) -> bool:
-        """Whether `complete` is final. A sum of log-probabilities only falls, so what a beam can reach is bounded."""
+        """Whether `complete` is final. A sum of log-probabilities only falls, which bounds a running beam's score."""
         if len(complete) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:

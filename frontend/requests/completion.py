@@ -1,4 +1,4 @@
-"""One of a request's n sequences: engine deltas become text, token ids and logprobs, in the portions a reader wants."""
+"""One of a request's n sequences: deltas become text, token ids and log-probabilities, in portions for the reader."""
 
 from quire.core.wire.protocol import FinishReason, RequestDelta, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
@@ -9,10 +9,10 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 
 class Completion:
-    """What arrived for one sequence, and what of it has not been handed out yet."""
+    """The output of one sequence, and the part of it that the reader has not taken yet."""
 
-    # By the next step the model's weights have pushed all of this out of the caches. What a token touches has slots, of
-    # which several share a line, and no dictionary beside the object.
+    # A step evicts this object from the processor's caches, because the step reads all weights. With slots, the fields
+    # that a token touches share a few cache lines; a dictionary would add more.
     __slots__ = (
         *("request_id", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
         *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
@@ -37,7 +37,7 @@ class Completion:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.queued_at = self.scheduled_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
-        self.has_news = False  # something is due to be told
+        self.has_news = False  # the reader should get an output
         self._interval = interval  # tokens that make news; the first and the end always do
         self._num_told = 0
         self._kind = sampling.output_kind
@@ -53,7 +53,7 @@ class Completion:
         self._cumulative_logprob: float | None = 0.0 if wants_logprobs else None
 
     def add(self, delta: RequestDelta) -> None:
-        """Takes what a step did. Sets `finish_reason` at the end, which a stop string may bring about here."""
+        """Takes a delta. Sets `finish_reason` at the end of the sequence, which may be a stop string found here."""
         if not self.num_tokens:
             self.num_cached_tokens = delta.num_cached_tokens
             self.queued_at, self.scheduled_at = delta.queued_at, delta.scheduled_at
@@ -78,7 +78,7 @@ class Completion:
         return self.num_tokens - self._num_told >= self._interval
 
     def _add_text(self, delta: RequestDelta) -> int:
-        """Decodes; returns how many of the delta's tokens count."""
+        """Detokenizes; returns how many of the delta's tokens count."""
         assert self._detokenizer is not None
         token_ids = delta.token_ids
         if delta.finish_reason is FinishReason.STOP and not self._include_stop:
@@ -101,11 +101,11 @@ class Completion:
         self._cumulative_logprob += position.logprobs[0]
 
     def token_text(self, token_id: int) -> str | None:
-        """A token's text; None when text was not asked for."""
+        """A token's text; None when the request wants no text."""
         return self._tokenizer.token_text(token_id) if self._detokenizer and self._tokenizer else None
 
     def take(self) -> CompletionOutput:
-        """What the reader gets now: only the new part with DELTA, everything otherwise."""
+        """The reader's next output: only the new part with DELTA, everything otherwise."""
         self.has_news = False
         self._num_told = self.num_tokens
         text = "".join(self._texts)

@@ -7,17 +7,17 @@ class ContextLimit:
     """Tokens that prompt and output may have together.
 
     Args:
-        max_model_len: as the options say; an engine that fits it to its memory tells the final number when it is ready.
+        max_model_len: the option's value; an engine that fits it to its memory reports the final number when ready.
     """
 
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
 
     def output_tokens(self, num_prompt_tokens: int, asked: int | None, *, fit_context: bool) -> int:
-        """How many tokens an output may have: as many as are asked for, or all that there is room for.
+        """The most tokens of an output: the number asked for, or all that there is room for.
 
         Args:
-            fit_context: lower a number that there is no room for, instead of refusing it.
+            fit_context: lower a number that is too large for the context, instead of refusing it.
 
         Raises:
             ParameterError: the prompt is too long, alone or with the output that is asked for.
@@ -36,7 +36,7 @@ class ContextLimit:
         return asked
 
     def too_long(self, num_prompt_tokens: int) -> ParameterError:
-        """What to raise about a prompt that leaves no room for a single token."""
+        """The error for a prompt that leaves no room for a single token."""
         return ParameterError(
             f"The prompt has {num_prompt_tokens} tokens, but prompt and output together are limited to "
             f"{self.max_model_len} (max_model_len); shorten the prompt to at most {self.max_model_len - 1} tokens.",

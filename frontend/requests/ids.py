@@ -1,9 +1,9 @@
-"""Ids of requests: what clients may choose, and what the engine gets."""
+"""Ids of requests: the client's, cut to a bound, and the engine's, which is unique."""
 
 import uuid
 
 MAX_ID_CHARACTERS = 200
-"""Of an id that a client chooses; the rest is cut off."""
+"""Longest id that a client may choose; the rest is cut off."""
 
 
 def engine_id(reply_id: str, prompt_index: int = 0) -> str:

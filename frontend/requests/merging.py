@@ -1,4 +1,4 @@
-"""The outputs of several prompts at once, in the order in which they come."""
+"""Merges the outputs of several prompts in the order of their arrival."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -10,7 +10,7 @@ from quire.frontend.requests.turns import in_turns
 T = TypeVar("T")
 
 TASKS_PER_TURN = 64
-"""Of a request's tasks that begin or end in a turn of the event loop."""
+"""Most tasks of one request that are started or cancelled in a turn of the event loop."""
 
 
 class OutputStream(Protocol):
@@ -19,11 +19,11 @@ class OutputStream(Protocol):
     def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
 
     def close(self) -> None:
-        """Ends what still runs. Harmless at the end."""
+        """Ends the prompt's running requests. Harmless at the end."""
 
 
 class _Single(AsyncIterator[tuple[int, RequestOutput]]):
-    """What `merge` makes of one stream: nearly always, and with every token."""
+    """`merge` for one stream, the usual case: no task and no queue for each token."""
 
     __slots__ = ("_outputs",)
 
@@ -38,10 +38,10 @@ class _Single(AsyncIterator[tuple[int, RequestOutput]]):
 
 
 def merge(streams: Sequence[OutputStream]) -> "_Single | AsyncGenerator[tuple[int, RequestOutput], None]":
-    """(prompt index, output) of all streams as they come.
+    """(prompt index, output) of all streams in the order of arrival.
 
     Raises:
-        QuireError: the first that any stream raises; the others are left for the caller to close.
+        QuireError: the first error of any stream; the caller closes the streams.
     """
     return _Single(streams[0]) if len(streams) == 1 else _merge(streams)
 
@@ -77,8 +77,8 @@ async def _merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, R
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
     """Ends tasks whose results nobody waits for, waits until they have ended, and empties the list.
 
-    An error keeps the variables of every function that it went through. Were the tasks among them, all of them would be
-    freed at once, whenever the garbage collector comes.
+    The list is emptied because an error keeps the variables of every function that it went through. Tasks still in
+    the list would all be freed at once by a later garbage collection.
     """
     async for task in in_turns(tasks, most=TASKS_PER_TURN):
         task.cancel()
@@ -88,7 +88,7 @@ async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 async def close(streams: list[OutputStream]) -> None:
-    """Ends what still runs of a request, and empties the list, as `cancel` does."""
+    """Closes the streams of a request, and empties the list, as `cancel` does."""
     async for stream in in_turns(_taken(streams)):
         stream.close()
 

@@ -1,4 +1,4 @@
-"""What a prompt may be, and what it is once it has been read."""
+"""The forms in which a prompt may come, and `Prompt`, its form once it has been read."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
@@ -8,14 +8,14 @@ from quire.core.wire.protocol import PromptEmbeds
 from quire.core.wire.sampling_params import SamplingParams
 
 MAX_EMBEDS_BYTES = 2**30
-"""Of embeddings that one request may bring."""
+"""Largest size of one request's embeddings."""
 
 ReadEmbeds = Callable[[Any, int], tuple[PromptEmbeds, int]]
-"""(what was given, max_model_len) to the rows and their number; raises ParameterError."""
+"""Reads (given value, max_model_len) into (rows, number of rows); raises ParameterError."""
 
 
 class PromptDict(TypedDict, total=False):
-    """A prompt as a dictionary: one of `prompt`, `prompt_token_ids` and `prompt_embeds`, and what belongs to it.
+    """A prompt as a dictionary: one of `prompt`, `prompt_token_ids` and `prompt_embeds`, and its options.
 
     A `prompt` beside one of the others is its text, for outputs to show. Embeddings are [num_tokens, hidden]: a torch
     tensor, a NumPy array, or a safetensors file as bytes or in base64.
@@ -31,7 +31,7 @@ PromptLike = str | list[int] | PromptDict
 
 
 class Prompt(NamedTuple):
-    """A prompt that has been read: its text, when it came as text, and its ids; zeros stand for those of embeddings."""
+    """A prompt that has been read: its text, if it came as text, and its token ids, which are zeros for embeddings."""
 
     text: str | None
     token_ids: list[int]
@@ -40,10 +40,10 @@ class Prompt(NamedTuple):
 
 
 def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str | None]:
-    """(text, ids, cache salt); at least one of text and ids is there, unless a dictionary holds embeddings.
+    """(text, ids, cache salt); text and ids are both None only for embeddings.
 
     Raises:
-        ParameterError: it is no prompt.
+        ParameterError: `prompt` has none of the forms of a prompt.
     """
     if isinstance(prompt, str):
         return prompt, None, None
@@ -78,7 +78,7 @@ def _checked_ids(token_ids: Any) -> list[int]:
 
 
 def check_embeds(sampling: SamplingParams) -> None:
-    """Refuses what a prompt without token ids cannot give.
+    """Refuses sampling parameters that need the prompt's token ids, which embeddings do not have.
 
     Raises:
         ParameterError: the parameter, by name.

@@ -1,6 +1,6 @@
 """Reads prompts that come as embeddings: safetensors bytes over HTTP, arrays and tensors from a program.
 
-Values are only looked at as bit patterns, so no torch is needed, and bytes of clients are never a pickle.
+Values are read as bit patterns only, so no torch is needed. Clients' bytes are never unpickled.
 """
 
 import binascii
@@ -18,28 +18,28 @@ from quire.frontend.requests.prompt import MAX_EMBEDS_BYTES
 
 _MAX_HEADER_BYTES = 2**16
 _TYPES: dict[str, EmbedsType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-"""By the name that safetensors files use."""
+"""Types of embeddings by their names in safetensors files."""
 
 _BITS: dict[EmbedsType, tuple[str, int]] = {
     "bfloat16": ("<u2", 0x7F80),
     "float16": ("<u2", 0x7C00),
     "float32": ("<u4", 0x7F800000),
 }
-"""Each type as little-endian integers, and the bits of its exponent: all of them are set in NaN and infinity alone."""
+"""Each type as little-endian integers, and the bits of its exponent, which are all set only in NaN and infinity."""
 
 
 class EmbedsReader:
     """Checks embeddings against one model.
 
     Args:
-        hidden_size: of the model.
+        hidden_size: numbers in a row, as in the model.
     """
 
     def __init__(self, hidden_size: int) -> None:
         self._hidden_size = hidden_size
 
     def read(self, value: Any, max_model_len: int) -> tuple[PromptEmbeds, int]:
-        """(rows, their number): one token each.
+        """(rows, number of rows); each row stands for one token.
 
         Args:
             value: [num_tokens, hidden] as base64 or bytes of a safetensors file with one tensor, as a NumPy array or
@@ -47,7 +47,7 @@ class EmbedsReader:
             max_model_len: limit on the number of tokens.
 
         Raises:
-            ParameterError: it is none of these, or too large, or holds what is not finite.
+            ParameterError: `value` has none of these forms, is too large, or contains NaN or infinity.
         """
         if isinstance(value, str):
             value = self._decode(value, max_model_len)
@@ -63,7 +63,7 @@ class EmbedsReader:
         return min(MAX_EMBEDS_BYTES, max_model_len * self._hidden_size * 4) + _MAX_HEADER_BYTES + 8
 
     def _decode(self, text: str, max_model_len: int) -> bytes:
-        self._check_size(len(text) * 3 // 4 - 2, max_model_len)  # up to two bytes of the last are padding
+        self._check_size(len(text) * 3 // 4 - 2, max_model_len)  # up to two of the last three bytes are padding
         try:
             return b64decode(text, validate=True)
         except (binascii.Error, ValueError):
@@ -105,7 +105,7 @@ class EmbedsReader:
 
 
 def _read_array(value: Any) -> tuple[EmbedsType, tuple[int, ...], bytes]:
-    torch = sys.modules.get("torch")  # whoever has a tensor has it loaded
+    torch = sys.modules.get("torch")  # a caller with a tensor has torch loaded
     if torch is not None and isinstance(value, torch.Tensor):
         name, value = str(value.dtype).removeprefix("torch."), value.detach().cpu().contiguous()
         array = value.view(torch.int16).numpy() if name == "bfloat16" else value.numpy()
@@ -127,7 +127,7 @@ def _name(value: Any) -> str:
 
 def _check_finite(dtype: EmbedsType, rows: bytes) -> None:
     integers, exponent = _BITS[dtype]
-    size = 2**20  # at once: the mask of a long prompt would be as large as it
+    size = 2**20  # per slice: a mask of a long prompt would be as large as the prompt
     bits = np.frombuffer(rows, integers)
     for start in range(0, len(bits), size):
         if (bits[start : start + size] & exponent == exponent).any():
@@ -135,7 +135,7 @@ def _check_finite(dtype: EmbedsType, rows: bytes) -> None:
 
 
 def _digests(dtype: EmbedsType, rows: bytes, num_tokens: int) -> bytes:
-    """What stands for each row in the hashes of pages: SHA-256 over its type and its bytes."""
+    """The digest of each row that enters the hashes of blocks: SHA-256 over its type and its bytes."""
     kind, width = sha256(dtype.encode()), len(rows) // num_tokens
     digests = bytearray()
     view = memoryview(rows)

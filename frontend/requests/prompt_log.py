@@ -1,4 +1,4 @@
-"""Prompts in the log, for who asks for them."""
+"""Logs prompts, where the option for it is set."""
 
 from quire.core.logging import get_logger
 
@@ -6,7 +6,7 @@ logger = get_logger(__name__)
 
 
 class PromptLog:
-    """Logs prompts, when the log shows details.
+    """Logs prompts at the log's level for details.
 
     Args:
         enabled: False logs nothing.

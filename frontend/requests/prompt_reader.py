@@ -1,4 +1,4 @@
-"""Prompts in all their forms, read into token ids and checked against one model."""
+"""Reads prompts of all forms into token ids, and checks them against one model."""
 
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ class PromptReader:
 
     Args:
         tokenizer: makes token ids of texts.
-        limit: of the model's context.
+        limit: the length of the model's context.
         vocab_size: rows of the model's embedding; ids at and above it are refused.
         read_embeds: reads prompts that are embeddings; None refuses them.
     """
@@ -31,13 +31,13 @@ class PromptReader:
     async def read(
         self, prompt: PromptLike | Prompt, *, add_special_tokens: bool = True, must_fit: bool = True
     ) -> Prompt:
-        """A prompt in any of its forms: text, token ids, a dictionary, or one whose text is tokenized already.
+        """Reads a prompt: a text, token ids, a dictionary, or a `Prompt` that is tokenized already.
 
         Args:
-            must_fit: refuse a prompt that is longer than the context; not one that is to be cut.
+            must_fit: refuse a prompt that is longer than the context; False for one that will be cut.
 
         Raises:
-            ParameterError: it is none of these, is empty, is far too long, or holds ids outside the vocabulary.
+            ParameterError: the prompt has none of these forms, is empty or too long, or has ids outside the vocabulary.
         """
         if isinstance(prompt, Prompt):
             return self._checked(prompt)
@@ -76,10 +76,10 @@ class PromptReader:
         return prompt
 
     def truncate(self, prompt: Prompt, truncation: Truncation, max_tokens: int | None) -> Prompt:
-        """The part of a prompt that `truncation` keeps; it has no text of its own when something was cut off.
+        """The part of a prompt that `truncation` keeps; a prompt that was cut has no text.
 
         Raises:
-            ParameterError: more is to be kept than there is room for.
+            ParameterError: `truncation` keeps more tokens than there is room for.
         """
         if prompt.embeds is not None:
             raise ParameterError(
@@ -92,7 +92,7 @@ class PromptReader:
 
 
 def embeds_reader(hidden_size: int) -> ReadEmbeds:
-    """What reads embeddings of so many numbers a token."""
-    from quire.frontend.requests.prompt_embeds import EmbedsReader  # NumPy, which other servers start without
+    """A reader of embeddings with `hidden_size` numbers a token."""
+    from quire.frontend.requests.prompt_embeds import EmbedsReader  # needs NumPy, which most servers do without
 
     return EmbedsReader(hidden_size).read

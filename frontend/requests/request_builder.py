@@ -1,4 +1,4 @@
-"""Prompts and sampling parameters as the requests that the engine gets."""
+"""Builds engine requests out of prompts and sampling parameters."""
 
 import hashlib
 import random
@@ -12,12 +12,12 @@ from quire.frontend.requests.turns import in_turns
 
 
 class RequestBuilder:
-    """Completes requests for one model, or says what is wrong with them.
+    """Builds complete and valid requests for one model.
 
     Args:
         sampling_input: checks sampling parameters against the model.
-        limit: of the model's context.
-        seed: start of the stream from which requests without a seed draw theirs.
+        limit: the length of the model's context.
+        seed: of the random generator that seeds requests without a seed.
     """
 
     def __init__(self, sampling_input: SamplingInput, limit: ContextLimit, *, seed: int) -> None:
@@ -37,13 +37,13 @@ class RequestBuilder:
         limit_logprobs: bool = True,
         grammar: Grammar | None = None,
     ) -> EngineRequest:
-        """What the engine is asked for one prompt: `n` sequences, with every default filled in.
+        """The engine's request for one prompt: `n` sequences, with every default filled in.
 
         The first sequence keeps the request's seed, the others derive theirs from it; a request without a seed draws
-        one here. Other requests have their turns between thousands of sequences.
+        one here. Thousands of sequences are built in turns, so that other requests do not wait.
 
         Args:
-            fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
+            fit_context: lower a `max_tokens` that is too large for the context, instead of refusing it.
             limit_logprobs: refuse more logprobs than the server allows.
             grammar: `sampling.structured_outputs`, compiled.
 

@@ -1,6 +1,6 @@
-"""Collects what the engine produces for one request, and hands it to whoever reads: text, logprobs, ends, times.
+"""Collects the engine's deltas for one request, and hands their reader outputs: text, log-probabilities, ends, times.
 
-A reader that is slow finds several steps merged into one output: nothing piles up, and the engine never waits.
+A slow reader gets several steps merged into one output, so outputs never pile up and the engine never waits.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ class RequestStream:
     """The outputs of one request, as an asynchronous iterator. Use on one event loop; `close` aborts the request.
 
     Args:
-        completions: the n of them, in order.
+        completions: one for each of the n sequences, in order.
         abort: tells the engine to forget requests, by id.
-        on_close: called once, when nothing more will come.
+        on_close: called once, when no more deltas will come.
     """
 
     __slots__ = (
@@ -57,16 +57,16 @@ class RequestStream:
         self._error: QuireError | None = None
         self._loop = asyncio.get_running_loop()
         self._has_news = False
-        self._reader: asyncio.Future[None] | None = None  # waits for news
+        self._reader: asyncio.Future[None] | None = None  # a reader that waits for the next output
         self._only_news = sampling.output_kind is RequestOutputKind.DELTA
         self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
-        self._done = False  # the last output has been handed out
+        self._done = False  # the reader has taken the last output
         self._completions = list(completions)
         self._num_unfinished = len(self._completions)
         self._prompt_rows: PromptRows | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)
-        # Whether a reader may see what there is before the end: the prompt's log-probabilities come first.
+        # Whether a reader may take outputs before the end: the prompt's log-probabilities come first.
         self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
     @property
@@ -91,7 +91,7 @@ class RequestStream:
             self._prompt_rows.add(delta.prompt_logprobs)
             self._may_tell = self._prompt_rows.complete and not self._only_last
             if self._prompt_rows.complete and any(each.has_news for each in self._completions):
-                self._wake()  # another of the n was ahead
+                self._wake()  # another sequence had news first
             return
         before = completion.num_tokens
         completion.add(delta)
@@ -99,7 +99,7 @@ class RequestStream:
         if completion.num_tokens > before:
             self._count_tokens(completion, completion.num_tokens - before, now)
         if completion.finish_reason is not None:
-            if delta.finish_reason is None:  # a stop string, which the engine knows nothing of
+            if delta.finish_reason is None:  # a stop string, which the engine does not see
                 self._abort_in_engine([completion.request_id])
             self._count_finished(completion, now)
             self._num_unfinished -= 1
@@ -132,7 +132,7 @@ class RequestStream:
         for each in unfinished:
             each.finish_reason = reason
             each.has_news = True
-            if not isinstance(self._error, OverloadedError):  # never admitted, and counted as rejected already
+            if not isinstance(self._error, OverloadedError):  # never admitted: counted as rejected already
                 self._count_finished(each, now)
         self._finish(now)
         self._wake()
@@ -182,12 +182,12 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The next output: everything that arrived since the last one.
+        """The next output: everything that arrived since the one before.
 
         Raises:
             ParameterError: the engine refused the request.
-            OverloadedError: its waiting queue is full.
-            EngineError: it failed while it held the request.
+            OverloadedError: the engine's waiting queue is full.
+            EngineError: the engine failed while it held the request.
         """
         if self._done:
             raise StopAsyncIteration
@@ -204,13 +204,13 @@ class RequestStream:
         return self._take()
 
     def _wake(self) -> None:
-        """As `asyncio.Event.set`, for one reader, without looking up the running loop for every token."""
+        """Like `asyncio.Event.set` for one reader, but does not look up the running loop for every token."""
         self._has_news = True
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def stop(self, index: int) -> None:
-        """Ends one completion as a stop string would: the reader has all that it wants of it. Harmless at the end."""
+        """Ends one completion as a stop string would, because its reader wants no more of it. Harmless at the end."""
         completion = self._completions[index]
         if completion.finish_reason is not None:
             return
@@ -225,7 +225,7 @@ class RequestStream:
         self._wake()
 
     def close(self) -> None:
-        """The reader is gone: aborts what still runs. Harmless at the end."""
+        """Aborts the unfinished sequences, because the reader is gone. Harmless at the end."""
         self._done = True
         self.abort()
 

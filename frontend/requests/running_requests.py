@@ -1,4 +1,4 @@
-"""Requests that the engine works on: opened with a prompt that has been read, known by their ids, ended early."""
+"""The requests that the engine works on: opens them with a read prompt, keeps them by id, and aborts them."""
 
 from collections.abc import Iterable
 
@@ -26,8 +26,8 @@ class RunningRequests:
     Args:
         client: the engine.
         builder: makes the engine's requests.
-        grammars: compiles what outputs must match.
-        model: how much of a stream makes an output, and whether requests are logged.
+        grammars: compiles the constraints on outputs.
+        model: how many tokens of a stream make an output, and whether requests are logged.
         tokenizer: None for outputs without text.
         takes_priority: the engine runs requests by priority.
         metrics: counts requests; None counts nothing.
@@ -71,7 +71,7 @@ class RunningRequests:
 
         Args:
             prompt: read and checked.
-            fit_context: lower a `max_tokens` that the context has no room for, instead of refusing it.
+            fit_context: lower a `max_tokens` that is too large for the context, instead of refusing it.
             limit_logprobs: refuse more logprobs than the server allows.
 
         Raises:
@@ -101,7 +101,7 @@ class RunningRequests:
     async def _submit(
         self, request_id: str, prompt: Prompt, sampling: SamplingParams, request: EngineRequest
     ) -> RequestStream:
-        """Hands the engine a request. Other requests have their turns between thousands of sequences."""
+        """Hands the engine a request. Thousands of sequences are opened in turns: other requests do not wait."""
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
         completions = [
             Completion(index, start.request_id, prompt.token_ids, sampling, self._tokenizer, interval)
@@ -139,6 +139,6 @@ class RunningRequests:
                 stream.abort()
 
     def close(self) -> None:
-        """Aborts all requests, and compiles no more grammars."""
+        """Aborts all requests and ends the compiling of grammars."""
         self.abort(list(self._streams))
         self._grammars.close()

@@ -1,4 +1,4 @@
-"""What of sampling parameters depends on the model: defaults, limits, ids within the vocabulary, words as token ids."""
+"""The model's side of sampling parameters: defaults, limits, ids within the vocabulary, words as token ids."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +25,7 @@ class SamplingInput:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """SamplingParams keywords that a request which does not name them gets."""
+        """SamplingParams keywords for the parameters that a request does not name."""
         return dict(self._model.default_sampling)
 
     def default_params(self) -> SamplingParams:
@@ -33,15 +33,15 @@ class SamplingInput:
         return SamplingParams(**self._model.default_sampling)
 
     def limit_output(self, max_tokens: int | None) -> int | None:
-        """`max_tokens` of a request to a server, or the most that the server's owner allows."""
+        """The request's `max_tokens`, at most the limit that the server's owner sets."""
         limit = self._model.max_output_tokens
         return max_tokens if limit is None else min(limit, limit if max_tokens is None else max_tokens)
 
     def changes(self, sampling: SamplingParams, *, limit_logprobs: bool = True) -> dict[str, Any]:
-        """What the engine gets in another form, as SamplingParams keywords: words as token ids.
+        """SamplingParams keywords that the engine gets in another form: words become token ids.
 
         Raises:
-            ParameterError: what this model cannot do, by name.
+            ParameterError: a parameter that this model cannot honour, by name.
         """
         if limit_logprobs:
             self._check_count("logprobs", sampling.logprobs)
@@ -110,10 +110,10 @@ class SamplingInput:
                 )
 
     def _tokenize_words(self, words: list[str]) -> list[list[int]]:
-        """Each word as at the start of a text and as after a space.
+        """Token ids of each word, as at the start of a text and as after a space.
 
-        The second only where the space makes another token of the first and adds none, as in vLLM: else the token of
-        a space alone would be among those forbidden.
+        As in vLLM, the second form counts only if the space changes the first token and adds no token. Otherwise the
+        token of a single space would be forbidden too.
         """
         if self._tokenizer is None:
             raise ParameterError(

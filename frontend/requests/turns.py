@@ -1,4 +1,4 @@
-"""How much that one client asks for at once leaves the event loop to the others: a little of it each turn."""
+"""Divides long work for one client into short turns of the event loop, so that other requests do not wait."""
 
 import asyncio
 import time
@@ -8,16 +8,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 TURN_SECONDS = 0.005
-"""Of work at a stretch; Python's threads take turns of the same length."""
+"""Longest turn; Python's threads switch at the same interval."""
 
 
 class in_turns(AsyncIterator[T]):
-    """`items` one after another; all else has a turn between two of them when its last one was `seconds` ago.
+    """Yields `items`, and lets other tasks run before the next item once a turn has taken `seconds`.
 
-    No generator: the event loop keeps a list of those, and a request takes four turns at least.
+    This is no generator, because the event loop keeps a list of generators, and a request iterates four times at least.
 
     Args:
-        most: items in a turn, where what they cost is to come: they make tasks run, which have their turn then, too.
+        most: most items in a turn, for items that start tasks: the tasks take their time after the turn.
     """
 
     def __init__(self, items: Iterable[T], *, seconds: float = TURN_SECONDS, most: int | None = None) -> None:
@@ -38,5 +38,5 @@ class in_turns(AsyncIterator[T]):
 
 
 async def apart(work: Callable[[], T], *, is_long: bool) -> T:
-    """What `work` returns; when that is long, a thread does it, which is not worth the while of a short one."""
+    """The result of `work`. A thread runs long work; short work would take less time than the hand-over."""
     return await asyncio.to_thread(work) if is_long else work()
