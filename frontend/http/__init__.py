@@ -1,1 +1,1 @@
-"""The HTTP application and server; no protocol's own fields."""
+"""The HTTP application and server. Only `app.py` knows the protocols."""

@@ -1,4 +1,4 @@
-"""What handlers answer with: a Struct as JSON, or a stream of events; both end when the client goes."""
+"""The answers of handlers: a Struct as JSON, or a stream of events. Both end when the client disconnects."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
@@ -21,7 +21,7 @@ def json_answer(body: Any, *, status_code: int = 200, headers: dict[str, str] | 
 
 
 def documented(body: Any, error: Any = ErrorBody) -> dict[int, ResponseSpec]:
-    """What the API's documentation says about a route's answers."""
+    """A route's answers, for the API's documentation."""
     return {
         200: ResponseSpec(body, description="Success", generate_examples=False),
         400: ResponseSpec(error, description="The request is wrong; `param` names the field.", generate_examples=False),
@@ -29,7 +29,7 @@ def documented(body: Any, error: Any = ErrorBody) -> dict[int, ResponseSpec]:
 
 
 def documented_empty() -> dict[int, ResponseSpec]:
-    """The same for a route that only says that all is well."""
+    """As `documented`, for a route whose success has no body."""
     return {
         200: ResponseSpec(None, description="Success", generate_examples=False),
         503: ResponseSpec(ErrorBody, description="Not now.", generate_examples=False),
@@ -53,7 +53,7 @@ class HttpAnswers:
         self._state.check_ready()
 
     async def whole(self, work: Coroutine[Any, Any, Any], request: JsonRequest) -> ASGIResponse:
-        """What `work` returns, as JSON."""
+        """The result of `work`, as JSON."""
         return json_answer(await self._state.run(work, request.receive))
 
     def stream(

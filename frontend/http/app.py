@@ -1,4 +1,4 @@
-"""Puts the HTTP application together: routes, who may call which, errors, documentation."""
+"""Puts the HTTP application together: routes, API keys, errors, documentation."""
 
 from typing import Any
 
@@ -35,8 +35,8 @@ def create_app(
     """The application, ready for any ASGI server.
 
     Args:
-        state: whether the model is loaded and how much is in flight; a fresh one says that it is loaded.
-        registry: where /metrics reads; a fresh one when left out.
+        state: whether the model is loaded and how much is in flight; by default a fresh one with the model loaded.
+        registry: the metrics that /metrics serves; by default a fresh one.
     """
     state = state or ServerState()
     registry = registry if registry is not None else CollectorRegistry()
@@ -67,7 +67,7 @@ def create_app(
 
 
 def register_collectors(registry: CollectorRegistry, engine: AsyncLLM) -> None:
-    """Makes `registry` tell about this process and about the engine, if it counts anything."""
+    """Registers metrics of this process, and of the engine if it has any."""
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

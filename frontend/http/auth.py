@@ -1,4 +1,4 @@
-"""API keys: who may call the routes that make the server work."""
+"""API keys for the routes that make the model work."""
 
 import hmac
 from typing import Any
@@ -13,8 +13,8 @@ class ApiKeyGuard:
     """Lets a request pass that carries one of `keys`, as `Authorization: Bearer` or, as Anthropic's clients do, in
     `x-api-key`. A server without keys needs no guard, for which Litestar would copy the route's handler each time.
 
-    Each comparison takes the same time wherever the strings differ, and all keys are always compared. It is a coroutine
-    because Litestar runs guards that are not in a thread, which takes longer than all of this.
+    Each comparison takes the same time wherever the strings differ, and all keys are always compared. The guard is a
+    coroutine because Litestar runs a plain function in a thread, which takes longer than the comparisons.
     """
 
     def __init__(self, keys: list[str]) -> None:

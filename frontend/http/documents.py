@@ -41,7 +41,7 @@ class Documentation:
 
         @get("/redoc", include_in_schema=False, media_type="text/html")
         async def redoc(request: JsonRequest) -> bytes:
-            """The same on Redoc's page."""
+            """The API's description on Redoc's page."""
             return RedocRenderPlugin().render(request, self.document(request.app))
 
         return [schema, redoc]

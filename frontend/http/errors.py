@@ -1,6 +1,6 @@
 """The one place where exceptions become HTTP answers in OpenAI's error shape.
 
-QuireError's tree stays free of HTTP; what only a server can run into is added to it here.
+QuireError's tree knows nothing of HTTP; errors that only a server can meet are added to the tree here.
 """
 
 import math
@@ -66,11 +66,11 @@ _TYPES = {
 _encode = msgspec.json.Encoder().encode
 
 MAX_MESSAGE_CHARACTERS = 2000
-"""Messages quote what the client sent, which may be megabytes; the middle of a longer one is left out."""
+"""Longest message: it may quote megabytes that the client sent. A longer one loses its middle."""
 
 
 class Problem(Struct):
-    """An exception, as HTTP tells it."""
+    """An exception in the terms of HTTP."""
 
     status: int
     message: str
@@ -82,7 +82,7 @@ class Problem(Struct):
         self.param = self.param and _shortened(self.param)
 
     def detail(self) -> ErrorDetail:
-        """What the client is told."""
+        """The error as the client gets it."""
         kind = _TYPES.get(self.status) or (HTTPStatus(self.status).phrase.replace(" ", "") + "Error")
         return ErrorDetail(self.message, kind, self.param, self.status)
 
@@ -96,7 +96,7 @@ class Problem(Struct):
 
 
 def describe(error: Exception) -> Problem:
-    """Status, message and headers for any exception; 500 without details for one that nobody planned."""
+    """Status, message and headers for any exception; 500 without details for an unexpected one."""
     match error:
         case AuthenticationError():
             return Problem(401, str(error), headers={"WWW-Authenticate": "Bearer"})
@@ -125,11 +125,11 @@ def describe(error: Exception) -> Problem:
 
 
 def _describe_http(error: HTTPException) -> Problem:
-    """What Litestar itself refuses: routes, methods, body size."""
+    """Errors of Litestar itself: routes, methods, body size."""
     headers = dict(error.headers or {})
     if isinstance(error, MethodNotAllowedException):
         return Problem(405, "This route does not take that method; see the Allow header.", headers=headers)
-    if isinstance(error, ValidationException):  # ours is the decoding of bodies, so what is left is that there is none
+    if isinstance(error, ValidationException):  # we decode bodies: Litestar only refuses a missing one
         return Problem(400, "The request body is empty; send a JSON object.")
     status = error.status_code
     message = error.detail or HTTPStatus(status).phrase
@@ -150,7 +150,7 @@ class ErrorReporter:
 
     Args:
         log_stacks: log the stack of every error answer, the client's mistakes included.
-        max_body_bytes: the limit that a 413 tells.
+        max_body_bytes: the limit that a 413 states.
     """
 
     def __init__(self, *, log_stacks: bool, max_body_bytes: int) -> None:
@@ -158,7 +158,7 @@ class ErrorReporter:
         self._max_body_bytes = max_body_bytes
 
     def report(self, error: Exception, where: str) -> Problem:
-        """Describes `error` after logging what should be logged. `where` names the request."""
+        """Describes `error`, and logs it if the server is at fault or logs all stacks. `where` names the request."""
         problem = describe(error)
         if problem.status == 413:
             problem.message = (

@@ -1,4 +1,4 @@
-"""Server-sent events: sends frames as they come, and ends at once when the client goes."""
+"""Server-sent events: sends frames as they come, and ends at once when the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -13,9 +13,9 @@ from quire.frontend.http.server_state import ServerState
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 ACCEPTED = b""
-"""The frame that says only that a request is in the engine's hands; nothing is sent."""
+"""An empty frame: the request is with the engine, and nothing is sent."""
 UNDECIDED_SECONDS = 1.0
-"""How long the headers wait for a frame after that, so that a request refused by the engine gets its own status."""
+"""How long the headers wait for a frame after `ACCEPTED`, so that an engine's refusal gets its own status."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,7 +25,7 @@ _HEADERS = [
 
 
 def error_frame(problem: Problem) -> bytes:
-    """An error in the words of chat and text completions, and the end of the stream."""
+    """An error as chat and text completions write it, and the end of the stream."""
     return b"data: " + problem.body() + b"\n\n" + DONE
 
 
@@ -33,10 +33,10 @@ class EventStream:
     """An ASGI answer made of `frames`, each one or more whole events.
 
     Args:
-        frames: closed when the client goes; an exception becomes an HTTP error if nothing was sent yet, and an error
-            event afterwards. Nothing is sent before the first one, however long a grammar is compiled.
+        frames: closed when the client disconnects. An exception becomes an HTTP error if nothing was sent yet, and an
+            error event afterwards. Nothing is sent before the first frame, however long a grammar is compiled.
         keep_alive_seconds: silence after which a comment line is sent; 0 sends none.
-        error_frame: makes the event of an error, as the protocol spells it.
+        error_frame: makes the protocol's event of an error.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class EventStream:
         try:
             async with aclosing(self._frames) as frames:
                 async for frame in frames:
-                    if self._started:  # nearly always
+                    if self._started:  # the usual case
                         await self._send(frame, send)
                     elif frame == ACCEPTED:
                         undecided = asyncio.get_running_loop().call_later(UNDECIDED_SECONDS, self._start_early, send)
@@ -110,7 +110,7 @@ class EventStream:
             self._helpers.append(asyncio.create_task(self._keep_alive(send)))
 
     def _send(self, frame: bytes, send: Send) -> Awaitable[None]:
-        if self._keep_alive_seconds:  # only then: Python 3.11 makes a system call of each look at the running loop
+        if self._keep_alive_seconds:  # only then: `get_running_loop` is a system call in Python 3.11
             self._sent_at = asyncio.get_running_loop().time()
         return send({"type": "http.response.body", "body": frame, "more_body": True})
 

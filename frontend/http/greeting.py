@@ -1,4 +1,4 @@
-"""What a newcomer sees once a server is ready: how to talk to it, ready to paste."""
+"""The examples that `quire serve` prints once the server is ready, for a newcomer to paste."""
 
 
 def greeting(url: str, model: str, *, needs_key: bool) -> str:

@@ -13,10 +13,10 @@ from quire.core.errors import ParameterError
 from quire.frontend.http.errors import ClientGoneError
 
 MAX_QUOTED = 1000
-"""Characters of a client's own words that are looked at and told, from either end."""
+"""Characters of a client's text that an error reads and quotes, from either end."""
 
 MAX_READ_TWICE = 256 * 2**10
-"""Bytes of a body in which whole numbers may be written as floats, as `2.0`."""
+"""Largest body in which a whole number may be written as a float, such as `2.0`."""
 
 _EXPECTED_INT = re.compile(r"Expected `int\b.*`, got `float`")
 _PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -31,13 +31,13 @@ def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 class JsonRequest(Request[Any, Any, Any]):
-    """A request whose `data` argument is decoded by us, not by way of a dictionary."""
+    """A request whose `data` argument is decoded straight into a Struct, without a dictionary in between."""
 
     async def body(self) -> bytes:
         """The whole body. Raises ClientGoneError when the client closes the connection halfway."""
         try:
             return await super().body()
-        except InternalServerException:  # Litestar's word for it
+        except InternalServerException:  # Litestar's error for a client that is gone
             raise ClientGoneError("The client closed the connection while sending its request.") from None
 
     async def json(self) -> Any:
@@ -51,7 +51,7 @@ def decode_body(body: bytes, kind: Any) -> Any:
     """`body` as an object of type `kind`.
 
     Raises:
-        ParameterError: not JSON (with the position), or not such an object (with the field).
+        ParameterError: `body` is not JSON (with the position), or not of type `kind` (with the field).
     """
     try:
         return _decode(body, kind)
@@ -66,7 +66,7 @@ def decode_body(body: bytes, kind: Any) -> Any:
 
 
 def _decode(body: bytes, kind: Any) -> Any:
-    """The object. 2.0 is taken for 2: to JSON they are one number, and some languages have no other to send."""
+    """Decodes `body`. 2.0 is read as 2: in JSON they are one number, and some languages can only send 2.0."""
     try:
         return decoder_for(kind).decode(body)
     except msgspec.ValidationError as error:
@@ -84,7 +84,7 @@ def _with_ints(value: Any) -> Any:
 
 
 def _refuse(text: str, kind: Any) -> NoReturn:
-    if len(text) > 2 * MAX_QUOTED:  # it quotes the name of an unknown field
+    if len(text) > 2 * MAX_QUOTED:  # the text quotes the name of an unknown field
         text = f"{text[:MAX_QUOTED]} ... {text[-MAX_QUOTED:]}"
     match = _PATH.match(text)
     assert match is not None
@@ -122,7 +122,7 @@ def _first_bad_byte(body: bytes) -> str:
 
 
 def _complaint(error: msgspec.DecodeError, body: bytes) -> str:
-    """msgspec's own words, or better ones for the two mistakes that clients make."""
+    """msgspec's message, or a better one for the two usual mistakes of clients."""
     text = str(error).removeprefix("JSON is malformed: ")
     if re.search(rb"[:,\[]\s*-?(NaN|Infinity)\b", body):
         return f"{text}; NaN and Infinity are not JSON numbers"

@@ -1,4 +1,4 @@
-"""Listening sockets, TCP or Unix, taken before anything slow happens."""
+"""Listening sockets, TCP or Unix, which are bound before the model loads."""
 
 import errno
 import resource
@@ -11,11 +11,11 @@ from quire.frontend.http.server_config import ServerConfig
 
 BACKLOG = 2048
 MAX_OPEN_FILES = 65536
-"""What a server raises its soft limit to, where the hard limit allows: every connection takes a file descriptor."""
+"""The soft limit that a server sets, as far as the hard limit allows: each connection takes a file descriptor."""
 
 
 def bind(server: ServerConfig) -> socket.socket:
-    """A listening socket, taken before the model loads: a port in use is told at once, and clients may queue.
+    """A listening socket, bound before the model loads: a port in use is reported at once, and clients may queue.
 
     Raises:
         ConfigError: the address is taken or not ours.
@@ -76,7 +76,7 @@ def _is_stale(path: str) -> bool:
 
 
 def url_of(listener: socket.socket, server: ServerConfig) -> str:
-    """Where clients find the server, without a path."""
+    """The server's URL without a path."""
     if server.uds is not None:
         return f"unix:{server.uds}"
     host, port = listener.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""What happens around every HTTP request, whatever its route: counting, request ids, access log."""
+"""Counts every HTTP request, gives it an id, limits its body's time and writes the access log, on all routes."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _FINE_SECONDS = (
 )
 _COARSE_SECONDS = (0.1, 0.5, 1)
 _UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
-"""Routes that monitors poll: counting them would drown the others."""
+"""Routes that monitors poll: their counts would drown those of the other routes."""
 
 
 class HttpMetrics:
@@ -50,7 +50,7 @@ class HttpMetrics:
             buckets=_COARSE_SECONDS,
             registry=registry,
         )
-        # Of each route, method and kind of status, with labels; to find them by label costs more than to count.
+        # Counters by route, method and kind of status: finding one by its labels costs more than counting.
         self._routes: dict[tuple[str, int, str], tuple[Counter, Summary, Summary, Histogram]] = {}
 
     def count(
@@ -78,14 +78,14 @@ class HttpMetrics:
 
 
 class RequestObserver:
-    """ASGI application around another: watches what goes through.
+    """ASGI application around another: watches its requests and answers.
 
     Args:
         request_id_headers: answer with X-Request-Id, the client's own or a fresh one.
         access_log: log a line for each request.
         unlogged_paths: paths that the access log leaves out.
         request_timeout: seconds that a request's body may take to arrive; no limit when None.
-        root_path: prefix that a proxy may leave on paths, or may have taken away; routes are found either way.
+        root_path: prefix of paths that a proxy may keep or strip; routes are found either way.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class RequestObserver:
 
 
 class _Exchange:
-    """One request and its answer: counts bytes on the way, and has a deadline for the request's body.
+    """One request and its answer: counts their bytes, and holds the deadline of the request's body.
 
     Args:
-        request_id: a header of the answer; left out when None.
-        body_seconds: that the body may take to arrive. What comes after it, the client's leaving, may take any time.
+        request_id: the answer's X-Request-Id; None leaves the header out.
+        body_seconds: limit for the body to arrive. The wait for the client's disconnect afterwards has no limit.
     """
 
     __slots__ = (
@@ -157,7 +157,7 @@ class _Exchange:
         self._is_whole = False
 
     async def receive(self) -> Message:
-        """Raises RequestTimeoutError."""
+        """The request's next message. Raises RequestTimeoutError."""
         if self._is_whole:
             return await self._receive()  # type: ignore[return-value]
         try:
@@ -173,7 +173,7 @@ class _Exchange:
         return message  # type: ignore[return-value]
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Passes `message` on; no coroutine of its own, which each token would run through."""
+        """Passes `message` on. This is no coroutine, because a coroutine would cost time for each token."""
         if message["type"] == "http.response.body":
             self.response_bytes += len(message["body"])
         elif message["type"] == "http.response.start":
@@ -184,7 +184,7 @@ class _Exchange:
 
 
 def _ensure_request_id(scope: HTTPScope) -> bytes:
-    """The client's X-Request-Id; a fresh one is put among its headers when there is none."""
+    """The client's X-Request-Id; a request without one gets a fresh id among its headers."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and value:
             return value

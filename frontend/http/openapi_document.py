@@ -1,6 +1,6 @@
-"""The server's OpenAPI document: Litestar's list of routes, with the bodies as msgspec reads and writes them.
+"""The server's OpenAPI document: Litestar's list of routes, with msgspec's schemas of the bodies.
 
-Litestar's own schemas do not tell that unknown fields are refused, and call an integer ambiguous where a float may be.
+Litestar's own schemas omit that unknown fields are refused, and are ambiguous where a number may be a float.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,13 +14,13 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.routes import HTTPRoute
 
 BODY = "body"
-"""Key in a handler's `opt`: the type of its body, for one that decodes the body itself."""
+"""Key in a handler's `opt` for the type of its body, if the handler decodes the body itself."""
 
 _REFERENCE = "#/components/schemas/{name}"
 
 
 class _Place(NamedTuple):
-    """A body in the document: a request's or an answer's. One of several kinds is in several places."""
+    """A place in the document for a request's or answer's body. A body of several types has several places."""
 
     operation: dict[str, Any]
     holder: dict[str, Any]
@@ -67,7 +67,7 @@ def _places_of(handler: HTTPRouteHandler, operation: dict[str, Any]) -> Iterator
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """msgspec describes no union of Structs."""
+    """The members of a union, because msgspec describes no union of Structs."""
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
@@ -78,7 +78,7 @@ def _add(holder: dict[str, Any], schema: dict[str, Any]) -> None:
 
 
 def _complete(operation: dict[str, Any], components: dict[str, Any]) -> None:
-    """Says that all errors look alike, and which answers may be streams."""
+    """Adds the form that all errors share, and marks the answers that may be streams."""
     answers = operation["responses"]
     error = answers.get("400") or answers.get("503")
     if error is not None:

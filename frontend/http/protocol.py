@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections: uvicorn's, with limits on half-sent requests, and with bodies beside an `Upgrade` header."""
+"""uvicorn's HTTP/1.1 connections, with limits on half-sent requests, and with bodies beside an `Upgrade` header."""
 
 import asyncio
 from http import HTTPStatus
@@ -10,24 +10,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from quire.frontend.http.errors import Problem
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request line and headers; uvicorn's default for its other parser."""
+"""Most bytes of a request line and headers; uvicorn's default for its other parser."""
 
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class _HeadTooLong(Exception):
-    """Raised where httptools calls, to end its reading."""
+    """Raised in a callback of httptools, to end its parsing."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. It is closed when a request's head is too long, or a request is not whole in time.
+    """One connection. It is closed when a request's head is too long, or a request is not complete in time.
 
-    A body that a handler waits for is timed by `RequestObserver`, whose answer has its protocol's shape. Here are timed
-    heads, and bodies that nobody reads.
+    `RequestObserver` times the bodies that a handler waits for, because its answer has the protocol's shape. This class
+    times heads, and bodies that nobody reads.
 
-    An `Upgrade` to another protocol is ignored, as RFC 9110 (7.8) allows. httptools takes what follows such a head for
-    the other protocol's bytes, so that the body would be lost: the request is read again without the header.
+    An `Upgrade` to another protocol is ignored, as RFC 9110 (7.8) allows. httptools takes the bytes after such a head
+    for the other protocol's, so the body would be lost: the request is parsed again without the header.
 
     Args:
         request_timeout: seconds from a request's first byte, or the connection's beginning, to the request's last byte.
@@ -60,13 +60,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.logger.warning("Invalid HTTP request received.")
             self._refuse(400, "This is not a valid HTTP/1.1 request.")
             return
-        if self._in_head and num_messages == self._num_messages:  # what came with a head's beginning is not counted
+        if self._in_head and num_messages == self._num_messages:  # bytes that came with a head's beginning do not count
             self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:  # before it ends: nothing of an endless one is kept
+            if self._num_head_bytes > MAX_HEAD_BYTES:  # before its end: an endless head is not kept
                 self._refuse_head()
 
     def _feed(self, data: bytes) -> None:
-        """Raises HttpParserError."""
+        """Parses `data`. Raises HttpParserError."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -90,7 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
         lines += [b"%b: %b" % header for header in headers]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    # What httptools calls.
+    # Callbacks of httptools.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -101,12 +101,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_deadline()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # what follows a chunked body are no headers
+        if self._in_head:  # fields after a chunked body are trailers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # read again, see _feed
+            return  # parsed again, see _feed
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
             raise _HeadTooLong
         self._in_head = False
@@ -134,14 +134,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(408, f"The request's headers did not arrive within {self._request_timeout:g} seconds.")
         elif self.cycle is not None and self.cycle.response_complete:
             self.transport.close()
-        else:  # a handler waits for the body, or it is us who do not read as an earlier request is being answered
+        else:  # a handler waits for the body, or reading is paused while an earlier request is answered
             self._start_deadline()
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes; send shorter ones.")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Closes the connection, after an answer from outside the application if there is none under way."""
+        """Closes the connection; if no answer is under way, first sends this one, past the application."""
         self._stop_deadline()
         if self.transport.is_closing():
             return

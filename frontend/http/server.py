@@ -1,6 +1,6 @@
 """Runs the HTTP application: binds first, answers /health while the model loads, drains at the end.
 
-It owns sockets, signals and their order; what is answered is the business of `app.py`.
+This module owns sockets, signals and their order; `app.py` owns the answers.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from quire.frontend.metrics.stats_log import StatsLog
 logger = get_logger(__name__)
 
 GRACE_SECONDS = 5
-"""Beyond the shutdown timeout, for writing the last answers; then connections are cut."""
+"""Time after the shutdown timeout for writing the last answers; then connections are cut."""
 HEALTH_SECONDS = 1.0
 
-_UVICORN_LEVELS = {"info": logging.WARNING, "trace": 5}  # what it tells at "info" is in our own lines already
+_UVICORN_LEVELS = {"info": logging.WARNING, "trace": 5}  # our own log lines tell what uvicorn logs at "info"
 
 
 async def serve(
@@ -47,7 +47,7 @@ async def serve(
     """Serves until SIGTERM or SIGINT, then drains, closes the engine and returns.
 
     Args:
-        listener: from `bind`, taken before the engine was made; bound here when left out.
+        listener: from `bind`, bound before the engine was made; None binds here.
         greet: print how to talk to the server once it is ready.
 
     Raises:
@@ -75,7 +75,7 @@ class HttpServer:
         self._failure: EngineDeadError | None = None
 
     async def run(self) -> None:
-        """Loads the model while serving; returns when told to stop. Errors as in `serve`."""
+        """Loads the model while serving; returns once a signal stops it. Errors as in `serve`."""
         with _signal_handlers(self._stop):
             serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
             loading = asyncio.create_task(self._engine.start())
@@ -135,7 +135,7 @@ class HttpServer:
                 return
 
     def _stop(self) -> None:
-        """SIGTERM or SIGINT. The second one waits for nothing."""
+        """Handles SIGTERM and SIGINT. The second signal waits for nothing."""
         if self._uvicorn.should_exit:
             self._state.stop()
             self._uvicorn.force_exit = True
@@ -156,11 +156,11 @@ class HttpServer:
         for task in others:
             task.cancel()
         await asyncio.gather(serving, *others, return_exceptions=True)
-        await self._engine.aclose()  # while a second Ctrl-C is still ours to catch
+        await self._engine.aclose()  # before the signal handlers go: a second Ctrl-C works
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn without signal handlers of its own: it would end the process with the signal instead of 0."""
+    """Uvicorn without its signal handlers, which would end the process with the signal instead of 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -168,7 +168,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> RequestObserver:
-    disable_created_metrics()  # a timestamp beside every counter, which nobody asked for
+    disable_created_metrics()  # needless timestamps beside every counter
     registry = CollectorRegistry()
     root_path = (server.root_path or "").strip("/")
     unlogged = (server.disable_access_log_for_endpoints or "").split(",")
@@ -199,7 +199,7 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         log_level=_UVICORN_LEVELS.get(server.uvicorn_log_level, server.uvicorn_log_level),
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody here asks for a client's address
+        proxy_headers=False,  # nothing here uses a client's address
         timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE")),
         timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
         ssl_keyfile=server.ssl_keyfile,
@@ -209,8 +209,8 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
         ssl_ciphers=server.ssl_ciphers or "TLSv1",
     )
     try:
-        config.load()  # now, before the model is
-    except OSError as error:  # of which ssl's errors are a kind
+        config.load()  # before the model is loaded
+    except OSError as error:  # ssl's errors are OSErrors
         raise ConfigError(
             f"--ssl-certfile {server.ssl_certfile} and its companions cannot be used: {error}. Both it and "
             "--ssl-keyfile must be PEM files, of one certificate without a password."

@@ -1,4 +1,4 @@
-"""Every option of the HTTP server, written once, in the manner of `core/config/`.
+"""Every option of the HTTP server, declared once, as in `core/config/`.
 
 The engine never sees these; `frontend/http/server.py` and the handlers read them. Command-line flags derive from the
 fields.

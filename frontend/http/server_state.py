@@ -1,4 +1,4 @@
-"""What the server is doing now: whether the model is loaded, how many requests run, and whether it is stopping."""
+"""The server's state: whether the model is loaded, how many requests run, and whether the server is stopping."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -35,7 +35,7 @@ class ServerState:
         self._draining = True
 
     def stop(self) -> None:
-        """Ends every request that runs: each is answered with an error that says why."""
+        """Ends every running request: each is answered with an error that gives the reason."""
         self._draining = self._stopped = True
         for task in self._running:
             task.cancel()
@@ -48,14 +48,14 @@ class ServerState:
             raise _stopping()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs `work` whether or not a client waits for it; it is cancelled when the server stops."""
+        """Runs `work` whether or not a client waits for it; a stopping server cancels it."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     async def run(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
-        """Awaits `work`, and cancels it at once when the client goes or the server stops.
+        """Awaits `work`, and cancels it at once when the client disconnects or the server stops.
 
         Raises:
             ClientGoneError: the client closed the connection. The request's body must have been read before.
@@ -74,7 +74,7 @@ class ServerState:
                 raise _stopping() from None
             if gone.done():
                 raise ClientGoneError("The client closed the connection.") from None
-            raise  # the caller's own
+            raise  # the caller was cancelled
         finally:
             self._running.discard(task)
             gone.cancel()

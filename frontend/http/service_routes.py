@@ -1,4 +1,4 @@
-"""Routes for those who operate the server: what monitors read, and what changes how it runs."""
+"""Routes for the operator of a server: health and metrics for monitors, and control of the profiler."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ class Load(Struct):
 def monitoring_routes(
     engine: AsyncLLM, server: ServerConfig, state: ServerState, registry: CollectorRegistry
 ) -> list[Any]:
-    """Handlers that probes, load balancers and Prometheus poll, which have no API key: they only tell numbers."""
+    """Handlers that probes, load balancers and Prometheus poll. They need no API key: they only tell numbers."""
 
     def check() -> ASGIApp:
         status = engine.engine_status()
@@ -105,7 +105,7 @@ def monitoring_routes(
 
 
 def control_routes(engine: AsyncLLM, state: ServerState) -> list[Any]:
-    """Handlers that change how the server runs, for those who have an API key."""
+    """Handlers that change how the server runs; they need an API key."""
 
     @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a timeline")
     async def start_profile() -> ASGIApp:
