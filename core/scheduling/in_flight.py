@@ -1,4 +1,4 @@
-"""The steps that have been planned and whose results are not back, in the order in which workers execute them."""
+"""The steps in flight: planned, and without a result yet, in the order in which workers execute them."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from quire.core.wire.protocol import StepPlan, StepResult
 
 
 class StepInFlight(NamedTuple):
-    """A plan whose result is not back."""
+    """A plan whose result has not come back."""
 
     plan: StepPlan
     requests: list[Request]  # of the rows that want tokens, in row order
@@ -19,13 +19,13 @@ class StepInFlight(NamedTuple):
 
 
 class StepsInFlight:
-    """The only list of them in the engine process.
+    """The engine process's only list of steps in flight.
 
     Args:
         clock: seconds, monotonic.
 
     Attributes:
-        num_done: steps whose results are back.
+        num_done: steps whose results have come back.
         num_tokens_done: tokens that those steps computed.
     """
 

@@ -187,9 +187,9 @@ class Request:
             self.expect_drafts(0)
 
     def new_slot(self) -> NewSlot:
-        """What workers are told when the request enters its slot.
+        """The message that tells workers of the request when it enters its slot.
 
-        Copies: the request's own lists grow, and the plan may be read by a worker in this process.
+        Holds copies: the request's own lists grow, and a worker in this process may read the plan.
         """
         return NewSlot(
             self.slot,

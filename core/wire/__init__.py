@@ -1,1 +1,1 @@
-"""Structs that cross a process boundary, and what a request may ask for."""
+"""Structs that cross a process boundary, the parameters of requests among them."""

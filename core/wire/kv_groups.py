@@ -1,11 +1,11 @@
-"""What a model's layers keep of a sequence, in groups: each has a block table, and all share one pool of pages."""
+"""KV groups: layers that keep the same of a sequence. Each group has a block table; all share one pool of pages."""
 
 from typing import Literal
 
 from msgspec import Struct
 
 NO_PAGE = 0
-"""Stands in a block table for a block without a page. It is a page like others, and may hold anything.
+"""Stands in a block table for a block without a page. Page 0 is a page like others, and may hold anything.
 
 A group of the kind "window" has no pages for blocks that no token still to be computed sees.
 """
@@ -14,7 +14,7 @@ A group of the kind "window" has no pages for blocks that no token still to be c
 class KVGroupSpec(Struct, array_like=True, frozen=True):
     """Layers that keep the same of a sequence, so that one block table serves them all.
 
-    Only kinds that a model here has are listed; others arrive with their first model.
+    The kinds of groups:
 
     - "full": a token sees every token before it;
     - "window": a token sees the last `window` tokens, itself included.
@@ -25,7 +25,7 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
 
     kind: Literal["full", "window"]
     layers: list[int]  # indices of the model's layers, in order
-    page_bytes: int  # of one page on one rank, in all layers of the group together; the same for all groups of a model
+    page_bytes: int  # of one page on one rank, over all layers of the group; the same for all groups of a model
     window: int | None = None  # tokens
 
     def __post_init__(self) -> None:
@@ -37,11 +37,11 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
         """Pages of this group that a request of `num_tokens` tokens, all of them computed, holds at its worst moment.
 
         Args:
-            largest_chunk: tokens that one step computes of a request at most.
+            largest_chunk: the most tokens of a request that one step computes.
         """
         num_blocks = -(-num_tokens // block_size)
         if self.window is None:
             return num_blocks
-        # A step reads what the first token of its chunk sees, and writes the chunk; a page may begin anywhere in that.
+        # A step reads the window of its chunk's first token and writes the chunk; that span may begin mid-page.
         span = self.window - 1 + largest_chunk
         return min(num_blocks, -(-(span - 1) // block_size) + 1)

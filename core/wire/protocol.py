@@ -20,16 +20,16 @@ from quire.core.wire.sampling_params import SamplingParams
 
 
 class Vocabulary(Struct, array_like=True, frozen=True):
-    """What each token spells, for those who hold outputs to a grammar."""
+    """The bytes that each token spells, for the matchers of grammars."""
 
     tokens: list[bytes]  # by token id, as long as the model's logits; empty for tokens that no text contains
     end_token_ids: list[int]  # allowed where a grammar is complete, and nowhere else
 
 
 class Grammar(Struct, array_like=True, frozen=True):
-    """What a request's output must match, compiled for one backend. Equal keys mean equal grammars.
+    """A constraint on a request's output, compiled for one backend. Equal keys mean equal grammars.
 
-    Whoever was sent a grammar keeps it under its key while it is in use; meanwhile it comes with empty `data`.
+    A receiver keeps a grammar under its key while it is in use; meanwhile the grammar is sent with empty `data`.
     """
 
     backend: str
@@ -52,27 +52,27 @@ class PromptEmbeds(Struct, array_like=True, frozen=True):
 
     dtype: EmbedsType
     rows: bytes  # [num_tokens, hidden], little-endian
-    row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; what stands for each row in the hashes of pages
+    row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; stand for the rows in the hashes of blocks
 
 
 class SequenceStart(Struct, array_like=True, frozen=True):
-    """What one sequence of a request has for itself."""
+    """The fields of one sequence of a request that its other sequences do not share."""
 
     request_id: str  # of this sequence alone
     seed: int
-    output_token_ids: list[int] = []  # that an earlier engine already delivered: the sequence resumes after them
-    scores_prompt: bool = True  # `sampling.prompt_logprobs` are told of this one; they are the same for all
+    output_token_ids: list[int] = []  # delivered by an earlier engine: the sequence resumes after them
+    scores_prompt: bool = True  # whether this sequence returns `sampling.prompt_logprobs`, which are the same for all
 
 
 class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
-    """Sequences to generate from one prompt: `n > 1` makes n of them. What they have in common comes once.
+    """Sequences to generate from one prompt: `n > 1` makes n of them. Fields that they share are sent once.
 
-    A grammar goes to an engine once, too, with the first of the requests that are held to it: see `Grammar.data`.
+    A grammar's data is sent to an engine once too, with the first request that is held to it: see `Grammar`.
     """
 
     sequences: list[SequenceStart]
     prompt_token_ids: list[int]
-    sampling: SamplingParams  # resolved: max_tokens is set, n is 1, and the seed is that of each sequence
+    sampling: SamplingParams  # resolved: max_tokens is set, n is 1; `SequenceStart` has the seed
     priority: int = 0
     cache_salt: str | None = None
     grammar: Grammar | None = None
@@ -80,7 +80,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
 
 
 class DropGrammars(Struct, array_like=True, tag="drop_grammars", frozen=True):
-    """Requests to come will not name these grammars by their keys alone."""
+    """The engine may forget these grammars: later requests that use one bring its data again."""
 
     keys: list[bytes]
 
@@ -125,9 +125,9 @@ class FinishReason(StrEnum):
 class TokenLogprobs(Struct, array_like=True):
     """Log-probabilities at one position, or logits: see `LogprobsMode`.
 
-    `token_ids[0]` is the token at that position, sampled or of the prompt, and `nth_likeliest` its place among all
-    tokens of the vocabulary, 1 for the likeliest. The likeliest tokens follow, best first (the first one appears again
-    among them when it is one of them). Without `by_likelihood` the tokens that follow are those that the request named.
+    `token_ids[0]` is the token at that position, sampled or of the prompt. `nth_likeliest` is its rank by likelihood in
+    the vocabulary, from 1. The likeliest tokens follow, best first; the token at the position may be among them again.
+    Without `by_likelihood`, the tokens that the request named follow instead.
     """
 
     token_ids: list[int]
@@ -137,10 +137,10 @@ class TokenLogprobs(Struct, array_like=True):
 
 
 class PromptLogprobs(Struct, array_like=True):
-    """Log-probabilities of the prompt's tokens from position `start` on, each given those before it.
+    """Log-probabilities of the prompt's tokens from position `start` on, each given the tokens before it.
 
-    The first token of a prompt has none, so `start` is at least 1. They come in parts, as the prompt is computed; a
-    prompt that is computed again sends them again.
+    The first token of a prompt has no log-probability, so `start` is at least 1. They are sent in parts as the prompt
+    is computed, and again when a prompt is computed again.
     """
 
     start: int
@@ -156,9 +156,9 @@ class RequestFailure(Struct, array_like=True):
 
 
 class RequestDelta(Struct, array_like=True, gc=False):
-    """What one step did for one request.
+    """What one step did for one sequence.
 
-    One is made per token, and none is ever part of a cycle: the garbage collector need not know of them.
+    One is made per token, and none is ever part of a cycle, so the garbage collector does not track them.
     """
 
     request_id: str
@@ -175,16 +175,16 @@ class RequestDelta(Struct, array_like=True, gc=False):
 
 
 class SchedulerStats(Struct, array_like=True):
-    """Gauges of now, and totals since the engine's start.
+    """Current gauges, and totals since the engine's start.
 
-    Every frontend is told the same, whenever it came and whatever it missed. It takes differences between messages of
-    one engine. Whoever adds up frontends takes these figures from one of them.
+    Every frontend is sent the same figures, whenever it connected and whatever it missed. It takes differences between
+    messages of one engine. A sum over frontends must take these figures from one of them.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # share of pages in use, 0 to 1
-    started_at: float = 0.0  # CLOCK_MONOTONIC seconds: tells one engine's totals from the next one's
+    started_at: float = 0.0  # CLOCK_MONOTONIC seconds; tells one engine's totals from another's
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
     num_preemptions: int = 0
@@ -201,7 +201,7 @@ class StepOutputs(Struct, array_like=True, tag="outputs"):
 
 
 class EngineReady(Struct, array_like=True, tag="ready"):
-    """The model is loaded: what the engine can hold. Bytes are sums over all ranks, but for those of a group's page."""
+    """The model is loaded, and the engine has this capacity. Bytes are sums over all ranks, except a group's page."""
 
     num_pages: int  # pages of the pool, which all KV groups share
     block_size: int
@@ -220,7 +220,7 @@ class EngineFailed(Struct, array_like=True, tag="failed"):
 
 
 class Heartbeat(Struct, array_like=True, tag="heartbeat"):
-    """Sent about once a second while nothing else is."""
+    """Sent about once a second while no other message is."""
 
     stats: SchedulerStats
 
@@ -241,7 +241,7 @@ class NewSlot(Struct, array_like=True):
     """A request enters the workers' slot table, for the first time or again after a preemption."""
 
     slot: int
-    token_ids: list[int]  # all tokens known: prompt, then outputs of an earlier life
+    token_ids: list[int]  # all known tokens: the prompt, then output tokens sampled before
     num_prompt_tokens: int
     page_ids: list[list[int]]  # per KV group, pages of the first blocks, prefix-cache hits included; see `NO_PAGE`
     sampling: SamplingParams
@@ -255,13 +255,13 @@ class StepPlan(Struct, array_like=True, tag="step"):
     A worker applies `released`, then `admitted`, then `appended_pages`, then runs the rows. Row i computes positions
     `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot `slots[i]`.
 
-    `num_wanted[i]` says at how many of these positions, counted from the last, the row wants logits. 0: none, the row
-    is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold drafts, the first
-    of those that the worker has for this request; the row samples a token at each of its last 1 + d positions, up to
-    the first that differs from the draft after it.
+    `num_wanted[i]` is the number of these positions, counted from the last, at which the row wants logits. 0: none, the
+    row is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold drafts, the
+    first of those that the worker has for this request; the row samples a token at each of its last 1 + d positions, up
+    to the first that differs from the draft after it.
 
-    The worker writes sampled tokens into its own table too: a later plan may refer to them before their values have
-    come back.
+    The worker also writes sampled tokens into its own table, because a later plan may refer to them before their values
+    have come back.
     """
 
     step_id: int
@@ -281,15 +281,15 @@ class StepResult(Struct, array_like=True, tag="result"):
 
     `logprobs` has an entry (index into token_ids, values of each of the row's tokens) for each such row whose request
     asked. `failures` has (index into token_ids, message) for rows whose first token cannot be chosen because the logits
-    are unusable (NaN): those requests fail, no others, and what their rows brought is dropped. A row whose later logits
-    are unusable brings the tokens before, and fails in its request's next step. `spans` are the step's own times, when
-    timelines are recorded (see `quire.core.trace`). `refusals` are failures whose cause is the request itself: it left
-    no token to choose from.
+    are unusable (NaN): only those requests fail, and their rows' tokens are dropped. A row whose later logits are
+    unusable brings the tokens before, and fails in its request's next step. `refusals` are failures that the request
+    itself caused: it left no token to choose from. `spans` are the step's own times, when timelines are recorded (see
+    `quire.core.trace`).
 
     `prompt_logprobs` has (slot, values) for rows that computed a part of a prompt whose log-probabilities are wanted.
 
-    `num_drafts` says, for each entry of `token_ids`, how many drafts the worker now has for the tokens after these; it
-    is empty when there are none at all.
+    `num_drafts` has, for each entry of `token_ids`, the number of drafts that the worker now has for the tokens after
+    these; it is empty when no row has drafts.
     """
 
     step_id: int
@@ -303,7 +303,7 @@ class StepResult(Struct, array_like=True, tag="result"):
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):
-    """Once all ranks have said what they can hold: the pages and the length that every one of them now sets up."""
+    """The pages and the length that every rank now sets up. Sent once all ranks have reported their capacity."""
 
     num_pages: int
     max_model_len: int
@@ -313,7 +313,7 @@ WorkerInput = AllocateCache | StepPlan
 
 
 class WorkerReady(Struct, array_like=True, tag="ready"):
-    """One rank has loaded its weights and planned its memory; sent again when the cache is allocated."""
+    """One rank has loaded its weights and planned its memory. Sent again once its cache is allocated."""
 
     rank: Rank
     num_pages: int

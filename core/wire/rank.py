@@ -1,4 +1,4 @@
-"""Which worker, among those that run one model."""
+"""A worker's place among the workers of one model."""
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ class Rank(Struct, array_like=True, frozen=True):
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker speaks for all that run the same copy of the model: they come to the same results."""
+        """Whether this worker reports for all that run the same copy of the model; all of them get the same results."""
         return not (self.pipeline or self.tensor or self.expert)
 
     def __str__(self) -> str:

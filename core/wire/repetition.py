@@ -1,4 +1,4 @@
-"""Outputs that go round in circles: the same few tokens again and again, which ends the request that watches for it."""
+"""Detection of outputs that repeat the same few tokens: it ends the sequences of requests that ask for it."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from msgspec import Struct
 from quire.core.errors import ParameterError
 
 MAX_PATTERN_SIZE = 256
-"""Longest pattern: every length up to it is looked at with every token."""
+"""Longest pattern. Every new token is compared with patterns of every length up to this."""
 MAX_COUNT = 2**20
 
 
 class RepetitionDetection(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which repetitions end an output, with vLLM's names and defaults.
+    """The repetitions that end an output, with vLLM's names and defaults.
 
     The output ends as soon as its last tokens are some pattern of `min_pattern_size` to `max_pattern_size` tokens,
     `min_count` times in a row. `max_pattern_size=0` looks for nothing.
@@ -46,7 +46,7 @@ class RepetitionDetection(Struct, kw_only=True, forbid_unknown_fields=True):
             span = size * self.min_count
             if span > length:
                 return False
-            # The end repeats a pattern of this size if it is equal to itself, moved by so many tokens.
+            # The end repeats a pattern of this size if it equals itself shifted by `size` tokens.
             if token_ids[-1] == token_ids[-1 - size] and token_ids[-span:-size] == token_ids[size - span :]:
                 return True
         return False

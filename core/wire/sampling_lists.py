@@ -1,6 +1,6 @@
-"""Checks of the sampling parameters that hold lists, and how long those may be.
+"""Checks of the sampling parameters that hold lists, and the limits on their lengths.
 
-Knows no vocabulary: whether an id exists is for the frontend to say.
+This file knows no vocabulary: the frontend checks whether an id exists.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a request may ask of sampling. The same struct serves the Python API, the wire and the worker."""
+"""A request's sampling parameters. The same Struct serves the Python API, the wire and the worker."""
 
 import math
 from enum import IntEnum
@@ -23,7 +23,7 @@ from quire.core.wire.structured_outputs import StructuredOutputsParams
 
 
 class RequestOutputKind(IntEnum):
-    """What each `RequestOutput` of a stream holds: all so far, only what is new, or only the end."""
+    """The content of each `RequestOutput` of a stream: all output so far, only the new part, or one final output."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -31,14 +31,14 @@ class RequestOutputKind(IntEnum):
 
 
 class ThinkingMarks(Struct, kw_only=True):
-    """How reasoning is set apart in a request's output, as token sequences.
+    """The token sequences that mark the reasoning in a request's output.
 
     Raises:
-        ParameterError: there is no end, or an empty sequence.
+        ParameterError: there is no end mark, or a sequence is empty.
     """
 
     begin: list[list[int]]
-    end: list[list[int]]  # the first is the one that is put in when reasoning has to end
+    end: list[list[int]]  # the first is inserted where reasoning has to end
     opened: bool = False  # the prompt ends within reasoning
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class ThinkingMarks(Struct, kw_only=True):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest mark."""
+        """The number of tokens of the longest mark."""
         return max(map(len, self.begin + self.end))
 
 

@@ -1,4 +1,4 @@
-"""What an output may be asked to match. The struct of the Python API and of the HTTP field `structured_outputs`."""
+"""The constraint that an output must match: a Struct for the Python API and the HTTP field `structured_outputs`."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from quire.core.errors import ParameterError
 
 GrammarBackend = Literal["auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"]
-"""Libraries that hold an output to a grammar, by vLLM's names; auto takes the first that can do what is asked."""
+"""Libraries that hold an output to a grammar, by vLLM's names; auto takes the first that supports the constraint."""
 
 ConstraintKind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -19,7 +19,7 @@ class StructuredOutputsParams(
     """One constraint on the output, with vLLM's names: exactly one of the first six fields is set.
 
     Raises:
-        ParameterError: none or several of them are set, or one is empty; `param` names the field.
+        ParameterError: none or several of these fields are set, or one is empty; `param` names the field.
     """
 
     json: Annotated[str | dict[str, Any] | bool | None, Meta(description="A JSON schema, as an object or as text.")] = (
