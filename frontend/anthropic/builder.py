@@ -1,4 +1,4 @@
-"""Events of an answer, in Anthropic's words: the message grows block by block, and a stream tells how."""
+"""Builds a message out of an answer's events, block by block, and the frames of its stream."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,14 +33,14 @@ class MessageBuilder:
     """Makes a message out of events.
 
     Args:
-        message: what is known before the model answers; it is filled in.
-        tells_cached: usage tells how many prompt tokens were cached.
+        message: the fields known before the model answers; the builder fills in the others.
+        tells_cached: usage includes the number of cached prompt tokens.
     """
 
     def __init__(self, message: MessageAnswer, *, tells_cached: bool) -> None:
         self.message = message
         self._tells_cached = tells_cached
-        self._block: Block | None = None  # the one that grows
+        self._block: Block | None = None  # the block that grows
         self._pieces: list[str] = []  # its text so far
         self._is_cut = False  # the last call's arguments have no end
 
@@ -49,7 +49,7 @@ class MessageBuilder:
         return [_frame("message_start", message=self.message), _frame("ping")]
 
     def add(self, events: Sequence[Event]) -> list[bytes]:
-        """Frames for the events of one output. Raises EngineError when the answer was not finished."""
+        """Frames for the events of one output. Raises EngineError when the answer cannot be finished."""
         frames: list[bytes] = []
         for event in events:
             match event:
@@ -117,11 +117,11 @@ class MessageBuilder:
     def _finish(self, finish: Finish) -> None:
         reason: StopReason = "end_turn"
         match finish.reason:
-            case "length" | "repetition":  # cut short, for which the protocol has one word that fits
+            case "length" | "repetition":  # cut short: the protocol has one reason that fits both
                 reason = "max_tokens"
             case "tool_calls" if not (self._is_cut and isinstance(finish.stop_reason, str)):
                 reason = "tool_use"
-            case "abort" | "error":  # no message ends so: it is an error
+            case "abort" | "error":  # the protocol has no such stop_reason, only an error
                 raise EngineError("The answer was ended by the server.")
             case _ if isinstance(finish.stop_reason, str):
                 reason = "stop_sequence"
@@ -140,7 +140,7 @@ class MessageBuilder:
 
 
 def _parse(arguments: str) -> Any:
-    """Arguments as an object; None when they were cut short, which `stop_reason` tells."""
+    """Arguments as an object; None when they were cut short, as `stop_reason` then says."""
     if not arguments.strip():
         return {}
     try:

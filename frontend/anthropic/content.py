@@ -7,20 +7,20 @@ from quire.core.errors import ParameterError
 
 _MEDIA = ("image", "document", "container_upload")
 _UNREADABLE = "redacted_thinking"
-"""Thoughts that only the server that encrypted them can read, which is never this one: here, thinking is told as it is.
-Clients that change servers in the middle of a conversation send them back with the rest of the turn. They are left out
-of the prompt, as vLLM does: refusing them would end such conversations, and the cipher text says nothing to a model."""
+"""Type of encrypted thinking. Only the server that encrypted it can read it; this server encrypts none. A client that
+changes servers within a conversation sends it with the rest of the turn. The prompt leaves it out, as in vLLM: a
+refusal would end such conversations, and a model cannot read the cipher text."""
 
 
 def system_message(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The system's message, if there is one. Raises ParameterError."""
+    """The system message in a list, which is empty without one. Raises ParameterError."""
     if not system:
         return []
     return [{"role": "system", "content": _joined_text(system, "system")}]
 
 
 def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
-    """The chat messages of one turn: a user's turn may hold results of tools, which are messages of their own.
+    """The chat messages of one turn. Results of tools in a user's turn become messages of their own.
 
     Raises:
         ParameterError: a block that is malformed, or of a kind that this model cannot read.
@@ -59,7 +59,7 @@ def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> l
 
 
 def _simple(texts: list[dict[str, Any]]) -> Any:
-    """One text as a string: every template can read that."""
+    """A single text as a string, which every template can read; else the parts unchanged."""
     return texts[0]["text"] if len(texts) == 1 else texts
 
 
@@ -72,7 +72,7 @@ def _call(block: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def _result(block: dict[str, Any], at: str) -> dict[str, Any]:
-    """A message of the tool; templates that tell failures apart find `is_error` in it."""
+    """The message of a tool; `is_error` in it is for templates that show failures."""
     text = _joined_text(block.get("content") or "", f"{at}.content")
     failed = block.get("is_error")
     if not isinstance(failed, bool | None):

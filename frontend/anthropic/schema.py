@@ -1,6 +1,6 @@
 """Bodies of POST /v1/messages and /v1/messages/count_tokens, each field honoured or refused by name.
 
-A request becomes a `ChatInput`, so that everything about sampling and tools is written once.
+A request becomes a `ChatInput`, so sampling and tools are handled in one place for all protocols.
 """
 
 from typing import Any, Literal
@@ -16,16 +16,16 @@ from quire.frontend.chat.tool_fields import read_tool_set
 
 FORMAT = "output_config.format"
 MIN_THINKING_TOKENS = 1024
-"""Least `budget_tokens`, as at Anthropic's."""
+"""Least `budget_tokens`, as in Anthropic's API."""
 
 NAMES = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-"""Fields that all protocols have, under the names that they have here."""
+"""Fields that all protocols share, and their names in the Messages API."""
 
 CALL_PREFIX = "toolu_"
-"""How ids of calls begin."""
+"""Prefix of the ids of calls."""
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         asked = self.tool_choice
         tools = [_chat_tool(tool, index) for index, tool in enumerate(self.tools or ())]
         form = _output_format(self.output_config)
-        held_to = "tools" if form is None else FORMAT  # what a grammar comes from
+        held_to = "tools" if form is None else FORMAT  # the field that becomes a grammar
         return ChatInput(
             names={
                 **NAMES,
@@ -169,14 +169,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 def _check_context_management(asked: dict[str, Any] | None) -> None:
-    """The whole conversation is the prompt, so edits can be served that leave all of it in place."""
+    """Refuses edits that shorten the conversation; the prompt is always the whole conversation."""
     for edit in (asked or {}).get("edits") or ():
         if not isinstance(edit, dict) or edit.get("keep") != "all":
             raise ParameterError("context_management can keep all of a conversation only.", param="context_management")
 
 
 def _thinks(thinking: Thinking | None) -> dict[str, Any]:
-    """Template variables: adaptive thinking leaves it to the model."""
+    """Template variables for thinking; adaptive thinking leaves the choice to the model."""
     if thinking is None or thinking.type == "adaptive":
         return {}
     return {"enable_thinking": thinking.type == "enabled"}

@@ -1,4 +1,4 @@
-"""Every option of the batch runner, written once, in the manner of `core/config/`."""
+"""Every option of the batch runner, declared once, as in `core/config/`."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The two ends of a batch: requests from a file or URL, answers to a file or URL. Memory stays constant throughout."""
+"""Reads a batch's requests from a file or URL, and writes its answers to one. Memory use stays constant."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ def is_url(name: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def open_input(name: str) -> AsyncIterator[Path]:
-    """The requests as a local file: downloaded first when `name` is a URL, so that a slow model does not time out.
+    """The requests as a local file. A URL is downloaded first, because a slow model would let the connection time out.
 
     Raises:
         ConfigError: there is no such file, or the download failed.
@@ -47,10 +47,10 @@ async def open_input(name: str) -> AsyncIterator[Path]:
 
 @contextlib.asynccontextmanager
 async def open_output(name: str) -> AsyncIterator[Path]:
-    """Where to write answers: `name` itself, or a temporary file that is PUT to the URL at the end.
+    """The file for answers: `name` itself, or a temporary file that is PUT to the URL `name` at the end.
 
     Raises:
-        ConfigError: the folder does not exist, or the upload failed (the answers are then kept, and it says where).
+        ConfigError: the folder does not exist, or the upload failed (the answers are then kept; the error says where).
     """
     if not is_url(name):
         yield _file_in_existing_folder(name)
@@ -98,7 +98,7 @@ async def _upload(path: Path, url: str) -> None:
             yield chunk
 
     with path.open("rb") as file:
-        # Stores with signed URLs insist on a length, which httpx does not know of a generator.
+        # Stores with signed URLs require a length, and httpx knows none for a generator.
         length = file.seek(0, os.SEEK_END)
         file.seek(0)
         headers = {"Content-Type": "application/jsonl", "Content-Length": str(length)}
@@ -132,7 +132,7 @@ def count_lines(path: Path) -> int:
 
 
 class _Answer(Struct):
-    """What resuming needs to know of an answer that is there."""
+    """The fields of a written answer that resuming needs."""
 
     id: str
     custom_id: str | None = None
@@ -140,7 +140,7 @@ class _Answer(Struct):
 
 
 class Answered:
-    """Which requests have an answer: 8 bytes for each, so that a million of them are no burden."""
+    """The requests that have an answer, at 8 bytes each, so that a million requests fit easily."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._hashes = array("Q", sorted(array("Q", map(_hash, keys))))
@@ -159,13 +159,13 @@ def _hash(key: str) -> int:
 
 
 class OutputFile:
-    """Answers, one line each. Every line is handed to the system as it is written, so that a killed run can resume.
+    """Writes answers, one line each. Lines are not buffered, so that a killed run can resume.
 
     Args:
-        resume: keep the answers that are there; a torn last line is cut off.
+        resume: keep the file's answers, without an incomplete last line.
 
     Raises:
-        ConfigError: the file cannot be written, or holds something else than answers.
+        ConfigError: the file cannot be written, or holds anything but answers.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -179,12 +179,12 @@ class OutputFile:
             self._file: BinaryIO = path.open("r+b" if end else "wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"--output-file: cannot write {str(path)!r}: {error.strerror}.") from None
-        if end:  # else there is nothing to cut, and a pipe or a terminal is welcome
+        if end:  # only then: a pipe or a terminal cannot be cut
             self._file.truncate(end)
             self._file.seek(end)
 
     def _read(self) -> int:
-        """Learns which answers are there; returns the number of bytes to keep."""
+        """Reads the answers that the file holds; returns the number of bytes to keep."""
         decoder = msgspec.json.Decoder(_Answer)
         end = 0
 
@@ -213,13 +213,13 @@ class OutputFile:
         """One answer, without its newline.
 
         Raises:
-            ConfigError: it cannot be written; what was written before stays.
+            ConfigError: the answer cannot be written; earlier ones stay.
         """
         rest = memoryview(line + b"\n")
         try:
-            while rest:  # a disk that is nearly full takes a part
+            while rest:  # a nearly full disk takes only a part
                 rest = rest[self._file.write(rest) :]
-        except BrokenPipeError:  # whoever read the answers has left
+        except BrokenPipeError:  # the reader of the answers is gone
             raise
         except OSError as error:
             raise ConfigError(

@@ -45,7 +45,7 @@ class BatchRequest(Struct):
 
 
 class BatchResponse(Struct):
-    """What a server would have answered."""
+    """The response that a server would have sent."""
 
     status_code: int
     request_id: str
@@ -69,13 +69,13 @@ class BatchAnswer(Struct):
 
 
 class _PartialRequest(Struct):
-    """A line that is JSON, but may be no request: its id alone."""
+    """The id of a line that is JSON, but perhaps no valid request."""
 
     custom_id: str | None = None
 
 
 class _Route(NamedTuple):
-    """How one URL is served."""
+    """The service behind one URL, and the type of its bodies."""
 
     kind: type
     complete: Callable[[Any], Awaitable[Any]]
@@ -94,7 +94,7 @@ class BatchServer:
         }
 
     async def answer(self, number: int, line: bytes) -> BatchAnswer:
-        """The answer to line `number`; whatever is wrong with it becomes an answer with an error.
+        """The answer to line `number`; a fault of the line becomes an answer with an error.
 
         Raises:
             EngineDeadError: there is no engine any more, so no further line can be answered.
@@ -105,7 +105,7 @@ class BatchServer:
             body = await self._complete(decode_body(line, BatchRequest))
         except EngineDeadError:
             raise
-        except Exception as error:  # one line's failure is an answer, as it is one response of a server
+        except Exception as error:  # as in a server, a failure ends one request only
             problem = describe(error)
             if not isinstance(error, ParameterError) and problem.status == 500:
                 logger.error("line %d failed", number, exc_info=error)
@@ -130,7 +130,7 @@ class BatchServer:
 
 
 def read_custom_id(line: bytes) -> str | None:
-    """The line's custom_id; None when it cannot be made out."""
+    """The line's custom_id; None when the line cannot be read."""
     try:
         return msgspec.json.decode(line, type=_PartialRequest).custom_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -143,7 +143,7 @@ def read_custom_id(line: bytes) -> str | None:
 
 
 def line_id(number: int) -> str:
-    """Id of the answer to a line that names none, the same in every run."""
+    """Id of the answer to a line without a custom_id, the same in every run."""
     return f"batch_req_line_{number}"
 
 
@@ -212,7 +212,7 @@ class BatchRun:
 async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerConfig | None = None) -> int:
     """Runs a whole batch. Returns the exit code: 0 when every request succeeded, 1 otherwise.
 
-    Of `server`, the options that shape answers count, such as the chat template.
+    Only those options of `server` count that shape answers, such as the chat template.
 
     Raises:
         ConfigError: an option or a file is wrong.
@@ -245,12 +245,12 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
 
 
 def _is_one_file(first: str, second: str) -> bool:
-    """Whether two names lead to one file, which writing would destroy before it is read."""
+    """Whether two names lead to one file, because writing answers would destroy unread requests."""
     return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
 
 
 def max_in_flight(engine: AsyncLLM, batch: BatchConfig) -> int:
-    """Enough to keep the engine full while answers are written, and no more than its queue takes."""
+    """Most lines in flight: keeps the engine full while answers are written, and fits its queue."""
     limits = engine.config.limits
     wanted = batch.max_in_flight or 2 * limits.max_num_seqs
     if limits.max_num_queued_reqs is None:

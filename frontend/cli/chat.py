@@ -39,7 +39,7 @@ class Conversation:
     def say(self, text: str) -> None:
         """Sends `text` and prints the answer.
 
-        Both become part of the conversation; an interrupted answer as far as it came, a failed one not at all.
+        Both become part of the conversation, an interrupted answer as far as it was printed. A failure keeps neither.
         """
         self.messages.append({"role": "user", "content": text})
         times = AnswerTimes()
@@ -60,7 +60,7 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": "".join(received)})
 
     def try_to_say(self, text: str) -> None:
-        """As `say`; a failure is shown and an interruption ends the answer, and the conversation goes on."""
+        """As `say`, but the conversation goes on after an interruption, and after a failure, which is printed."""
         try:
             self.say(text)
         except ServerError as error:

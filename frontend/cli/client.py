@@ -1,4 +1,4 @@
-"""The other end of `quire chat` and `quire complete`: an OpenAI-compatible server, spoken to over HTTP."""
+"""The HTTP client of `quire chat` and `quire complete`, for any OpenAI-compatible server."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ def add_client_arguments(parser: CommandParser) -> None:
 
 
 class ServerError(QuireError):
-    """The server is not there, refused the request, or broke off."""
+    """The server cannot be reached, refused the request, or broke off its answer."""
 
 
 class ServerClient:
@@ -38,7 +38,7 @@ class ServerClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = _complete_url(url)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)  # a long prompt may take minutes to the first token
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)  # the first token of a long prompt may take minutes
         self._http = httpx.Client(headers=headers, timeout=timeout)
 
     @classmethod
@@ -82,7 +82,7 @@ class ServerClient:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turns failures of the connection into errors that say what to do."""
+        """Turns failures of the connection into errors with a remedy."""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -96,7 +96,7 @@ class ServerClient:
 
 
 def _complete_url(url: str) -> str:
-    """`localhost:8000` as `http://localhost:8000/v1`; whatever has a path stays as it is."""
+    """`localhost:8000` as `http://localhost:8000/v1`; a URL with a path keeps it."""
     if "://" not in url:
         url = f"http://{url}"
     url = url.rstrip("/")
@@ -128,7 +128,7 @@ class AnswerTimes:
         self._usage: dict[str, Any] = {}
 
     def saw(self, event: dict[str, Any], text: str) -> None:
-        """Takes one event in, with the text that it brought."""
+        """Records one event and its text."""
         if text and self._first is None:
             self._first = time.perf_counter()
         self._usage = event.get("usage") or self._usage

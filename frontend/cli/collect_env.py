@@ -1,4 +1,4 @@
-"""`quire collect-env`: what a bug report should say about this machine, with secrets masked."""
+"""`quire collect-env`: facts about this machine for a bug report, with secrets masked."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 ENVIRONMENT = re.compile(r"(QUIRE|VLLM|HF|HUGGING_FACE|CUDA|NVIDIA|NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|KMP|TOKENIZERS)_")
 CPU_FEATURES = re.compile(r"avx|amx|fma|f16c|sse4_2|asimd|sve|bf16|i8mm|neon|vsx")
 
-# The torch build is asked in a process of its own: this one stays without torch, and a broken install cannot end it.
+# A process of its own describes the torch build: a broken install cannot end this one, which never loads torch.
 TORCH_PROBE = """
 import json, torch
 facts = {"version": torch.__version__, "CUDA build": torch.version.cuda, "threads": torch.get_num_threads(),
@@ -119,7 +119,7 @@ def _version(name: str) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> Facts:
-    """The variables that matter to Quire; the values of those that look secret are masked."""
+    """The environment variables that matter to Quire, with the values of secret-looking ones masked."""
     return [
         (name, "(set, not shown)" if SECRET.search(name) and value else value)
         for name, value in sorted(variables.items())

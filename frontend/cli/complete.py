@@ -1,4 +1,4 @@
-"""`quire complete`: text continued by the model of a running server."""
+"""`quire complete`: continues texts with the model of a running server."""
 
 import argparse
 import sys
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 class Completer:
-    """Continues one text at a time; nothing is remembered between them."""
+    """Continues one text at a time, each without the others."""
 
     def __init__(self, client: ServerClient, model: str, max_tokens: int | None, stats: bool) -> None:
         self.model = model
@@ -43,7 +43,7 @@ class Completer:
             print(times.summary(), file=sys.stderr)
 
     def try_to_complete(self, prompt: str) -> None:
-        """As `complete`; a failure is shown and an interruption ends the text, and the next prompt may come."""
+        """As `complete`, but the next prompt may follow an interruption, or a failure, which is printed."""
         try:
             self.complete(prompt)
         except ServerError as error:

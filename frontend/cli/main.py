@@ -1,4 +1,4 @@
-"""`quire`: the table of commands, and the way out of the process."""
+"""`quire`: the table of commands, and the process's exit."""
 
 import errno
 import os
@@ -25,13 +25,13 @@ QUIRE = Program(
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs `quire` and exits; Ctrl-C is a quiet 130."""
+    """Runs `quire` and exits; Ctrl-C exits with code 130 and prints nothing."""
     try:
         code = QUIRE.run("quire", list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left
+    except BrokenPipeError:  # the reader of our output is gone
         _drop_output()
         code = 0
     except OSError as error:
@@ -43,5 +43,5 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _drop_output() -> None:
-    """Sends what is still to be written to nowhere, or Python would complain as it exits."""
+    """Discards unwritten output; else Python would report the broken pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""A program with commands: `quire`, and `quire bench` inside it. Picks one, runs it, gives an exit code.
+"""A program with commands: `quire`, and `quire bench` inside it. Picks a command, runs it, returns its exit code.
 
 A command's module is imported only when the command is named, so that overviews answer at once. Each module has
 `add_arguments(parser)`, which declares its arguments, and `run(args)`, which returns an exit code or None.
@@ -17,21 +17,21 @@ import quire
 
 FAILED = 1
 USAGE_ERROR = 2
-ROOMY = 72  # columns from which a summary fits beside its command
+ROOMY = 72  # terminal width from which a summary fits beside its command
 INDENT = 16
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command's module, and what it does in one line."""
+    """A command's module, and its summary in one line."""
 
     module: str
     summary: str
-    refused_sections: tuple[str, ...] = ()  # of unsupported_flags.json, beside those that come with groups of options
+    refused_sections: tuple[str, ...] = ()  # of unsupported_flags.json, besides those of its option Structs
 
     def run(self, prog: str, arguments: list[str]) -> int:
         """The exit code; errors of Quire's own tree become one line on stderr."""
-        from quire.core.errors import QuireError  # here and below: overviews need neither, and have to be quick
+        from quire.core.errors import QuireError  # imported here and below, so that overviews are quick
         from quire.frontend.flags.parser import CommandParser
 
         module = importlib.import_module(self.module)
@@ -47,7 +47,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Program:
-    """Commands by name, and why some that people may look for are not among them."""
+    """Commands by name, and the reasons why some expected ones are missing."""
 
     summary: str
     commands: Mapping[str, Union[Command, "Program"]]

@@ -25,8 +25,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every request succeeded."""
-    from quire.frontend.batch.run_batch import run_batch  # here, so that --help need not load the engine's client
+    """The exit code: 0 when every request succeeded."""
+    from quire.frontend.batch.run_batch import run_batch  # imported here, so that --help loads no engine client
 
     configure("batch")
     try:

@@ -20,7 +20,7 @@ COMMON = [
 ]  # fmt: skip
 
 LEAVE_SECONDS = 2.0
-"""For the interpreter to end by itself, once the server has ended."""
+"""Time for the interpreter to end by itself after the server's end."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serves until told to stop."""
-    # Imports are here, so that --help need not load the server, and late, so that the engine loads beside them.
+    # Imported here, so that --help does not load the server, and late, so that the engine loads at the same time.
     from quire.core.logging import configure
     from quire.frontend.http.listener import bind, release
     from quire.frontend.launch.setup import EngineSetup
@@ -54,7 +54,7 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
     from quire.frontend.http.server import serve
 
     engine = AsyncLLM.from_setup(setup)
-    # People at a terminal, and whoever tries the demo model, want to see what to do next; a service's log does not.
+    # The greeting is for people at a terminal or with the demo model; a service's log does not need it.
     greet = setup.args.model.model is None or sys.stdout.isatty()
 
     async def run() -> None:
@@ -65,10 +65,10 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
 
 
 def _leave_soon() -> None:
-    """Ends the process in `LEAVE_SECONDS`, if it is still there. The server has ended, and everybody has an answer; but
-    a thread may still tokenize a long text for nobody. Nothing can interrupt it, and both the loop and the interpreter
-    would wait for it.
+    """Ends the process in `LEAVE_SECONDS`, if it still runs. Every request has its answer by then, but a thread may
+    still tokenize a long text that nobody needs. Nothing can interrupt the thread, and both the event loop and the
+    interpreter would wait for it.
     """
     leaving = threading.Timer(LEAVE_SECONDS, os._exit, [0])
-    leaving.daemon = True  # so that the interpreter does not wait for the timer
+    leaving.daemon = True  # the interpreter does not wait for the timer
     leaving.start()

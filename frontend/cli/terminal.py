@@ -8,7 +8,7 @@ UNSAFE = {code: None for code in [*range(32), 127, *range(128, 160)] if chr(code
 
 
 def print_stream(pieces: Generator[str, None, None]) -> None:
-    """Prints pieces as they come and ends the line, if there is one; closes `pieces`, however it ends.
+    """Prints pieces as they come, ends the line if anything was printed, and always closes `pieces`.
 
     Control characters reach a file or a pipe, but not a terminal.
     """
@@ -19,8 +19,8 @@ def print_stream(pieces: Generator[str, None, None]) -> None:
             began = True
             print(piece.translate(UNSAFE) if shield else piece, end="", flush=True)
     except BaseException as error:
-        if began or (shield and isinstance(error, KeyboardInterrupt)):  # of which terminals show a ^C
-            print(flush=True)  # what is said of it has a line of its own
+        if began or (shield and isinstance(error, KeyboardInterrupt)):  # terminals show ^C for it
+            print(flush=True)  # the message about it gets its own line
         raise
     else:
         print(flush=True)
@@ -29,7 +29,7 @@ def print_stream(pieces: Generator[str, None, None]) -> None:
 
 
 def converse(banner: str, answer: Callable[[str], None]) -> None:
-    """Reads lines until the end of input and answers each; an interrupted answer leads back to the prompt."""
+    """Reads lines until the end of input and answers each; Ctrl-C during an answer returns to the prompt."""
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  (gives input() editing and history; only a terminal wants it)
@@ -40,7 +40,7 @@ def converse(banner: str, answer: Callable[[str], None]) -> None:
             line = input("> " if interactive else "")
         except EOFError:
             if interactive:
-                print()  # what comes next has a line of its own
+                print()  # the next output gets its own line
             return
         except KeyboardInterrupt:
             if not interactive:

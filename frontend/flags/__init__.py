@@ -1,1 +1,1 @@
-"""Command-line flags that derive from option Structs: parsing, files of options, help."""
+"""Command-line flags that derive from option Structs: parsing, configuration files, help."""

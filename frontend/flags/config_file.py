@@ -1,7 +1,7 @@
 """`--config FILE.yaml`: a flat mapping from long flag names (dashes or underscores) to values.
 
-Scalars are read as the text that stands in the file, so that they follow the rules of the command line; only true,
-false and null, and whatever is inside an object, keep YAML's own meaning.
+Scalars are read as text, so that they follow the rules of the command line. Only true, false and null, and all values
+within an object, keep YAML's meaning.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from quire.frontend.launch.refusals import Refusals
 
 @dataclass(frozen=True)
 class FileSettings:
-    """What a file sets: values by the parser's dest, and dotted keys in order."""
+    """The settings of a file: values by the parser's dest, and dotted keys in order."""
 
     values: dict[str, Any]
     dotted: list[DottedValue]
@@ -59,7 +59,7 @@ def read(
 
 
 def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The file twice: with YAML's types, and with every scalar as text."""
+    """The file's mapping twice: with YAML's types, and with every scalar as text."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         typed, texts = yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)

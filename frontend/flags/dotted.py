@@ -10,7 +10,7 @@ from quire.frontend.flags.values import json_or_text
 
 @dataclass(frozen=True)
 class DottedValue:
-    """One dotted flag as it was written: `flag` is the option's name, `keys` the path below it."""
+    """One dotted flag as the user wrote it: `flag` is the option's name, `keys` the path within its value."""
 
     flag: str
     keys: list[str]
@@ -26,9 +26,9 @@ def merge(target: Any, dotted: DottedValue) -> Any:
     """A copy of `target` (an object, a list for a bare `--x+`, or None) with one dotted value put in.
 
     Raises:
-        ValueError: a key leads through, or a `+` appends to, something that is neither absent nor of the right kind.
+        ValueError: a key leads through a value that is no object, or a `+` appends to one that is no list.
     """
-    if isinstance(target, msgspec.Struct):  # what an earlier key has made of it
+    if isinstance(target, msgspec.Struct):  # the result of an earlier key
         target = msgspec.to_builtins(target)
     return _put(target, dotted.keys, dotted)
 

@@ -1,4 +1,4 @@
-"""What `--help` prints: a short page, everything, one group, one option, or a search. Plain text, any width."""
+"""The pages of `--help`: a short one, everything, one group, one option, or a search. Plain text, any width."""
 
 import argparse
 import shutil
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from quire.frontend.flags.parser import CommandParser
 
 WIDEST = 100
-COLUMN = 34  # where descriptions start when there is room
+COLUMN = 34  # of the descriptions' start, when there is room
 NARROW = 72
 BUILTIN_TITLES = {"positional arguments": "Arguments", "options": "Options"}
 
 
 def escape(text: str) -> str:
-    """`text` as argparse wants it in `help=`."""
+    """`text` escaped for argparse's `help=`."""
     return text.replace("%", "%%")
 
 
@@ -37,7 +37,7 @@ def page(parser: "CommandParser", topic: str) -> str:
     """The page on `topic`; the short one when it is empty.
 
     Raises:
-        LookupError: nothing matches; the message says what is near.
+        LookupError: nothing matches; the message suggests similar topics.
     """
     groups = _groups(parser)
     word = topic.strip().lower()
@@ -138,7 +138,7 @@ def _description(parser: "CommandParser", action: argparse.Action) -> str:
 
 
 def _default(parser: "CommandParser", action: argparse.Action) -> str:
-    """How the default is spelled on a command line; empty when there is nothing to say."""
+    """The default as a command line spells it; empty if there is nothing to show."""
     flag = canonical(action)
     value = parser.fields[flag].default if flag in parser.fields else action.default
     if value in (None, argparse.SUPPRESS, NODEFAULT, {}, []):

@@ -1,4 +1,4 @@
-"""The parser of one command. Options Structs become flags here; nothing about a flag is written a second time.
+"""The parser of one command. It derives all flags from option Structs, so nothing about a flag is written twice.
 
 Beyond argparse: `--a_b` for `--a-b`, `--x`/`--no-x`, dotted JSON keys, `--config FILE`, `--help=TOPIC`, and errors of
 one line that name the flag, the value and what is allowed.
@@ -40,7 +40,7 @@ class Composite:
 
 @dataclasses.dataclass
 class CommandLine:
-    """The words of a command line, sorted before argparse sees them."""
+    """The words of a command line, sorted before argparse parses them."""
 
     tokens: list[str] = dataclasses.field(default_factory=list)  # for argparse
     dotted: list[DottedValue] = dataclasses.field(default_factory=list)
@@ -49,7 +49,7 @@ class CommandLine:
 
 
 class ListAction(argparse.Action):
-    """Stores a list of checked items; a lone null is the null of the whole list."""
+    """Stores a list of checked items; a single null stands for the whole list."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -207,7 +207,7 @@ class CommandParser(argparse.ArgumentParser):
         return settings.dotted
 
     def _settle_model(self, result: dict[str, Any], seen: set[str]) -> None:
-        """The model may stand alone or after --model; twice only if both agree. A configuration file gives way."""
+        """Takes the model from its position or --model, from both only if they agree; both override the file's."""
         tag = result.pop("model_tag", None)
         if tag is None:
             return

@@ -1,6 +1,6 @@
-"""From the text of a flag to the value of its field: human-readable integers, choices, JSON, null, ranges.
+"""Converts a flag's text to its field's value: human-readable integers, choices, JSON, null, ranges.
 
-Knows fields and text, not flags' places on a command line.
+This module knows fields and text, but no command line.
 """
 
 import argparse
@@ -52,13 +52,13 @@ def json_or_text(text: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """One Struct field, with what its flag needs to know."""
+    """One Struct field, with the facts that its flag needs."""
 
     group: str
     name: str
     default: Any
     description: str
-    kind: mi.Type  # without null and metadata; of one item when `is_list`
+    kind: mi.Type  # type without null and metadata; of one item when `is_list`
     check: Any  # the annotated type, for range checks
     nullable: bool
     is_list: bool
@@ -84,7 +84,7 @@ class Field:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help: choices, else the sort of value."""
+        """The placeholder for the value in help: its choices, else its kind."""
         if self.is_json:
             return "JSON"
         if isinstance(self.kind, mi.LiteralType):
@@ -99,7 +99,7 @@ class Field:
         """The value of `text` (of one item when `is_list`), in range.
 
         Raises:
-            argparse.ArgumentTypeError: says what was given and what is allowed.
+            argparse.ArgumentTypeError: the value is not allowed; the error quotes it and states what is.
         """
         if self.nullable and text in ("", "None"):
             return None

@@ -1,1 +1,1 @@
-"""From a user's options to running engines."""
+"""Makes running engines out of a user's options."""

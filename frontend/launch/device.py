@@ -1,4 +1,4 @@
-"""Which accelerator is here, found without importing torch (2 s and 220 MB that a frontend does not need)."""
+"""Finds the accelerator without importing torch, which takes 2 s and 220 MB that a frontend does not need."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from quire.core.errors import ConfigError
 
 
 def choose(option: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """The device to run on. Raises ConfigError when `cuda` is asked for and cannot be had."""
+    """The device to run on. Raises ConfigError when `option` is `cuda` and CUDA cannot be used."""
     if option == "cpu":
         return "cpu"
     obstacle = _cuda_obstacle()
@@ -21,7 +21,7 @@ def choose(option: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
 
 
 def gpu_memory_bytes() -> int:
-    """Total memory of the first GPU as NVML reports it, 0 when it cannot say."""
+    """Total memory of the first GPU in bytes, as NVML reports it; 0 without a report."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -38,7 +38,7 @@ def _cuda_obstacle() -> str | None:
         return "CUDA_VISIBLE_DEVICES is empty"
     if not Path("/proc/driver/nvidia/version").exists():
         return "no NVIDIA driver is loaded"
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms that a machine without a GPU need not wait
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms, which a machine without a GPU saves
 
     try:
         if version("torch").endswith("+cpu"):

@@ -19,30 +19,30 @@ from quire.core.logging import configure
 
 
 class EngineStart(Struct, array_like=True):
-    """What an engine process reads from its standard input, before anything else."""
+    """The message that an engine process reads first from its standard input."""
 
     config: EngineConfig
     address: str
     keys: CurveKeys | None
-    worker_factory: str | None = None  # qualified name of another worker than the real one
+    worker_factory: str | None = None  # qualified name of a replacement for the real worker
 
 
 def main() -> None:
-    """Reads an `EngineStart` from standard input, and runs that engine until it is told to end."""
-    gc.disable()  # until all is loaded: imports make a million objects and hardly a cycle among them
+    """Reads an `EngineStart` from standard input, and runs that engine until its parent or a signal ends it."""
+    gc.disable()  # during imports, which make a million objects and hardly a cycle
     configure("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
     code = uvloop.run(_run_engine(start))
-    if start.address.startswith("ipc://") and _outlives(parent):  # it cannot tidy up any more
+    if start.address.startswith("ipc://") and _outlives(parent):  # a dead parent cannot remove its folder
         shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)
     sys.exit(code)
 
 
 def _outlives(parent: int) -> bool:
-    """Whether the parent is gone. Its end of our standard input closes a moment before it stops being our parent."""
+    """Whether the parent is gone. A dying parent closes our standard input a moment before `os.getppid` changes."""
     deadline = time.monotonic() + 1
     [is_closed, _, _] = select.select([sys.stdin], [], [], 0)
     while is_closed and os.getppid() == parent and time.monotonic() < deadline:
@@ -61,7 +61,7 @@ async def _run_engine(start: EngineStart) -> int:
     executor = Executor(start.config, **options)
     process = EngineProcess(start.config, executor, start.address, start.keys)
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is ever written: readable means the parent died
+    loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is written to it: readable means the parent died
     loop.add_signal_handler(signal.SIGTERM, process.close)
     return await process.run()
 

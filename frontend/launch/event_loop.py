@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, so that blocking code can drive asynchronous parts, inside Jupyter too."""
+"""An event loop on its own thread, so that blocking code can run asynchronous code, in Jupyter too."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ CLOSE_SECONDS = 5.0
 
 
 class EventLoopThread:
-    """Runs until `close`. A daemon thread: it never keeps the interpreter from ending."""
+    """An event loop that runs on a daemon thread until `close`. A daemon thread does not keep the interpreter alive."""
 
     def __init__(self, name: str) -> None:
         self._process_id = os.getpid()
@@ -26,16 +26,16 @@ class EventLoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on this thread, where `run` would wait for itself."""
+        """Whether the caller is on the loop's thread, where `run` would wait for itself."""
         return threading.current_thread() is self._thread
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a fork of the process that made it: the thread stayed there."""
+        """Whether this process is a fork of the one with the thread: a fork does not inherit threads."""
         return os.getpid() != self._process_id
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` to its end and returns its result. Ctrl-C cancels it and waits for its cleaning up.
+        """Runs `work` to its end and returns its result. Ctrl-C cancels `work` and waits for its cleanup.
 
         Raises:
             QuireError: the thread has ended, or is not in this process.
@@ -64,7 +64,7 @@ class EventLoopThread:
         return tasks[0].result()
 
     def close(self) -> None:
-        """Cancels what still runs, ends the loop and its thread. Harmless when called again."""
+        """Cancels running tasks, then ends the loop and its thread. Harmless when called again."""
         if self._loop.is_closed() or self.is_inherited:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -74,7 +74,7 @@ class EventLoopThread:
             self._loop.close()
 
     def _cancel_rest(self) -> None:
-        """Lets tasks clean up that nobody waited for, or Python would complain of each when the loop is gone."""
+        """Cancels the remaining tasks and lets them clean up; else Python would warn of each after the loop's end."""
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()

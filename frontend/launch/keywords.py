@@ -1,4 +1,4 @@
-"""Engine options as Python keywords, for those who start an engine from their own program."""
+"""Engine options as Python keywords, for programs that start an engine."""
 
 import os
 from typing import Any
@@ -9,10 +9,10 @@ from quire.frontend.launch.refusals import Refusals
 
 
 def read_keywords(options: dict[str, Any]) -> EngineArgs:
-    """Keywords as engine options: `model="...", max_num_seqs=64`.
+    """Engine options out of keywords: `model="...", max_num_seqs=64`.
 
     Raises:
-        ConfigError: a value is wrong, or there is no such option; what is near is named, as for a flag.
+        ConfigError: a value is wrong, or there is no such option; the error suggests similar ones, as for a flag.
     """
     flags = ["--" + name.replace("_", "-") for name in EngineArgs().flat()]
     for name in options:

@@ -46,7 +46,7 @@ class EngineSubprocess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Ends the engine and, through its process group, its workers; once, as the system gives ids away again."""
+        """Ends the engine and, through its process group, its workers. Only once, because the system reuses ids."""
         if self._is_over:
             return
         self._is_over = True
@@ -61,7 +61,7 @@ class EngineLauncher:
     """Starts engine processes, each at an address of its own inside a private folder (or on loopback TCP).
 
     Args:
-        worker_factory: qualified name of what builds the workers, for benchmarks of everything but the model.
+        worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class EngineLauncher:
         self._ahead: EngineSubprocess | None = None
 
     def launch_ahead(self) -> None:
-        """Starts the engine that the first `launch` hands out: it loads while its frontend has other things to do."""
+        """Starts the engine that the first `launch` returns, so that it loads while the frontend starts."""
         self._ahead = self._start()
 
     def launch(self) -> EngineSubprocess:
-        """Starts an engine. It dies when this process does: its standard input closes."""
+        """Starts an engine. The engine dies with this process, because its standard input closes."""
         ahead, self._ahead = self._ahead, None
         return ahead or self._start()
 
@@ -98,7 +98,7 @@ class EngineLauncher:
         )
         assert process.stdin is not None
         start = msgspec.msgpack.encode(EngineStart(self._config, address, keys, self._worker_factory))
-        with contextlib.suppress(BrokenPipeError):  # it died at once: `wait` tells
+        with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()
         return EngineSubprocess(process, address, keys)
@@ -116,7 +116,7 @@ class EngineLauncher:
         self._launched += 1
         if self._transport == "tcp":
             return f"tcp://127.0.0.1:{_free_port()}"
-        if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary folders may take it
+        if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary files may remove it
             self.folder = _private_folder()
         return f"ipc://{self.folder}/engine-{self._launched}.sock"
 

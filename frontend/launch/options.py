@@ -1,4 +1,4 @@
-"""Fills in what a user left open: `EngineArgs` and a checkpoint's facts become the `EngineConfig` that runs."""
+"""Resolves options: the user's `EngineArgs` and the checkpoint's facts become the `EngineConfig` that runs."""
 
 import os
 from typing import Literal
@@ -16,7 +16,7 @@ LARGE_GPU_BYTES = 70 * 2**30
 
 
 def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineConfig:
-    """Fills every default in.
+    """Fills in every default.
 
     Raises:
         ConfigError: options that contradict each other or the checkpoint.
@@ -43,7 +43,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineCon
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],
         trace_folder=_trace_folder(args.observability.profiler_config),
-        # Offline work begins at once with as many requests as there are; a server should answer its first one soon.
+        # Offline work has all its requests at the start; a server should answer its first request soon.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
 
@@ -100,8 +100,8 @@ def _limits(args: EngineArgs, usage: UsageContext, kind: str, world_size: int, m
 def _batch_defaults(usage: UsageContext, kind: str, world_size: int) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) that vLLM would choose for this device and entry point.
 
-    But a CPU's server takes a quarter of vLLM's 2048 tokens: running streams wait for a step with prompts in it, and a
-    CPU is as fast on 512 tokens as on more.
+    A server on a CPU takes a quarter of vLLM's 2048 tokens: running streams wait for a step with prompts in it, and a
+    CPU computes as many tokens a second with steps of 512 tokens as with longer ones.
     """
     if kind == "cpu":
         tokens, seqs = (4096, 256) if usage == "llm" else (512, 128)

@@ -1,4 +1,4 @@
-"""Flags that Quire refuses: those it knows of and does not support, by name and reason, and those that nobody knows.
+"""Refuses flags: known ones that Quire does not support, each with its reason, and unknown ones.
 
 `unsupported_flags.json` maps a section (engine, server, run-batch, bench) to groups of flags that share one reason.
 """
@@ -20,7 +20,7 @@ def unsupported(section: str) -> dict[str, str]:
 
 
 class Refusals:
-    """What to say about a flag that a command does not take."""
+    """Explains why a command does not take a flag."""
 
     def __init__(self, known: Iterable[str], sections: Iterable[str]) -> None:
         self.known = list(known)
@@ -28,12 +28,12 @@ class Refusals:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Reason by unsupported flag, without those that the command takes after all."""
+        """Reason by unsupported flag, without the flags that the command takes."""
         merged = {flag: reason for section in self.sections for flag, reason in unsupported(section).items()}
         return {flag: reason for flag, reason in merged.items() if flag not in self.known}
 
     def explain(self, flag: str) -> str:
-        """One sentence about a flag (dashes, no value) that is not taken."""
+        """One sentence about a flag (dashes, no value) that the command does not take."""
         named = self._unsupported_name(flag)
         if named is not None:
             return f"{flag} is not supported: {self.reasons[named]}"

@@ -1,4 +1,4 @@
-"""From options to an engine that can be launched: finds the checkpoint, resolves every option, starts nothing."""
+"""Prepares an engine's launch: finds the checkpoint and resolves every option, but starts nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What a user's options came to: all that is needed to launch an engine, and no more."""
+    """A user's options, resolved: everything that an engine's launch needs, and no more."""
 
     args: EngineArgs
     folder: Path
