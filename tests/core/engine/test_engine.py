@@ -72,7 +72,7 @@ def run(test: Callable[[], object]) -> None:
 
 
 async def settle() -> None:
-    """Lets every task do what it can."""
+    """Lets every task run until it waits."""
     for _ in range(10):
         await asyncio.sleep(0)
 

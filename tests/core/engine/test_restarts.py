@@ -1,4 +1,4 @@
-"""When an engine is started again."""
+"""Rules for restarting an engine."""
 
 import pytest
 

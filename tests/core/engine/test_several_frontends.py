@@ -49,7 +49,7 @@ class _VisitingLauncher:
 
 
 def test_every_frontend_counts_what_the_engine_did_once() -> None:
-    """Also where one came late, and where a message went to one alone: a refusal does."""
+    """Also when one frontend connects late, and when only one gets a message, such as a refusal."""
 
     async def scenario() -> None:
         launcher = _HostLauncher(engine_config(), worker_factory=NULL_WORKER)

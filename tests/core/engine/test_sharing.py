@@ -1,4 +1,4 @@
-"""What the sequences of a request have in common crosses to the engine once, and stays one thing there."""
+"""The shared parts of a request's sequences are sent to the engine once, and stay one object there."""
 
 import asyncio
 import os

@@ -26,7 +26,7 @@ LONG = 8000  # tokens: enough that a kill comes in the middle
 
 
 class LimitedLauncher(EngineLauncher):
-    """Can launch so many engines, and then no more."""
+    """Launches a limited number of engines."""
 
     def __init__(self, num_engines: int) -> None:
         super().__init__(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
@@ -62,7 +62,7 @@ async def answers(client: EngineClient) -> bool:
 
 
 def open_pair(client: EngineClient) -> list[Stream]:
-    """Two sequences of one request: the end of one takes the other along, as a frontend does with n = 2."""
+    """Two sequences of one request: when one fails, the other is aborted, as by a frontend with n = 2."""
     pair = [Stream(client, name, [1, 2], ENDLESS) for name in ("a", "b")]
     for stream, sibling in zip(pair, ("b", "a"), strict=True):
         stream.on_tokens = lambda stream=stream, sibling=sibling: client.abort([sibling] if stream.is_failed else [])
@@ -71,7 +71,7 @@ def open_pair(client: EngineClient) -> list[Stream]:
 
 @contextmanager
 def no_free_descriptors() -> Iterator[None]:
-    """This process keeps the files that it has open, and can open no other."""
+    """Within this context, the process can open no more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:

@@ -1,8 +1,8 @@
 """A worker without a model: applies plans as the real one does and checks what they would do to the KV cache.
 
-A page's content is, for each position in it, the KV group that wrote it and the identity of the token sequence up to
-there: that is what keys and values depend on. Reading a page that holds anything else is what a paging bug would
-look like: a page given back too early, a wrong hit in the prefix cache, a hole in a block table.
+For each position, a page holds the KV group that wrote it and the identity of the token sequence up to there, because
+keys and values depend on these. Reading anything else reveals a paging bug: a page given back too early, a wrong hit
+in the prefix cache, a hole in a block table.
 """
 
 import random
@@ -33,7 +33,7 @@ EOS = 0
 VOCAB_SIZE = 40
 FULL = KVGroupSpec("full", [0], page_bytes=0)
 FREE = (-1, 0)
-"""What a place of a page holds before it is first written."""
+"""The content of a position in a page before the first write."""
 NAN_MESSAGE = "logits are not finite"
 
 
@@ -47,7 +47,7 @@ def extend(identity: int, token: int) -> int:
 
 
 def sample(seed: int, identity: int) -> int:
-    """The next token: a function of the request's seed and its sequence, so of nothing that a schedule decides."""
+    """The next token: a function of the request's seed and sequence, so independent of the schedule."""
     return hash((seed, identity, 1)) % VOCAB_SIZE
 
 
@@ -85,13 +85,13 @@ class Row:
     identities: list[int] = field(default_factory=list)  # per token, drafts included
 
     def identify(self) -> None:
-        """Call after changes of the tokens; identities of those that are there already stay."""
+        """Adds identities for new tokens; those of earlier tokens stay. Call after the tokens change."""
         for token in (self.token_ids + self.drafts)[len(self.identities) :]:
             self.identities.append(extend(self.identities[-1] if self.identities else 1, token))
 
     def sample(self, num_drafts: int) -> list[int]:
-        """The tokens at the last known position and at those of the first `num_drafts` drafts, up to the first that
-        differs from the draft after it, or that cannot be chosen. They take the drafts' place."""
+        """Samples at the last known position and at the first `num_drafts` drafts, up to the first token that differs
+        from the draft after it, or that cannot be chosen. The sampled tokens replace the drafts."""
         last = len(self.token_ids) - 1
         tokens: list[int] = []
         for draft, identity in zip([*self.drafts[:num_drafts], None], self.identities[last:], strict=False):
@@ -173,7 +173,7 @@ class FakeWorker:
             self.num_computed_tokens += count
 
     def read(self, plan: StepPlan) -> None:
-        """Every position that a computed token sees, in each group."""
+        """Reads every position that a computed token sees, in each group."""
         size = self.block_size
         for slot, start in zip(plan.slots, plan.num_computed, strict=True):
             row = self.table[slot]
@@ -209,7 +209,7 @@ class FakeWorker:
 
 
 def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
-    """What `request` yields when nothing disturbs it, computed from the definition."""
+    """The output of `request` when it runs alone, computed from the definition."""
     sampling = request.sampling
     start = start_of(request)
     identity = 1
@@ -237,7 +237,7 @@ def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], Finish
 
 @dataclass
 class Stream:
-    """What a client has received."""
+    """The deltas that a client has received."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -336,7 +336,7 @@ class Harness:
         return self.result()
 
     def run(self, max_steps: int = 100_000) -> None:
-        """Until every request has finished and every result is in."""
+        """Steps until every request has finished and every result is in."""
         while self.scheduler.has_unfinished() or self.in_flight:
             self.step()
             max_steps -= 1

@@ -71,7 +71,7 @@ def test_a_row_with_drafts_keeps_its_request_and_nobody_else_from_being_planned_
 
 
 def test_drafts_that_come_while_a_later_token_is_sampled_wait_for_it() -> None:
-    """The row in flight samples the token at the first draft's position: that row's own drafts are the ones to use."""
+    """The row in flight samples the token at the first draft's position, so only that row's own drafts are used."""
     steps = Steps()
     steps.plan()
     assert rows(steps.plan()) == [(6, 1, 1)]

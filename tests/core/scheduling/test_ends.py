@@ -14,7 +14,7 @@ PROMPT = [9, 9, 9]
 
 
 def look_at(tokens: list[int], **sampling) -> tuple[End | None, list[int], list[int]]:
-    """The end that is found when `tokens` come at once, what is left of them, and all of the request's tokens."""
+    """(the end found when `tokens` come at once, the tokens kept, all of the request's tokens)."""
     wire = make_request("a", PROMPT, **{"max_tokens": 50, "ignore_eos": False} | sampling)
     ends = Ends([EOS])
     max_num_tokens = len(PROMPT) + (wire.sampling.max_tokens or 0)
@@ -71,7 +71,7 @@ def test_a_list_ends_where_its_tokens_would_one_by_one(seed: int) -> None:
             "repetition_detection": rng.choice([None, RepetitionDetection(max_pattern_size=2, min_count=2)]),
         }
         sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
-        # A prefix that has not ended is known when the next token comes, so the first prefix that ends is the answer.
+        # Tokens are checked one by one, so the right answer is the first prefix that ends.
         prefixes = (look_at(tokens[:count], **sampling) for count in range(1, len(tokens) + 1))
         first = next((found for found in prefixes if found[0] is not None), (None, tokens, PROMPT + tokens))
         assert look_at(tokens, **sampling) == first

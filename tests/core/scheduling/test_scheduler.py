@@ -15,7 +15,7 @@ def tokens_of(harness: Harness) -> list[list[int]]:
 
 
 def always(token: int) -> Callable[[StepResult], StepResult]:
-    """A worker whose every sample is `token`. Its own table goes on with other tokens, which no rule here looks at."""
+    """Replaces every sampled token by `token`. The fake worker's table keeps its own, which no rule here reads."""
     return lambda result: StepResult(result.step_id, [[token] for _ in result.token_ids])
 
 
@@ -456,7 +456,7 @@ def test_samples_of_one_prompt_share_its_pages_and_its_computation(limits: dict[
 
 
 def test_a_prompt_that_begins_alike_waits_no_longer_than_for_that() -> None:
-    """It is admitted as soon as what it shares is there, long before the prompt that computes it is done."""
+    """The prompt is admitted once its shared prefix is computed, long before the rest of the other prompt."""
     harness = Harness(max_num_batched_tokens=64, long_prefill_token_threshold=4, block_size=4, max_num_seqs=8)
     prompt = list(range(1, 34))
     harness.add("long", prompt)

@@ -23,7 +23,7 @@ def harness_for(prompt_len: int) -> Harness:
 
 
 def test_a_prompt_takes_memory_once_however_many_sequences_run() -> None:
-    """Ids of its own would take a sequence 8 bytes a token. An entry of its block table or hashes is for 16 tokens."""
+    """Own token ids would cost each sequence 8 bytes a token; block tables and hashes need one entry for 16 tokens."""
     prompt_len, held = 50_000, {}
     for n in (1, 64):
         harness, wire = harness_for(prompt_len), request_of(n, prompt_len)

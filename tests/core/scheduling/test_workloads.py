@@ -179,7 +179,7 @@ def test_outputs_do_not_depend_on_drafts(case: dict, depth: int) -> None:
 
 @pytest.mark.parametrize("drafting", [False, True])
 def test_a_crash_at_any_step_changes_no_output(drafting: bool) -> None:
-    """A new engine is given what was delivered, again and again, until every request has ended."""
+    """Each new engine gets the tokens that were delivered, until every request has ended."""
     rng = random.Random(5)
     requests = random_requests(rng, 40)
     by_id = {start_of(request).request_id: request for request in requests}
@@ -277,7 +277,7 @@ def test_fcfs_first_come_first_scheduled_even_under_pressure(depth: int) -> None
 
 
 def test_kv_groups_give_back_pages_preempt_and_share() -> None:
-    """The workloads with several KV groups would prove little if they did none of that."""
+    """The workloads with several KV groups would prove little if they never did these things."""
     rng = random.Random(4)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "block_size": 4}
     num_pages = num_pages_alone("two windows and all", limits, MAX_MODEL_LEN - 1)

@@ -94,7 +94,7 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     expected = expected_logprobs(folder, token_ids)
     torch.testing.assert_close(torch.cat(got).log_softmax(dim=-1), expected, atol=1e-4, rtol=0)
 
-    # The likeliest token after each of its own outputs, all in one pass: by induction, what greedy search would give.
+    # One pass checks that each output is the likeliest token after those before it: by induction, greedy search.
     prompt = token_ids[:20]
     output = PagedDriver(model, 1, 100, block_size=block_size).greedy([prompt], 64)[0]
     likeliest = expected_logprobs(folder, prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
@@ -115,7 +115,7 @@ def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints
 
 @pytest.mark.parametrize("variant", ["gemma3-window", "llama", "mistral-window", "qwen3-head_dim"])
 def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Checkpoints) -> None:
-    """Where only they are wanted, the cache is filled with all, and later tokens do not change either."""
+    """When only the last tokens' logits are wanted, the cache still gets all tokens, and later tokens stay the same."""
     family, options = VARIANTS[variant]
     spec = read_spec(checkpoint(family, **options))
     model = load_model(spec)
@@ -155,7 +155,7 @@ def test_old_style_rope_settings(checkpoint: Checkpoints) -> None:
 
 
 def test_gemma_configs_from_before_transformers_5(checkpoint: Checkpoints) -> None:
-    """A pattern instead of types, two bases instead of parameters by type of layer, and tied unless it says not."""
+    """These have a pattern instead of layer types, two bases instead of parameters, and tied weights by default."""
     rope = {**GEMMA_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
     folder = checkpoint("gemma3", tie=True, sliding_window=8, num_hidden_layers=6, sliding_window_pattern=3, rope=rope)
     spec = read_spec(
@@ -215,7 +215,7 @@ def test_layer_types_that_are_not_known_are_refused(checkpoint: Checkpoints) -> 
 
 
 def test_a_rank_builds_its_range_of_layers_only(checkpoint: Checkpoints) -> None:
-    """The first layer alone is the model that has no other; the second finds its cache, which is the rank's first."""
+    """A rank with only the first layer equals a one-layer model; a rank with the second layer uses its first cache."""
     folder = checkpoint("qwen3", sliding_window=20, layer_types=["sliding_attention", "full_attention"])
     token_ids = prompts(1, 100)[0]
     first = PagedDriver(load_model(read_spec(folder), layers=range(1)), 1, 80)

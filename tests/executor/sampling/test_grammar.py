@@ -94,7 +94,7 @@ def test_a_matcher_allows_what_the_grammar_does_and_goes_back(grammar: Callable[
 
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines", "lm-format-enforcer"])
 def test_a_draft_is_taken_back_wherever_it_ended(grammar: Callable[..., Grammar], backend: str) -> None:
-    """As speculative tokens are: some accepted, all or a part of them back again, and another way from there."""
+    """As with drafts: the matcher accepts some tokens, takes all or some of them back, and goes on with others."""
     matcher = GrammarLibrary().matcher(grammar("(ab|cd){3}", backend))
     masks = []
     for token_id in ids("abcd"):
@@ -199,7 +199,7 @@ class Watch:
         monkeypatch.setattr(owner, name, staticmethod(noted) if static else noted)
 
     def forget(self) -> None:
-        """Begins anew."""
+        """Clears the events."""
         self.events.clear()
         self.times.clear()
 
@@ -222,7 +222,7 @@ def test_one_operation_masks_all_rows_with_a_grammar_and_no_other(
 def test_a_step_without_grammars_does_nothing_for_them(
     grammar: Callable[..., Grammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though another request has one: only rows that are in the step count."""
+    """Another request has a grammar, but only rows of the step count."""
     bench = Bench()
     bench.admit(0, None)
     bench.admit(1, None)
@@ -241,7 +241,7 @@ def test_masks_are_made_when_the_forward_pass_is_under_way(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After it was started, before its result is read: an accelerator works meanwhile, and they cost nothing."""
+    """Masks are made while the launched step runs, before its result is read, so they cost an accelerator no time."""
     watch = Watch(monkeypatch)
     worker = start_worker(engine_config(checkpoint("llama"), trace_folder=str(tmp_path)))
     made = grammar("a+")
@@ -308,7 +308,7 @@ def test_several_matchers_are_filled_at_once_each_in_its_row(grammar: Callable[.
 
 
 class Tiring(Matcher):
-    """Allows everything, until it is asked once more than it likes."""
+    """Allows everything for a number of masks, then fails."""
 
     def __init__(self, num_times: int) -> None:
         self.num_times = num_times
@@ -342,7 +342,7 @@ def test_a_matcher_that_gives_up_takes_none_of_its_library_along(
 
 
 def test_a_token_that_came_back_after_the_mask_is_told(grammar: Callable[..., Grammar]) -> None:
-    """As the end of reasoning does, whose budget has the last word."""
+    """For example the end of reasoning, which a thinking budget forces after the mask."""
     bench = Bench()
     thinking = ThinkingMarks(begin=[[ord("<")]], end=[[ord(">")]], opened=True)
     bench.admit(0, grammar("ab"))

@@ -364,7 +364,7 @@ def test_masks_work_where_the_logits_are_in_any_type_and_leave_other_rows(dtype:
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_tokens_and_logprobs_are_those_of_float32(mode: LogprobsMode) -> None:
-    """Whether masks change logits before or after a neighbour has all of them computed in float32."""
+    """Masks may change logits before or after another row's feature converts all of them to float32."""
     logits = random_logits(6, seed=6).bfloat16()
     tokens, values = [], []
     for given in (logits, logits.float()):

@@ -1,4 +1,4 @@
-"""Rows with drafts bring what they bring without: a real model, and drafts that are right or wrong by chance."""
+"""Rows yield the same tokens with drafts as without: a real model, and randomly right or wrong drafts."""
 
 import random
 from collections.abc import Callable
@@ -38,7 +38,7 @@ MOST_DRAFTS = 5
 
 
 class ToldDrafter:
-    """Was told how each request goes on, and says so most of the time."""
+    """Knows each request's output, and proposes the right tokens most of the time."""
 
     def __init__(self, outputs: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
         """`outputs` by prompt."""
@@ -105,7 +105,7 @@ def serve(folder: Path, drafter: ToldDrafter | None = None) -> Callable[..., dic
 
 
 def check_same(got: dict[str, list[RequestDelta]], expected: dict[str, list[RequestDelta]]) -> None:
-    """Tokens, ends and log-probabilities, however the deltas are cut."""
+    """Compares tokens, ends and log-probabilities, however they are divided into deltas."""
     assert got.keys() == expected.keys()
     for name in expected:
         (tokens, reasons, entries), (other_tokens, other_reasons, other_entries) = (
@@ -135,7 +135,7 @@ def folder(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> P
 
 @pytest.fixture(scope="module")
 def without(folder: Path) -> dict[str, list[RequestDelta]]:
-    """What comes without drafts, of each request alone."""
+    """The deltas of each request alone, without drafts."""
     generate = serve(folder)
     deltas: dict[str, list[RequestDelta]] = {}
     for one in requests_of_all_kinds():

@@ -44,7 +44,7 @@ def worker(folder: Path) -> Worker:
 
 
 def rows_of(number: int, length: int) -> torch.Tensor:
-    """As large as the checkpoint's own embeddings, and none of them."""
+    """Embeddings of the same scale as the checkpoint's, but different from all of them."""
     return 0.3 * torch.randn(length, HIDDEN_SIZE, generator=torch.Generator().manual_seed(number))
 
 
@@ -55,7 +55,7 @@ def embedded(name: str, rows: torch.Tensor, **sampling: Any) -> EngineRequest:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, list[int]]:
-    """What transformers generates from each of `LENGTHS`."""
+    """Transformers' output for a prompt of each of `LENGTHS`."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     options = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False, "eos_token_id": None}
     return {
@@ -78,7 +78,7 @@ def expected(folder: Path) -> dict[str, list[int]]:
 def test_tokens_are_transformers_in_any_company(
     worker: Worker, expected: dict[str, list[int]], options: dict[str, Any]
 ) -> None:
-    """Beside prompts of ids, the placeholders' own among them, which must not be taken for their pages."""
+    """Prompts of ids run beside them. One has the placeholders' ids, and must not find the pages of embeddings."""
     ids = [request("zeros", [0] * 40), request("ids", prompt_of(3, 40))]
     alone = tokens_of(generate(worker, ids))
     embeds = [embedded(str(length), rows_of(length, length)) for length in LENGTHS]
@@ -107,7 +107,7 @@ def test_a_request_resumes_after_the_tokens_already_delivered(worker: Worker, ex
 
 @pytest.mark.parametrize("output", [[], [3, 4, 4]], ids=str)
 def test_placeholders_count_for_no_penalty(output: list[int]) -> None:
-    """Beside a row whose prompt does hold that token."""
+    """The batch also has a row whose prompt does contain the placeholder's token."""
     table, penalties = RequestTable(2, 256, 16, torch.device("cpu")), Penalties(2)
     sampling = SamplingParams(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25)
     embeds, _ = EmbedsReader(HIDDEN_SIZE).read(rows_of(1, 5), MAX_MODEL_LEN)

@@ -39,7 +39,7 @@ END = 2
 
 
 class LateTransfer:
-    """Holds zeros on the host until the device has finished what it was told to do before."""
+    """Holds zeros on the host until the device has finished the work launched before the transfer."""
 
     def __init__(self, device: "LateDevice", tensors: Sequence[Tensor]) -> None:
         self._device = device
@@ -62,7 +62,7 @@ class LateTransfer:
 
 
 class LateDevice:
-    """Where transfers start; they arrive in order. `waits`: (step that is launched, step it waits for) pairs."""
+    """Starts transfers, which arrive in order. `waits`: pairs of (launched step, step that it waits for)."""
 
     are_free = False
 
@@ -210,7 +210,7 @@ def grammar(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Grammar
 
 
 def plain_requests() -> list[EngineRequest]:
-    """What needs no token on the host: features of all kinds, log-probabilities, scored prompts."""
+    """Requests that need no token on the host: features of all kinds, log-probabilities, scored prompts."""
     return [
         *mixed_requests()[:12],
         request("scored", prompt_of(50, 60), prompt_logprobs=3, logprobs=2),

@@ -196,7 +196,7 @@ def test_the_small_pool_above_did_preempt(worker: Worker) -> None:
 
 
 def test_a_request_resumes_after_the_tokens_already_delivered(worker: Worker, expected: dict[str, list[int]]) -> None:
-    """As after a crash: the frontend sends what it has, the rest comes out the same."""
+    """As after a crash: the frontend sends the delivered tokens, and the remaining ones are the same."""
     requests = {start_of(one).request_id: one for one in mixed_requests()}
     resumed = {name: tokens for name, tokens in expected.items() if len(tokens) > 8}
     rest = tokens_of(generate(worker, [resumed_after(tokens[:7], requests[name]) for name, tokens in resumed.items()]))
@@ -247,7 +247,7 @@ def test_a_plan_without_samples_returns_nothing(worker: Worker) -> None:
 
 
 def test_a_released_request_costs_later_steps_nothing(folder: Path, tmp_path: Path) -> None:
-    """It went before its prompt was scored, and nobody has its slot."""
+    """The request was released before its prompt was scored, and no other request has its slot."""
     worker = start_worker(engine_config(folder, trace_folder=str(tmp_path)))
     scored = NewSlot(0, prompt_of(0, 10), 10, [[0]], SamplingParams(seed=0, prompt_logprobs=1))
     plain = NewSlot(1, prompt_of(1, 10), 10, [[1]], SamplingParams(seed=0))

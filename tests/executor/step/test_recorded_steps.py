@@ -54,7 +54,7 @@ def worker(folder: Path) -> Worker:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, list[int]]:
-    """What mixed requests get from a worker that records nothing, one request at a time."""
+    """Outputs of mixed requests on a worker without recordings, one request at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.executor.step.decode_inputs.MAX_ROWS", 0)
         plain = start_worker(bf16_config(folder))
@@ -70,7 +70,7 @@ def expected(folder: Path) -> dict[str, list[int]]:
 def test_tokens_are_those_of_the_ordinary_way(
     worker: Worker, expected: dict[str, list[int]], launched: list[int], options: dict[str, Any]
 ) -> None:
-    """Prompts in pieces, rows that come and go, features, preemption."""
+    """Covers chunked prompts, changing batches, sampling features and preemption."""
     for _ in range(2):  # the second time, most decode steps have a recording
         launched.clear()
         assert tokens_of(generate(worker, mixed_requests(), **options)) == expected

@@ -27,7 +27,7 @@ class Row:
 
 @dataclass
 class World:
-    """A scheduler without sense: admits, grows and releases at random, and knows what the table must hold."""
+    """A random scheduler: admits, grows and releases requests, and knows the table's expected content."""
 
     rng: random.Random
     num_slots: int = 9

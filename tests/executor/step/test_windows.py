@@ -91,7 +91,7 @@ def test_tokens_do_not_depend_on_company_or_chunks(
 
 
 def test_tokens_do_not_depend_on_preemption(served: Served) -> None:
-    """Short prompts are let in together, and grow until the pool is too small for them."""
+    """Short prompts are admitted together, and their outputs grow until the pool is too small."""
     growing = [request(str(i), prompt_of(i, 3), max_tokens=100, temperature=0.8, seed=i) for i in range(8)]
     alone: dict[str, list[int]] = {}
     for one in growing:
@@ -102,7 +102,7 @@ def test_tokens_do_not_depend_on_preemption(served: Served) -> None:
 
 
 def test_a_prefix_is_found_in_every_group(served: Served) -> None:
-    """The second request goes on where the first one's prompt ends: its windows' last pages are still there."""
+    """The second request continues the first one's prompt, whose last window pages are still cached."""
     shared = prompt_of(7, 100)
 
     def requests() -> list[EngineRequest]:

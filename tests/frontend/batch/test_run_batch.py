@@ -75,7 +75,7 @@ def run(engine: AsyncLLM, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
             return getattr(engine, name)
 
         async def aclose(self) -> None:
-            """Others still need it."""
+            """Does nothing, because other tests still need the engine."""
 
     monkeypatch.setattr(module, "AsyncLLM", Shared)
 
@@ -103,7 +103,7 @@ def test_a_batch_from_end_to_end(args: EngineArgs, tmp_path: Path) -> None:
 
 
 def test_constraints_hold_for_each_line(run: Callable[..., int], tmp_path: Path) -> None:
-    """In all the forms that clients have; a schema that nobody can follow costs its own line."""
+    """Covers all forms of constraints; a schema that no grammar library can enforce fails only its own line."""
     schema = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
     free = {"max_tokens": 60, "ignore_eos": False, "temperature": 1, "seed": 1}
     as_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -237,7 +237,7 @@ class StoreHandler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *args: Any) -> None:
-        """Quiet."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_answers_survive_a_failed_upload(run: Callable[..., int], store: Store) 
 
 
 class Instant(BatchServer):
-    """Answers without an engine, to see the runner alone. Fails for good at line `dies_at`."""
+    """Answers without an engine, to test the runner alone. Fails permanently at line `dies_at`."""
 
     def __init__(self, dies_at: int | None = None) -> None:
         self.in_flight = self.most = 0
@@ -332,8 +332,8 @@ def test_a_dead_engine_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> No
 
 @contextlib.contextmanager
 def small_files(most: int) -> Iterator[None]:
-    """Bytes that a file may have: a write beyond them takes a part, as on a full disk. No longer than needed, for the
-    tests' own report may go to a file."""
+    """Limits files to `most` bytes: a write beyond them is partial, as on a full disk. The limit is short, because the
+    test report may be a file too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:

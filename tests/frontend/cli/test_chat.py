@@ -70,7 +70,7 @@ class EchoHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 class EchoServer(ThreadingHTTPServer):

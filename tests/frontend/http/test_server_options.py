@@ -118,7 +118,7 @@ class TestDefaultSampling:
         return answer.json()["choices"][0]["text"]
 
     def test_a_request_that_names_nothing_gets_the_servers_defaults(self, served: ServerProcess) -> None:
-        """Temperature from the folder, penalties from what overrides it."""
+        """The temperature comes from the folder, the penalties from the option that overrides it."""
         named = {"temperature": 0, "repetition_penalty": 1.2, "frequency_penalty": 0.8}
         plain = self.text(served)
         assert plain == self.text(served, **named)

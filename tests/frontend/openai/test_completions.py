@@ -287,7 +287,7 @@ def test_cache_hits_of_a_repeated_prompt(client: openai.OpenAI, base_url: str) -
 def test_the_pages_of_a_prompt_are_shared(
     client: openai.OpenAI, base_url: str, options: dict[str, Any], num_requests: int
 ) -> None:
-    """Counted where pages are found: all that follow the first compute only what does not fill a page."""
+    """The metrics count found pages: all requests after the first compute only the tokens that fill no page."""
     ids = [100 + i for i in range(100)]  # six pages of 16, and 4 tokens
     options["extra"] = {**options.get("extra", {}), "cache_salt": str(options)}  # nobody has been here
     queries, hits = cache_counts(base_url)

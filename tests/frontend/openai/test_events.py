@@ -21,7 +21,7 @@ HOSTILE_ID = 'cmpl-"text":"","content":"",\\"text\\":""\u00e9'
 
 
 def make_turn() -> Turn:
-    """One whose texts are the answer as they stand. Its stream and tokenizer are never asked for anything."""
+    """A turn whose texts are the answer unchanged. Nothing uses its stream and tokenizer."""
     return Turn(cast(Any, None), 2, None, cast(Any, None))
 
 

@@ -45,7 +45,7 @@ def fitted(chat: ChatInput, max_model_len: int, max_text_length: int = 2**30) ->
 
 
 def least_left_out(chat: ChatInput, room: int) -> int:
-    """By trying them all."""
+    """The fewest turns to leave out, found by trying all numbers."""
     num_turns = len(chat.messages) // 2
     for left_out in range(num_turns):
         kept = chat.messages[:1] + chat.messages[1 + 2 * left_out :]

@@ -1,4 +1,4 @@
-"""The outputs of several prompts, read as they come."""
+"""The outputs of several prompts, merged in the order of arrival."""
 
 import asyncio
 from collections.abc import AsyncIterator

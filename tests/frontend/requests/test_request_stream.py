@@ -172,7 +172,7 @@ def test_how_tokens_are_grouped_into_deltas_changes_nothing(
     tokens = encode(text) + ([EOS] if end is FinishReason.STOP else [])
 
     async def outcome(num_tokens: int) -> tuple[object, ...]:
-        """With so many tokens a delta."""
+        """The outcome with `num_tokens` tokens a delta."""
         engine = Engine(output_kind=kind, **sampling)
         for start in range(0, len(tokens), num_tokens):
             part = tokens[start : start + num_tokens]

@@ -32,7 +32,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 class Neighbour:
-    """Somebody else on the loop, who counts turns, and looks in each at how far a number went since the one before."""
+    """Another task on the loop, which counts its turns, and measures a number's rise between two of them."""
 
     def __init__(self, watched: Callable[[], int] = int) -> None:
         self.num_turns = self.largest_rise = self.largest_fall = 0
@@ -123,7 +123,7 @@ def server(checkpoint: Callable[..., Path], runner: asyncio.Runner) -> Iterator[
 
 
 def test_streams_begin_when_their_requests_are_accepted(server: Server, runner: asyncio.Runner) -> None:
-    """Then the headers may go, before there is an event; until then the request may be refused."""
+    """Headers may be sent before the first event, but not before the request is accepted: it may still be refused."""
 
     async def begin(frames: AsyncGenerator[Any, None]) -> Any:
         first = await anext(frames)
