@@ -82,7 +82,8 @@ class HttpServer:
             watchers: list[asyncio.Task[None]] = []
             try:
                 await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-                if loading.done():
+                # Told to stop as loading ends: the socket may be closed by now, and nobody waits for the model.
+                if loading.done() and not self._uvicorn.should_exit:
                     self._on_ready(loading.result())
                     watchers = self._watch()
                 await serving

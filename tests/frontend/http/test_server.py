@@ -16,6 +16,7 @@ import pytest
 
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ConfigError, EngineDeadError, ModelLoadError
+from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.listener import bind, url_of
 from quire.frontend.http.server import serve
@@ -193,6 +194,31 @@ def test_signal_while_the_model_loads_ends_the_server(checkpoint: Callable[..., 
         await asyncio.wait_for(serve(engine, server, listener), 20)
 
     asyncio.run(main())
+
+
+def test_signal_as_loading_ends_ends_the_server(
+    checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is there when the server, which was told to stop, has closed its socket but not ended."""
+    server = ServerConfig(host="127.0.0.1", port=0)
+
+    async def main() -> None:
+        listener = bind(server)
+
+        class LoadedTooLate(AsyncLLM):
+            async def start(self) -> EngineReady:
+                ready = await super().start()
+                stop()
+                while listener.fileno() >= 0:
+                    await asyncio.sleep(0)
+                return ready
+
+        engine = LoadedTooLate.from_engine_args(model=str(checkpoint("llama")))
+        await asyncio.wait_for(serve(engine, server, listener), 20)
+
+    with caplog.at_level("INFO", logger="quire"):
+        asyncio.run(main())
+    assert [record.message for record in caplog.records if record.message.startswith("ready")] == []
 
 
 def test_death_of_the_engine_for_good_ends_the_server(
