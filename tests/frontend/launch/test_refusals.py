@@ -53,7 +53,6 @@ def test_every_reason_is_a_sentence(section: str) -> None:
         ("--compilation-config", "drop this flag"),
         ("-O3", "drop this flag"),
         ("-O", "drop this flag"),
-        ("-q", "bfloat16"),
     ],
 )
 def test_known_flags_are_refused_by_name(flag: str, piece: str) -> None:
