@@ -1,1 +1,1 @@
-"""Getting one step done: executors, workers, model runner, layers and models."""
+"""Execution of steps: executors, workers, model runner, layers and models."""

@@ -16,7 +16,7 @@ def timed(ops: Backend, spans: Spans) -> Backend:
 
     On an accelerator a span is the time of the launch, not of the kernel.
     """
-    # Operations that need nothing special are made from the names that `Backend` asks for: none can be forgotten.
+    # Most operations are generated from the names that `Backend` declares, so that none can be forgotten.
     operations = {name: _in_span(name) for name in _TimedBackend.__abstractmethods__}
     return type("TimedBackend", (_TimedBackend,), operations)(ops, spans)
 
@@ -31,7 +31,7 @@ class _TimedBackend(Backend[Any, Any]):
         self._recorded: list[str] | None = None  # operations of the recording that is being made, if any
 
     def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `operation` returns, in a span of this name, which a recording remembers."""
+        """Calls `operation` in a span of this name, which a recording in progress notes. Returns its result."""
         if self._recorded is not None:
             self._recorded.append(span)
         with self._spans.span(span):
@@ -58,7 +58,7 @@ class _TimedBackend(Backend[Any, Any]):
         *,
         block_size: int,
     ) -> Any:
-        with self._spans.span("attention_batch"):  # which computes nothing: no recording has it
+        with self._spans.span("attention_batch"):  # computes nothing, so no recording has it
             return self._ops.attention_batch(query_lens, seq_lens, block_tables, slot_mapping, block_size=block_size)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:

@@ -1,4 +1,4 @@
-"""Values between host and device, without the host waiting for work that it does not need."""
+"""Transfers between host and device, for which the host never waits longer than for the values that it needs."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,11 +13,11 @@ class Transfer(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether they have arrived; so has all that the device was told to do before."""
+        """Whether the values have arrived; the device has then done all work queued before, too."""
         ...
 
     def values(self) -> list[Tensor]:
-        """The values, on the host. Waits until the device has made them, and for nothing that it was told later."""
+        """The values, on the host. Waits until the device has made them, but not for work queued later."""
         ...
 
 
@@ -25,7 +25,7 @@ class Transfers(Protocol):
     """Starts transfers from one device.
 
     Attributes:
-        are_free: the host can look at a value whenever it likes, because no other device computes it.
+        are_free: the host can read a value at any time, because no other device computes it.
     """
 
     are_free: bool
@@ -49,7 +49,7 @@ class Arrived:
 
 
 class HostTransfers:
-    """Of a device that is the host: there is nothing to copy, and nothing to wait for."""
+    """Transfers from a device that is the host: there is nothing to copy or to wait for."""
 
     are_free = True
 
@@ -81,7 +81,7 @@ class CudaTransfer:
 
 
 class CudaTransfers:
-    """From the current CUDA device, in its current stream."""
+    """Transfers from the current CUDA device, in its current stream."""
 
     are_free = False
 
@@ -91,11 +91,11 @@ class CudaTransfers:
 
 
 def transfers_from(device: torch.device) -> Transfers:
-    """How values come from `device`."""
+    """The transfers for values on `device`."""
     return HostTransfers() if device.type == "cpu" else CudaTransfers()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """`array` on `device`. The host does not wait: from pinned memory the device fetches it when it gets there."""
+    """`array` on `device`. The host does not wait: the device copies from pinned memory in stream order."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

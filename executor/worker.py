@@ -49,8 +49,8 @@ class Worker:
         config: the same for all ranks.
         rank: which of them this is.
         group: those with which it shares each layer's weights; already joined.
-        transfers: how values come to the host; None: as from any device of that kind.
-        drafter: proposes tokens to be confirmed; None: nobody does.
+        transfers: bring values to the host; None: the usual ones for the device.
+        drafter: proposes drafts; None: no drafts.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Worker:
         self._runner: ModelRunner | None = None
 
     def load(self) -> WorkerReady:
-        """Builds the model with its weights, and says how much KV cache fits beside it.
+        """Builds the model with its weights, and reports how much KV cache fits beside it.
 
         Raises:
             ModelLoadError: the checkpoint is unusable, or does not fit in memory.
@@ -171,12 +171,12 @@ class Worker:
         return self._runner.launch(plan)
 
     def collect(self, step: LaunchedStep) -> StepResult:
-        """Reads what came of a step; see `ModelRunner.collect`."""
+        """Reads the result of a step; see `ModelRunner.collect`."""
         assert self._runner is not None
         return self._runner.collect(step)
 
     def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int]:
-        """The model, and the bytes of its weights. They are counted before any is read."""
+        """The model, and the bytes of its weights, which are counted before any weight is read."""
         config, spec = self._config, self._config.spec
         dtype = getattr(torch, spec.dtype)
         weights = open_weights(spec, config.load, dtype, seed=config.seed, show_progress=self._rank.is_first)

@@ -27,16 +27,16 @@ class AttentionShape:
 
 
 class LayerKV(NamedTuple):
-    """What one layer keeps of a sequence, on one rank; with a `window`, a token sees itself and those just before."""
+    """The keys and values that one layer keeps of a sequence, on one rank."""
 
     num_kv_heads: int
     head_dim: int
-    window: int | None = None  # tokens, the token itself included; None: all before it
+    window: int | None = None  # tokens that a token sees, itself included; None: it sees all before it
 
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer stands.
+    """A layer's place in the model.
 
     Attributes:
         index: among all layers of the model.
@@ -61,7 +61,7 @@ class Attention:
     heads, neighbouring ranks hold the same one.
 
     Attributes:
-        kv: what the layer keeps of a sequence.
+        kv: the keys and values that the layer keeps of a sequence.
         activation_size: numbers that the layer makes of each token: the projections, rotated queries, their outputs.
     """
 
@@ -111,7 +111,7 @@ class Attention:
             self._qk_norm = (torch.cat((q_weight, k_weight)), qk_norm.eps)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """`x` [num_tokens, hidden] → [num_outputs, hidden]: of the tokens that `outputs_of` says."""
+        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
         batch = step.attention[group]
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
@@ -123,7 +123,7 @@ class Attention:
         return self._output(out.reshape(len(q), -1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """Those of `rows` [num_tokens, size] whose tokens have an output: all, or in the last layer the wanted ones."""
+        """The `rows` [num_tokens, size] of tokens with an output: all, or in the last layer the wanted ones."""
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows

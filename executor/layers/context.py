@@ -1,4 +1,4 @@
-"""What layers need to build themselves on one rank."""
+"""The context in which layers are built on one rank."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class ModelContext:
     device: torch.device
     weights: WeightReader
     scheme: LinearScheme
-    layers: range  # of the model, those that this rank builds
+    layers: range  # indices of the model's layers that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
 
     def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
@@ -33,7 +33,7 @@ class ModelContext:
         return self.weights.read(name, shape, shard).to(self.device)
 
     def share(self, size: int, what: str) -> int:
-        """This rank's part of `size` things that every rank holds equally many of.
+        """This rank's part of `size`, equal on all ranks.
 
         Raises:
             ModelLoadError: `size` cannot be divided by the number of ranks.

@@ -1,7 +1,7 @@
 """Linear layers that are split over the ranks of a tensor-parallel group (Megatron-LM, arXiv:1909.08053).
 
-A column layer splits its outputs and needs no communication; a row layer splits its inputs, which a column layer left
-split, and adds the partial results of all ranks.
+A column layer splits its outputs and needs no communication. A row layer takes inputs that a column layer left split,
+and adds the partial results of all ranks.
 """
 
 import torch
@@ -54,7 +54,7 @@ class RowLinear:
         """`shard` is the rank's part of dimension 1."""
         self._ops = context.ops
         self._group = context.group
-        # Partial results are added up, so the bias must be among them once.
+        # Partial results are added up, so only one rank may add the bias.
         has_bias = bias and context.group.rank == 0
         self._packed = context.ops.pack_linear(
             context.scheme.read_weight(context, [Part(name, out_features, shard)], in_features),

@@ -13,7 +13,7 @@ class GatedMLP:
     """`down(activation(gate(x)) * up(x))`, gate and up in one product.
 
     Attributes:
-        activation_size: numbers that the layer makes of each token: gate, up, and what becomes of them.
+        activation_size: numbers that the layer makes of each token: gate, up, and their product.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ class NormStyle:
 
     Attributes:
         eps: added to the mean square.
-        is_offset: the checkpoint stores what the weight differs from 1; the product with it is computed in float32,
-            since a sum of 1 and little would lose most of its digits in a half-precision type.
+        is_offset: the checkpoint stores the weight minus 1. The product with the weight is computed in float32, because
+            1 plus a small number loses most of that number's digits in a half-precision type.
     """
 
     eps: float

@@ -89,8 +89,8 @@ def _linear(rotation: Rotation) -> tuple[Tensor, float]:
 def _dynamic(rotation: Rotation) -> tuple[Tensor, float]:
     """NTK-aware scaling of the base (arXiv:2309.00071, appendix B.1).
 
-    The length that it stretches to is the engine's longest, not the longest seen so far: a request's tokens must not
-    depend on its neighbours, and cached keys keep the rotation that they were written with.
+    The base is scaled for `max_model_len`, not for the longest sequence so far: a request's tokens must not depend on
+    its neighbours, and cached keys keep the rotation that they were written with.
     """
     factor, dim = rotation.need("factor"), rotation.dim
     length = max(rotation.max_model_len, rotation.max_positions)

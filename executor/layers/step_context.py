@@ -1,5 +1,4 @@
-"""What one step is about, as a model's layers see it. A new aspect of a step is a field here, read by the layer that
-cares."""
+"""A step as a model's layers see it. A new aspect of a step is a field here, which the layers that need it read."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,11 +10,11 @@ from quire.ops.backend import AttentionBatch
 
 
 class LayerCache(NamedTuple):
-    """Where one layer keeps its keys and values.
+    """The memory of one layer's keys and values.
 
     Attributes:
         pages: [num_pages, ...], as `Backend.kv_cache_shape` says.
-        group: the layer's KV group, whose block tables say which pages are whose.
+        group: the layer's KV group, whose block tables name each request's pages.
     """
 
     pages: Tensor
@@ -23,7 +22,7 @@ class LayerCache(NamedTuple):
 
 
 class GivenRows(NamedTuple):
-    """Rows to be taken in the place of the embeddings of some tokens of a step.
+    """Rows that replace the embeddings of some tokens of a step.
 
     Attributes:
         places: [num_rows] int64; indices into the step's tokens.
@@ -35,11 +34,11 @@ class GivenRows(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The tokens of a step whose hidden states will be read: of the others the last layer makes keys and values only.
+    """The tokens of a step whose hidden states will be read. For others, the last layer makes only keys and values.
 
     Attributes:
         tokens: [num_wanted] int64; indices into the step's tokens.
-        attention: by KV group, their attention: of rows that have some of them, as many queries.
+        attention: by KV group, the attention of these tokens alone, as the queries of the rows that have some.
     """
 
     tokens: Tensor
@@ -53,7 +52,7 @@ class StepContext:
         positions: [num_tokens] int64; each token's place in its sequence.
         caches: by layer that the rank builds.
         attention: by KV group, where each token reads and writes.
-        given: rows that stand in the place of embeddings, if any.
+        given: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
     """
 

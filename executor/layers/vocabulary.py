@@ -11,8 +11,8 @@ from quire.executor.weights.readers import Shard
 class VocabularyWeight:
     """A rank's rows of a [vocab_size, hidden] weight; read once when embedding and head share it.
 
-    Every rank holds equally many rows: where the ranks do not divide the vocabulary, the last ones hold zeros past
-    its end.
+    Every rank holds equally many rows. If the number of ranks does not divide the vocabulary, the last ranks hold rows
+    of zeros past its end.
     """
 
     def __init__(self, context: ModelContext, name: str, vocab_size: int, hidden_size: int) -> None:
@@ -27,7 +27,7 @@ class VocabularyWeight:
 class VocabEmbedding:
     """Token ids [num_tokens] → [num_tokens, hidden], times `scale`, the same on every rank.
 
-    Rows that a step gives stand in the place of these as they are.
+    The step's given rows replace these, unscaled.
     """
 
     def __init__(self, context: ModelContext, weight: VocabularyWeight, scale: float = 1.0) -> None:

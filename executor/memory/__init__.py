@@ -1,1 +1,1 @@
-"""What fits on the device, and making it ready."""
+"""The plan of a device's memory, and the allocation of the KV cache."""

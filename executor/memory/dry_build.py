@@ -1,8 +1,7 @@
-"""A model without memory: what it will take, before any of it is loaded.
+"""Builds a model without memory, to count the bytes that it will take before any weight is loaded.
 
-The model is built as ever, by the same code and for the same rank, but on torch's meta device, where a tensor is a
-shape and a dtype. So a dry build knows whatever a build knows: the family, the shard, the scheme of the weights, and
-how the backend packs them.
+The same code builds the model for the same rank, but on torch's meta device, where a tensor is a shape and a dtype. So
+the count reflects the family, the shard, the scheme of the weights, and how the backend packs them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ def dry_build(spec: ModelSpec, context: ModelContext) -> Model:
     """The model that `context` would build, with tensors that have no memory. It cannot run.
 
     Raises:
-        ModelLoadError: as `build_model`, but for what only the tensors themselves can tell.
+        ModelLoadError: as `build_model`, except for faults that show only when tensors are read.
     """
     with _LightMeta():
         return build_model(spec, replace(context, device=META, weights=_Shapes(context.dtype)))
@@ -38,7 +37,7 @@ def dry_build(spec: ModelSpec, context: ModelContext) -> Model:
 def held_bytes(thing: object) -> int:
     """Bytes of the tensors that `thing` is made of, at any depth; memory that tensors share counts once.
 
-    A backend and a group of ranks are collaborators of a model, not parts of it: theirs do not count.
+    Tensors of a backend or a group of ranks do not count: these are collaborators of a model, not parts of it.
     """
     sizes = dict(_memory(tensor) for tensor in _tensors(thing, set()))
     return sum(sizes.values())
@@ -58,7 +57,7 @@ class _Shapes:
 
 
 class _LightMeta(TorchFunctionMode):
-    """Joins tensors of the meta device by their shapes alone: torch's own way imports its compiler, which takes
+    """Joins tensors of the meta device by their shapes alone: torch's own `cat` imports its compiler, which takes
     seconds and a hundred megabytes."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -95,4 +94,4 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
     if tensor.layout == torch.strided:
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()
-    return id(tensor), tensor.numel() * tensor.element_size()  # oneDNN's own layout tells no more
+    return id(tensor), tensor.numel() * tensor.element_size()  # tensors in oneDNN's layout tell no more

@@ -1,5 +1,5 @@
-"""The KV cache's first use. On a CPU the system hands out memory when it is first written, and in a virtual machine a
-gigabyte of that can take two seconds: better before the first request than in the middle of it."""
+"""Writes to the KV cache's memory before the first request. On a CPU the system hands out memory when it is first
+written; in a virtual machine that can take two seconds per gigabyte, which a request should not wait for."""
 
 import ctypes
 import time
@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 NUM_TOKENS = 32768
-"""Room that is made ready: low pages leave the pool first."""
+"""The most memory that is written: low pages leave the pool first."""
 _SLICE_BYTES = 2 << 20
-"""What a thread clears at once. A huge page: two threads in one would both clear it."""
+"""Bytes that a thread clears at once: a huge page, because two threads in one huge page would both clear it."""
 
 
 def touch(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds: float) -> None:
     """Writes zeros to the first pages of every layer's cache [num_pages, ...], dense, until the time is up.
 
-    Then serving matters more; what is left is handed out as it is used.
+    The system hands out the remaining memory as it is used.
     """
     deadline = time.monotonic() + max_seconds
     block_bytes = kv_caches[0][0].numel() * kv_caches[0].element_size()
@@ -30,5 +30,5 @@ def touch(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds: float
 
 
 def _clear(pages: torch.Tensor) -> None:
-    # Not zero_(), which shares one slice among threads; this lets other threads run as well.
+    # Not zero_(), which splits one slice among threads. memset releases the interpreter's lock, too.
     ctypes.memset(pages.data_ptr(), 0, pages.numel() * pages.element_size())

@@ -1,4 +1,4 @@
-"""Which of a model's layers share a block table."""
+"""Forms KV groups: decides which of a model's layers share a block table."""
 
 from collections.abc import Sequence
 
@@ -38,10 +38,10 @@ def form_groups(layers: Sequence[LayerKV], page_bytes: Sequence[int]) -> list[KV
 
 
 def _group_size(num_layers: dict[int | None, int]) -> int:
-    """How many layers a page has room for, from the number of layers of each kind, by window.
+    """The number of layers that a page has room for, from the number of layers of each kind, by window.
 
-    As many as the smallest kind has, or down to half of that: whatever wastes the fewest places in groups of full
-    layers, whose pages grow with a sequence, as those of window groups do not; then, whatever makes the fewest groups.
+    Candidates are the size of the smallest kind, down to half of that. The best wastes the fewest places in groups of
+    full layers, whose pages grow with a sequence as those of window groups do not; then, it makes the fewest groups.
     """
     smallest = min(num_layers.values())
 

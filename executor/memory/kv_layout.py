@@ -1,4 +1,4 @@
-"""How a model's KV cache lies in memory on one rank: the tensors that its groups' pages are made of."""
+"""The layout of a model's KV cache in memory on one rank: the tensors that its groups' pages are made of."""
 
 import math
 import mmap
@@ -38,7 +38,7 @@ class KVLayout:
         self.page_bytes = self.groups[0].page_bytes
 
     def allocate(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
-        """The tensors, each [num_pages, bytes] of uint8 zeros; and for each layer of the model what it sees of one."""
+        """The tensors, each [num_pages, bytes] of uint8 zeros, and for each layer of the model its view of one."""
         tensors = [
             _zeros(num_pages * self._layer_page_bytes[0], self._device).view(num_pages, -1)
             for _ in range(self.page_bytes // self._layer_page_bytes[0])

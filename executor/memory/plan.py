@@ -1,4 +1,4 @@
-"""The memory plan: how many KV-cache pages fit beside the weights. Arithmetic, but for what asks the machine.
+"""The memory plan: how many KV-cache pages fit beside the weights. Arithmetic, but for calls that ask the machine.
 
 budget = device memory * gpu_memory_utilization - weights - workspace        unless the options name the bytes or pages
 """
@@ -20,7 +20,7 @@ from quire.executor.models.base import Model
 
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 4 * GIB
-"""KV cache on a CPU when no option says more: RAM is shared with everything else that the machine does."""
+"""Bytes of KV cache on a CPU when no option says more: the RAM is shared with all else that the machine runs."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MemoryNeeds:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of one worker's device: all there is, and what was free before the model was loaded."""
+    """Bytes of one worker's device: the total, and the bytes that were free before the model was loaded."""
 
     total_bytes: int
     free_bytes: int
@@ -45,7 +45,7 @@ class RequestPages:
     """Pages of the pool that one request takes, in all KV groups together.
 
     Attributes:
-        largest_chunk: tokens that one step computes of a request at most.
+        largest_chunk: the most tokens of a request that one step computes.
     """
 
     groups: Sequence[KVGroupSpec]
@@ -66,7 +66,7 @@ class RequestPages:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What the memory plan grants: pages, of which one request of `max_model_len` tokens needs no more."""
+    """The pages that the memory plan grants, enough for one request of `max_model_len` tokens."""
 
     num_pages: int
     max_model_len: int
@@ -119,10 +119,10 @@ def plan_cache(
 
 
 def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
-    """Before loading, because running out half-way ends the process without a word.
+    """Checks the size of the weights before loading, because running out of memory half-way ends the process silently.
 
     Raises:
-        ModelLoadError: the weights alone are more than what is free.
+        ModelLoadError: the weights alone exceed the free memory.
     """
     missing = weights_bytes - memory.free_bytes
     if missing > 0:
@@ -136,9 +136,9 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
 def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, max_model_len: int) -> int:
     """Bytes of activations in the largest step of one rank's `model`.
 
-    A layer's intermediates beside the residual stream; the keys and values of one full-length request, gathered from
-    their pages; and logits in float32 four times over: themselves, raw log-probabilities, probabilities, and one
-    temporary of the sampler.
+    They are a layer's intermediates beside the residual stream; the keys and values of one full-length request,
+    gathered from their pages; and four float32 tensors of the logits' shape: logits, raw log-probabilities,
+    probabilities, and a temporary of the sampler.
     """
     per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -153,7 +153,7 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def device_memory(device: torch.device, num_ranks: int) -> DeviceMemory:
-    """What this worker may count on now. Ranks on a CPU share its RAM evenly."""
+    """The memory that this worker may use now. Ranks on a CPU share its RAM evenly."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, free)
@@ -162,7 +162,7 @@ def device_memory(device: torch.device, num_ranks: int) -> DeviceMemory:
 
 
 def available_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of RAM that can be had without swapping: of the machine, and of the control group (v2 or v1) if less."""
+    """Bytes of RAM available without swapping: the machine's, or the control group's (v2 or v1) if that is less."""
     available = psutil.virtual_memory().available
     for limit, usage in (
         ("memory.max", "memory.current"),
@@ -237,5 +237,5 @@ def _too_little(
 
 
 def describe(num_bytes: int) -> str:
-    """Bytes for a person, such as `1.50 GiB`."""
+    """Bytes as text, such as `1.50 GiB`."""
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""What the model runner sees of a model."""
+"""The interface of a model, as the model runner sees it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,16 +16,16 @@ class Model(Protocol):
     """A decoder on one rank. All sizes are this rank's own."""
 
     kv_layers: Sequence[LayerKV]
-    """What each layer keeps of a sequence."""
+    """The keys and values that each layer keeps of a sequence."""
 
     activation_size: int
-    """Numbers that a layer makes of each token before it is done, at most; the residual stream is not counted."""
+    """The most numbers that a layer makes of each token; the residual stream does not count."""
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted.
 
-        Writes the new keys and values of all tokens into the step's caches. `token_ids` is [num_tokens] int64. Tokens
-        that the step gives rows for are embedded as those, whatever their ids.
+        Writes the new keys and values of all tokens into the step's caches. `token_ids` is [num_tokens] int64. Rows
+        that the step gives replace the embeddings of their tokens, whatever the ids.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""What decoders have in common: embedding, layers one after another, final norm and head; and the Llama family's layer.
+"""The parts that decoders share: embedding, sequence of layers, final norm and head; and the Llama family's layer.
 
-A family's file puts these parts together and says how its layers differ. Names of weights are those that all families
-here share.
+A family's file puts these parts together and defines how its layers differ. The names of weights are those that all
+families here share.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class DecoderLayer(Protocol):
     mlp: GatedMLP
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """Takes and returns (what the last block added, sum of all before it): the next norm adds the two.
+        """Takes and returns (output of the last block, sum of all outputs before it); the next norm adds the two.
 
         `x` and `residual` are [num_tokens, hidden]; the first layer has no residual, the last layer returns those of
         the wanted tokens only.
@@ -128,12 +128,12 @@ def attention_shape(spec: ModelSpec) -> AttentionShape:
 
 
 def norm_style(spec: ModelSpec) -> NormStyle:
-    """Plain norms, with the families' common default where config.json says no eps."""
+    """Plain norms, with the families' common default where config.json has no eps."""
     return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6))
 
 
 def activation_of(spec: ModelSpec, field: str) -> Activation:
-    """What config.json names in `field`.
+    """The activation that config.json names in `field`.
 
     Raises:
         ModelLoadError: an activation that gated layers do not have.

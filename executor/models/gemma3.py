@@ -1,4 +1,4 @@
-"""Gemma 3, text (arXiv:2503.19786): most layers see a window, every sixth sees all."""
+"""Gemma 3, text (arXiv:2503.19786): most layers see a window, every sixth sees all tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,7 +52,7 @@ class Gemma3Layer:
 
 
 class Gemma3ForCausalLM(Decoder):
-    """Queries and keys are normalised; layers with a window rotate faster; norms store what they differ from 1."""
+    """Queries and keys are normalised; layers with a window rotate faster; norms store the weight minus 1."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
@@ -88,7 +88,7 @@ class Gemma3ForCausalLM(Decoder):
 
 
 def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    """`layer_types`, or as older checkpoints say it: every `sliding_window_pattern`-th layer sees all."""
+    """`layer_types`, or for older checkpoints: every `sliding_window_pattern`-th layer sees all tokens."""
     types = config.get("layer_types")
     if types is not None:
         return types
@@ -97,7 +97,7 @@ def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
 
 
 def _rope_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """`config` with the rotation of one type of layer in the place where other models have that of all."""
+    """`config` with the rotation of one type of layer where other models have that of all layers."""
     older = {
         "sliding_attention": {"rope_theta": config.get("rope_local_base_freq", 10_000.0)},
         "full_attention": {"rope_theta": config.get("rope_theta", 1_000_000.0), **(config.get("rope_scaling") or {})},
@@ -109,7 +109,7 @@ def _rope_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 def _refuse(spec: ModelSpec) -> None:
-    """Refuses what config.json may ask for and no text model of Gemma 3 does.
+    """Refuses options of config.json that no text model of Gemma 3 uses.
 
     Raises:
         ModelLoadError: soft caps, or attention to later tokens.

@@ -23,7 +23,7 @@ class LlamaForCausalLM(PreNormDecoder):
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """`sliding_window` holds for every layer; null means none, and where it is not written it is 4096."""
+    """`sliding_window` holds for every layer; null means no window, and a missing entry means 4096."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         super().__init__(spec, context, window=spec.hf_config.get("sliding_window", 4096))

@@ -14,7 +14,7 @@ from quire.core.errors import ConfigError
 
 
 class ParallelGroup:
-    """A group of one: collectives are the identity. `create` gives the real thing for more ranks."""
+    """A group of one rank, whose collectives are the identity. `create` gives a `DistributedGroup` for more ranks."""
 
     rank: int
     size: int
@@ -24,7 +24,7 @@ class ParallelGroup:
         self.size = size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum of `x` over ranks, any shape and float dtype. May overwrite `x`; use only what is returned."""
+        """Sum of `x` over ranks, any shape and float dtype. May overwrite `x`; use only the returned tensor."""
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:

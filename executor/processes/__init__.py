@@ -1,1 +1,1 @@
-"""Where workers live and how plans reach them: one in the engine, or one process each behind rings."""
+"""The two executors: one worker in the engine process, or one process for each worker behind rings."""

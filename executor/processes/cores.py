@@ -1,4 +1,4 @@
-"""How many processor cores there are to compute on. No torch: it reads OMP_NUM_THREADS when it is first imported."""
+"""The number of processor cores to compute on. Must not import torch, which reads OMP_NUM_THREADS at its import."""
 
 import os
 from pathlib import Path
@@ -20,16 +20,15 @@ def usable_cores() -> int:
 def share_out_cores(environment: dict[str, str] | os._Environ[str], num_workers: int) -> None:
     """Sets OMP_NUM_THREADS, unless the user has, so that all workers together have one thread a core.
 
-    And has threads of torch's own operations that wait sleep after some microseconds of spinning: libgomp's default is
-    about a hundred times longer, which takes the core from whoever the thread waits for as soon as anything else wants
-    to run.
+    Also makes waiting threads of torch's own operations sleep after some microseconds of spinning. libgomp's default is
+    about a hundred times longer, and on a busy machine takes the core from the thread that is waited for.
     """
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_workers)))
     environment.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _siblings(cpu: int) -> str:
-    """The hardware threads of the core that `cpu` belongs to; just `cpu` where the kernel does not say."""
+    """The hardware threads of the core that `cpu` belongs to; just `cpu` if the kernel does not list them."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError:

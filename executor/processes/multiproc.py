@@ -1,7 +1,7 @@
 """`mp`: one worker process for each rank; plans go out through one ring, results come back through one ring a rank.
 
 Everything happens on the engine's event loop: it watches the rings' eventfds and the processes' pidfds, so there is
-no thread, no lock and no polling. Must not import torch: only the workers need it, and they start at once.
+no thread, no lock and no polling. This file must not import torch: only the workers need it, and they start at once.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ TERMINATE_GRACE_SECONDS = 5.0
 
 
 class _Link:
-    """The executor's end of one worker: process, pidfd, result ring and what it last said it can hold."""
+    """The executor's end of one worker: process, pidfd, result ring and the capacity that it last reported."""
 
     def __init__(self, rank: Rank, process: subprocess.Popen[bytes], results: RingHandle) -> None:
         self.rank = rank
@@ -75,7 +75,7 @@ class MultiProcExecutor:
     """Runs `config.tensor_parallel_size` workers. See `quire.core.engine.Executor`.
 
     Args:
-        factory: qualified name of what builds a worker in its process, called with (config, rank, init_method).
+        factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
     """
 
     def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
@@ -121,7 +121,7 @@ class MultiProcExecutor:
         )
 
     def submit(self, plan: StepPlan) -> None:
-        """Sends a plan to all workers. Never blocks: a plan that finds the ring full goes as soon as there is room."""
+        """Sends a plan to all workers. Never blocks: while the ring is full, plans wait in a queue."""
         self._send(self._encoder.encode(self._grammars.without_known(plan)))
 
     async def next_result(self) -> StepResult:
@@ -132,7 +132,7 @@ class MultiProcExecutor:
         """Ends the workers and frees their rings. Idempotent.
 
         Args:
-            hung: have each worker write to stderr where it is.
+            hung: have each worker write its stack to stderr.
         """
         if self._closed:
             return
@@ -154,7 +154,7 @@ class MultiProcExecutor:
 
     def _spawn_all(self) -> None:
         size = self._config.tensor_parallel_size
-        self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # as the rings: nothing is left behind, whoever dies
+        self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # like the rings, leaves no file behind
         self._plans_handle = create_ring(size)
         interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
@@ -198,7 +198,7 @@ class MultiProcExecutor:
         link.process.wait()  # returns at once: the pidfd is readable when the process has ended
         asyncio.get_running_loop().remove_reader(link.pidfd)
         link.exited.set()
-        self._on_messages(link)  # its last words may explain its end better than the exit code
+        self._on_messages(link)  # its last message may explain its end better than the exit code
         self._fail(EngineError(link.describe_exit()))
 
     def _signal_all(self, number: signal.Signals) -> None:
@@ -240,7 +240,7 @@ class MultiProcExecutor:
             self._flush()
 
     def _flush(self) -> None:
-        """Writes what fits; the loop calls again when a worker has freed a slot."""
+        """Writes the plans that fit; the event loop calls this again when a worker has freed a slot."""
         if self._closed or self._failure is not None:
             self._unsent.clear()
             return
@@ -275,7 +275,7 @@ class MultiProcExecutor:
             self._fail(EngineError(f"Worker {failed.rank} failed: {failed.message}"))
 
     def _fail(self, error: EngineError | ConfigError) -> None:
-        """The first failure answers everything that waits; the engine then closes this executor."""
+        """Fails everything that waits with the first error; the engine then closes this executor."""
         if self._failure is None:
             self._failure = error
         for link in self._links:

@@ -1,4 +1,4 @@
-"""A worker without a model: answers every plan at once, so that tests and benchmarks see the cost of all the rest."""
+"""A worker without a model: it answers every plan at once, so that tests and benchmarks measure all other costs."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from quire.core.wire.rank import Rank
 
 
 class AnsweredStep(NamedTuple):
-    """A step whose result is there when it is launched."""
+    """A step whose result exists as soon as it is launched."""
 
     result: StepResult
 
@@ -56,5 +56,5 @@ class NullWorker:
         return AnsweredStep(StepResult(step_id=plan.step_id, token_ids=tokens))
 
     def collect(self, step: AnsweredStep) -> StepResult:
-        """What `launch` has made."""
+        """The result that `launch` has made."""
         return step.result

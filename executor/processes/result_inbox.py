@@ -1,4 +1,4 @@
-"""Results that workers have sent and the engine has not taken: oldest first, with the failure that ends them."""
+"""Results that the workers have sent and the engine has not taken, oldest first, and the failure that ends them."""
 
 import asyncio
 
@@ -14,12 +14,12 @@ class ResultInbox:
         self._failure: EngineError | None = None
 
     def put(self, result: StepResult) -> None:
-        """Adds a result, unless it crossed the failure's path."""
+        """Adds a result, unless the inbox has failed."""
         if self._failure is None:
             self._results.put_nowait(result)
 
     def fail(self, error: EngineError) -> None:
-        """Nothing more will come. The first error stays."""
+        """Ends the results with `error`; later errors are ignored."""
         if self._failure is None:
             self._failure = error
             self._results.put_nowait(None)

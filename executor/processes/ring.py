@@ -3,7 +3,8 @@
 Every reader sees every message. The writer waits for the slowest reader rather than overwrite what it has not read.
 Sequence numbers count messages modulo 2**32; message k lies in slot k % num_slots and exists once head has passed k.
 Each shared word has one process that writes it, so no atomic read-modify-write is needed: the payload is written
-first, the head last. On x86 stores are seen in that order anyway; elsewhere the fence between them sees to it.
+first, the head last. On x86 other processes see stores in that order anyway; elsewhere the fence between them ensures
+it.
 
 Sleepers wait on eventfds, so a reader may block in `read` or let an event loop watch its `fileno`. This file must not
 know what the messages mean.
@@ -34,7 +35,7 @@ _CHECK_SECONDS = 1.0  # how often a waiting side calls its `check`
 
 
 class RingClosed(EngineError):
-    """The other side is gone: nothing more will be read, or everything has been."""
+    """The other side is gone: no reader is left, or the writer has closed and every message was read."""
 
 
 class _Sleeper:
@@ -60,7 +61,7 @@ class _Sleeper:
 
 
 def _clear(fd: int) -> None:
-    """Forgets past signals. Always look at the shared words after this, never only before it."""
+    """Forgets past signals. Callers must read the shared words after this, not only before."""
     with contextlib.suppress(BlockingIOError):
         os.eventfd_read(fd)
 
@@ -69,7 +70,7 @@ class RingWriter:
     """The writing end; one process, one thread.
 
     Args:
-        name: what the log calls this ring.
+        name: the ring's name in the log.
         warning_interval_seconds: while a slow reader blocks the writer, a line is logged this often.
     """
 
@@ -107,7 +108,7 @@ class RingWriter:
             return False
         self._blocked_at = None
         if self._spilled and not any(backlogs.values()):
-            os.ftruncate(self._handle.spill_fd, 0)  # gives back what the long messages took
+            os.ftruncate(self._handle.spill_fd, 0)  # gives back the memory of long messages
             self._spilled = False
         self._fill_slot(message)
         self._segment.fence()
@@ -136,7 +137,7 @@ class RingWriter:
             sleeper.sleep(self._warning_interval_seconds)
 
     def close(self) -> None:
-        """Tells the readers that nothing more will come; they still read what was published. Idempotent."""
+        """Tells the readers that no more messages follow; they can still read published ones. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -201,7 +202,7 @@ class RingReader:
     """Reading end number `index`; one process, one thread.
 
     Args:
-        spin_seconds: `read` looks this long for a message before it sleeps. Keep it to tens of microseconds, and 0
+        spin_seconds: how long `read` polls for a message before it sleeps. Use at most tens of microseconds, and 0
             where there are no cores to spare.
     """
 
@@ -242,7 +243,7 @@ class RingReader:
         return message
 
     def read(self, *, timeout: float | None = None, check: Callable[[], None] | None = None) -> bytes:
-        """As `try_read`, but waits: a short spin, then asleep in the kernel.
+        """As `try_read`, but waits: spins for a short time, then sleeps in the kernel.
 
         Args:
             timeout: seconds; None waits for ever.
@@ -263,7 +264,7 @@ class RingReader:
             sleeper.sleep()
 
     def drain(self) -> Iterator[bytes]:
-        """All messages that are there now; ends quietly on a closed ring. For event loops: never waits."""
+        """All messages published so far, for event loops: never waits, and ends without an error on a closed ring."""
         if self._closed:
             return
         _clear(self._fd)

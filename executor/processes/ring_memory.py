@@ -1,10 +1,10 @@
-"""Memory that the two ends of a ring share, and who wakes whom. `ring.py` holds the protocol.
+"""The memory and the eventfds that the two ends of a ring share. `ring.py` holds the protocol.
 
     segment:  | head, closed | tail, left (a reader) | ... | slot 0 | slot 1 | ... |
     spill:    messages that do not fit a slot, one 4 GiB window of a sparse file for each slot
 
 Segment and spill are memfds: files without a name, inherited by the processes that need them and freed by the kernel
-with the last of these, however it ends. Wake-ups are eventfds, which an event loop can watch.
+with the last of these processes, however it ends. Wake-ups are eventfds, which an event loop can watch.
 """
 
 import mmap
@@ -87,7 +87,7 @@ class Segment:
         return (sequence & self._slot_mask) * SPILL_STRIDE_BYTES
 
     def fence(self) -> None:
-        """Orders memory accesses before it and after it: a release followed by an acquire, which no CPU swaps."""
+        """Orders memory accesses before the fence and after it: a release and then an acquire, which no CPU swaps."""
         with self._fence_lock:
             pass
         with self._fence_lock:

@@ -1,6 +1,7 @@
-"""The grammars of the requests in the workers' slots: each crosses to the workers once while a slot is held to it.
+"""The grammars of the requests in the workers' slots: each is sent to the workers once while a slot is held to it.
 
-Both ends of the plan ring keep these books. They see the same plans, so what one leaves out, the other has.
+Both ends of the plan ring keep a `SlotGrammars`. They see the same plans, so a grammar that the sender leaves out, the
+receiver has.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from quire.core.wire.protocol import Grammar, NewSlot, StepPlan
 
 
 class SlotGrammars:
-    """Which slot is held to which grammar, as of the last plan."""
+    """The grammar of each slot, as of the last plan."""
 
     def __init__(self) -> None:
         self._keys: dict[int, bytes] = {}  # by slot
@@ -19,14 +20,14 @@ class SlotGrammars:
         self._grammars: dict[bytes, Grammar] = {}  # by key
 
     def without_known(self, plan: StepPlan) -> StepPlan:
-        """`plan` as it is to be sent: without the data of grammars that the workers have. It must be sent."""
+        """`plan` without the data of grammars that the workers have. The caller must send the returned plan."""
         self._release(plan.released)
         if not any(new.grammar for new in plan.admitted):
             return plan
         return replace(plan, admitted=[self._without_known(new) for new in plan.admitted])
 
     def complete(self, plan: StepPlan) -> None:
-        """Gives a plan that was received the grammars that its sender left out."""
+        """Puts the grammars that the sender left out into a received plan."""
         self._release(plan.released)
         for new in plan.admitted:
             if new.grammar is not None:
@@ -40,7 +41,7 @@ class SlotGrammars:
         return replace(new, grammar=replace(new.grammar, data=b"")) if is_known else new
 
     def _hold(self, slot: int, grammar: Grammar) -> Grammar:
-        """Notes the grammar of a slot; returns it as it was sent first, with its data."""
+        """Notes the grammar of a slot; returns the grammar with its data, as first sent."""
         self._keys[slot] = grammar.key
         self._num_slots[grammar.key] += 1
         return self._grammars.setdefault(grammar.key, grammar)

@@ -1,4 +1,4 @@
-"""The loop of every worker: plans in, results out, and the device kept busy in between. Knows no device."""
+"""The loop of every worker: launches plans and collects results so that the device stays busy. Knows no device."""
 
 import time
 from collections import deque
@@ -11,7 +11,7 @@ POLL_SECONDS = 50e-6
 
 
 class LaunchedStep(Protocol):
-    """A step that a worker's device was told to do."""
+    """A step that a worker has launched on its device."""
 
     @property
     def step_id(self) -> int:
@@ -20,7 +20,7 @@ class LaunchedStep(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has done it; always true where the launch itself does it."""
+        """Whether the device has done the step; always true if the launch itself does it."""
         ...
 
 
@@ -28,19 +28,19 @@ Step = TypeVar("Step", bound=LaunchedStep)
 
 
 class StepWorker(Protocol[Step]):
-    """What the loop needs of a worker; see `quire.executor.worker.Worker`."""
+    """The interface of a worker to the loop; see `quire.executor.worker.Worker`."""
 
     def launch(self, plan: StepPlan) -> Step:
         """Starts a step, without waiting for it."""
         ...
 
     def collect(self, step: Step) -> StepResult:
-        """What came of a step; the oldest first."""
+        """The result of a step; steps are collected in the order of their launches."""
         ...
 
 
 class Plans(Protocol):
-    """Where plans come from. Both methods raise what ends the loop."""
+    """The source of plans. Both methods raise the exception that ends the loop."""
 
     def wait(self) -> StepPlan:
         """The next plan, as soon as there is one."""
@@ -52,10 +52,10 @@ class Plans(Protocol):
 
 
 class StepLoop(Generic[Step]):
-    """Launches each plan as soon as it is there, and collects each step as soon as it is done.
+    """Launches each plan as soon as it arrives, and collects each step as soon as it is done.
 
-    So the inputs of a step are built while the device works on the step before. Where a launch does the whole step,
-    each is collected before the next plan is looked for.
+    So the inputs of a step are built while the device works on the step before. If a launch does the whole step, each
+    step is collected before the next plan is looked for.
 
     Args:
         report: takes each result, in the order of plans.
@@ -71,7 +71,7 @@ class StepLoop(Generic[Step]):
         self.step_id = 0
 
     def run(self) -> None:
-        """Until `plans` or a step raises."""
+        """Runs until `plans` or a step raises."""
         launched: deque[Step] = deque()
         while True:
             plan = self._plans.poll() if launched else self._plans.wait()

@@ -1,6 +1,6 @@
 """`uni`: the one worker lives in the engine process, in a thread of its own, so the engine's event loop stays free.
 
-Must not import torch itself: the thread does, while the loop goes on with the rest of the start-up.
+This file must not import torch: the thread does, while the event loop goes on with the rest of the start-up.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ CLOSE_GRACE_SECONDS = 5.0
 
 
 class InboxClosed(Exception):
-    """Nothing will come any more."""
+    """The inbox gets no more plans."""
 
 
 class PlanInbox:
@@ -43,7 +43,7 @@ class PlanInbox:
         self._plans.put(plan)
 
     def close(self) -> None:
-        """Throws away what was not taken, and wakes the thread."""
+        """Drops plans that were not taken, and wakes the thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._plans.get_nowait()
@@ -71,7 +71,7 @@ class UniProcExecutor:
     """Runs one worker. See `quire.core.engine.Executor`.
 
     Args:
-        factory: qualified name of what builds the worker, called with (config, rank, init_method).
+        factory: qualified name of a function that builds the worker from (config, rank, init_method).
     """
 
     def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
@@ -88,7 +88,7 @@ class UniProcExecutor:
         """Loads the model. Raises ConfigError (ModelLoadError) when a restart would fail the same way."""
         self._loop = asyncio.get_running_loop()
         started: asyncio.Future[WorkerReady] = self._loop.create_future()
-        # A daemon: a step that hangs must not keep the process from ending.
+        # A daemon thread, because a hung step must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, args=(started,), name="worker", daemon=True)
         self._thread.start()
         ready = await started
@@ -114,7 +114,7 @@ class UniProcExecutor:
         """Ends the thread after the step it is in, if that ends soon. Idempotent.
 
         Args:
-            hung: write to stderr what every thread of this process is at.
+            hung: write the stacks of all threads of this process to stderr.
         """
         self._results.fail(EngineError("The executor was closed before this step was done."))
         thread, self._thread = self._thread, None
@@ -129,7 +129,7 @@ class UniProcExecutor:
         except TimeoutError:
             logger.warning("The worker is still busy after %.0f s and is left behind.", CLOSE_GRACE_SECONDS)
         else:
-            thread.join()  # it has said its last word
+            thread.join()  # it ends without further work
 
     # ---------------------------------------------------------------------------------------------- worker's thread
 
@@ -149,7 +149,7 @@ class UniProcExecutor:
         except ConfigError as error:
             self._post(_set_exception, started, error)
             return
-        except Exception as error:  # this thread's last word: whatever it was, the engine must hear of it
+        except Exception as error:  # any failure ends this thread, and the engine must be told
             logger.exception("the worker failed to start")
             text = f"The worker failed to start: {type(error).__name__}: {error}"
             self._post(_set_exception, started, EngineError(text))

@@ -1,7 +1,7 @@
 """Main of a worker process: `python -m quire.executor.processes.worker_process FD`, started by `multiproc`.
 
-FD is a memfd with a `WorkerAssignment`. The process loads its shard, says what it can hold, allocates what all ranks
-can, and then answers plans until the plan ring closes, its parent dies or a step fails. It never decides anything.
+FD is a memfd with a `WorkerAssignment`. The process loads its shard, reports its capacity, allocates as much as all
+ranks can, and answers plans until the plan ring closes, its parent dies or a step fails. It never decides anything.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ _SPIN_SECONDS = 50e-6
 
 
 class WorkerAssignment(Struct, frozen=True, array_like=True):
-    """Everything one worker process is told at its birth. `plans` is read as reader number `reader`."""
+    """Everything that a worker process is told at its start. It reads `plans` as reader number `reader`."""
 
     config: EngineConfig
     rank: Rank
@@ -60,7 +60,7 @@ class WorkerAssignment(Struct, frozen=True, array_like=True):
 
 
 class ParentGone(Exception):
-    """The engine has died; nobody wants an answer any more."""
+    """The engine has died, so no answer is wanted any more."""
 
 
 class WorkerProcess:
@@ -84,7 +84,7 @@ class WorkerProcess:
             return 0
         except ConfigError as error:
             self._send(WorkerFailed(self._assignment.rank, str(error), fatal=True))
-        except Exception as error:  # this process's last word: whatever it was, the engine must hear of it
+        except Exception as error:  # any failure ends this process, and the engine must be told
             logger.exception("the worker failed")
             self._send(WorkerFailed(self._assignment.rank, f"{type(error).__name__}: {error}", fatal=False))
         return 1
@@ -130,7 +130,7 @@ class WorkerProcess:
         self._results.write(self._encoder.encode(message), check=self._check_parent)
 
     def _check_parent(self) -> None:
-        # The kernel signals the parent's death where prctl exists and took effect; this is for the rest.
+        # The kernel signals the parent's death if prctl exists and took effect; this check covers other cases.
         if os.getppid() != self._assignment.parent_pid:
             raise ParentGone
 
@@ -152,7 +152,7 @@ def main(fd: int) -> int:
         assignment = msgspec.msgpack.decode(file.read(), type=WorkerAssignment)
     _follow_parent(assignment.parent_pid, assignment.rank)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the executor asks a worker that hangs where it is
+    faulthandler.register(signal.SIGUSR1)  # the executor asks a hung worker for its stack
     logging.configure(f"worker-{assignment.rank}")
     return WorkerProcess(assignment).run()
 

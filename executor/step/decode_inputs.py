@@ -1,4 +1,4 @@
-"""Inputs of decode steps, always in the same memory: there the recording of a step finds those of the next."""
+"""Inputs of decode steps, always in the same memory, where a recording reads the inputs of each later step."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ MAX_ROWS = 512
 
 
 class _Place(NamedTuple):
-    """Where steps of some number of rows have their inputs: a batch, and what is written of it as NumPy sees it."""
+    """The memory of the inputs of steps with some number of rows: a batch, and NumPy views of the tensors written."""
 
     batch: InputBatch
     token_ids: np.ndarray
@@ -24,10 +24,10 @@ class _Place(NamedTuple):
 class DecodeInputs:
     """Builds the batches of steps in which every row computes one token and samples the next.
 
-    They all lie in one place, so a batch is valid until the next is built; steps of as many rows have the same batch.
+    All batches share memory, so a batch is valid until the next is built. Steps of equally many rows share one batch.
 
     Args:
-        table: whose device is the host.
+        table: the request table; its device must be the host.
     """
 
     def __init__(self, table: RequestTable) -> None:
@@ -43,7 +43,7 @@ class DecodeInputs:
         self._places: dict[int, _Place] = {}  # by number of rows
 
     def build(self, plan: StepPlan) -> InputBatch | None:
-        """The tensors of `plan`, whose changes the table already holds; None if it is not such a step."""
+        """The tensors of `plan`, whose changes the table already holds; None if the step is no such decode step."""
         num_rows = len(plan.slots)
         if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
             return None

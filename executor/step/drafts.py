@@ -1,8 +1,8 @@
-"""Drafts: tokens that are proposed before the model has computed them, and what is accepted of them.
+"""Drafts: tokens that are proposed before the model has computed them, and how many of them are accepted.
 
-A draft is accepted when it is the token that is sampled at its position. Sampling is a function of the request's seed
-and the position, so a request's tokens are exactly those that it has without drafts. What rejected drafts left in the
-KV cache lies past the known tokens, where nobody looks, until the right tokens overwrite it.
+A draft is accepted when it equals the token that is sampled at its position. Sampling is a function of the request's
+seed and the position, so a request's tokens are exactly those that it has without drafts. Keys and values of rejected
+drafts lie past the known tokens, where nothing reads them, until the right tokens overwrite them.
 """
 
 from typing import NamedTuple, Protocol
@@ -31,7 +31,7 @@ class Proposal(NamedTuple):
 
 
 class Drafter(SlotState, Protocol):
-    """Guesses how requests go on. Ranks must come to the same drafts.
+    """Guesses the next tokens of requests. Ranks must come to the same drafts.
 
     Requests whose features cannot go back (`SamplingFeature.can_go_back`) are never asked about.
     """
@@ -39,7 +39,7 @@ class Drafter(SlotState, Protocol):
     def propose(self, slots: np.ndarray, num_known: Tensor, table: RequestTable) -> Proposal:
         """Drafts for the positions from `num_known` on, while the step's launch is under way.
 
-        Whoever reads the device here makes the launch wait for the step.
+        An implementation that reads from the device makes the launch wait for the step.
 
         Args:
             slots: [num_rows] int64, on the host.
@@ -49,13 +49,15 @@ class Drafter(SlotState, Protocol):
 
 
 def num_accepted(sampled: Sampled, batch: InputBatch) -> Tensor:
-    """How many tokens each row brings that wants any, [num_rows] int64 on the device: at least 1, which may not be
-    usable. The tokens after that were sampled behind a wrong draft, or are not usable themselves."""
+    """The number of tokens that each row that wants any brings, [num_rows] int64 on the device; at least 1.
+
+    The first token may be unusable. Tokens that do not count were sampled after a wrong draft, or are unusable.
+    """
     counts = batch.num_wanted[batch.num_wanted > 0]
     columns = np.arange(counts.max())
     inside = columns < counts[:, None]
     index = to_device(np.where(inside, (np.cumsum(counts) - counts)[:, None] + columns, 0), batch.token_ids.device)
-    # The token after a wanted one is the draft that it has to confirm; behind the last of a row nothing is counted.
+    # The token after a wanted one is the draft to confirm; after the last of a row, nothing is counted.
     followers = (batch.wanted_tokens + 1).clamp_(max=len(batch.token_ids) - 1)
     usable = sampled.usable[index] & to_device(inside, batch.token_ids.device)
     is_confirmed = (sampled.token_ids == batch.token_ids[followers])[index] & usable

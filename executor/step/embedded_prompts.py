@@ -1,4 +1,4 @@
-"""Prompts that came as embeddings: their rows are kept here, by slot, until they have been computed."""
+"""Prompts that came as embeddings: keeps their rows, by slot, until the prompts have been computed."""
 
 import torch
 
@@ -7,7 +7,7 @@ from quire.executor.models.base import GivenRows
 
 
 class EmbeddedPrompts:
-    """Keeps rows as they came, on the host: a step takes to the device what it computes, so no memory is planned.
+    """Keeps rows as received, on the host. A step copies only its own rows to the device, so no memory is planned.
 
     Args:
         hidden_size: columns of a row.
@@ -23,7 +23,7 @@ class EmbeddedPrompts:
 
     @property
     def pending(self) -> bool:
-        """Whether some slot's rows are not computed yet."""
+        """Whether the rows of some slot are not computed yet."""
         return bool(self._prompts)
 
     def admit(self, request: NewSlot) -> None:
@@ -33,7 +33,7 @@ class EmbeddedPrompts:
             self._prompts[request.slot] = request.prompt_embeds, request.num_prompt_tokens
 
     def release(self, slots: list[int]) -> None:
-        """These slots' requests are gone: before their prompts were computed, perhaps."""
+        """The requests in these slots are gone, perhaps before their prompts were computed."""
         if self._prompts:
             for slot in slots:
                 self._prompts.pop(slot, None)

@@ -1,4 +1,4 @@
-"""One step through the model: an input batch to hidden states, or to the logits that it wants."""
+"""The forward pass of a step: from an input batch to hidden states, or to the logits that it wants."""
 
 from collections.abc import Sequence
 
@@ -21,12 +21,12 @@ class Forward:
         self._block_size = block_size
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
-        """Of all tokens: [num_tokens, hidden]."""
+        """Hidden states of all tokens: [num_tokens, hidden]."""
         step = StepContext(batch.positions, self._caches, self._attention(batch, batch.query_lens), given=given)
         return self._model.forward(batch.token_ids, step)
 
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
-        """Of the wanted tokens, [num_wanted, vocab_size]; others are computed as far as anyone sees them."""
+        """Logits of the wanted tokens, [num_wanted, vocab_size]; others get only keys and values in the last layer."""
         wanted = None
         if len(batch.wanted_tokens) < len(batch.token_ids):
             wanted = self._wanted(batch)
@@ -34,7 +34,7 @@ class Forward:
         step = StepContext(batch.positions, self._caches, attention, given=given, wanted=wanted)
         hidden = self._model.forward(batch.token_ids, step)
         if not len(batch.wanted_tokens):
-            return hidden[:0]  # of which nobody reads any
+            return hidden[:0]  # no logits are read
         return self._model.compute_logits(hidden)
 
     def wanted_logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Forward:
         return self._model.compute_logits(hidden)
 
     def _wanted(self, batch: InputBatch) -> Wanted:
-        """The wanted tokens of a step; the last token where none is wanted, as a layer has to have an output."""
+        """The wanted tokens of a step, or its last token if none is wanted, because a layer must have an output."""
         num_wanted, tokens = batch.num_wanted, batch.wanted_tokens
         if not len(tokens):
             num_wanted = np.zeros_like(num_wanted)
@@ -55,7 +55,7 @@ class Forward:
         return Wanted(tokens, self._attention(batch, num_wanted))
 
     def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> list[AttentionBatch]:
-        """By KV group, of the last `query_lens` tokens of each row that has any; all tokens of the step are stored."""
+        """By KV group, attention of the last `query_lens` tokens of each row that has any; stores all tokens."""
         rows: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
         return [
             self._ops.attention_batch(

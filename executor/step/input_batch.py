@@ -1,4 +1,4 @@
-"""A step plan and the request table, as the flat tensors that one forward pass takes.
+"""Builds the flat tensors that one forward pass takes from a step plan and the request table.
 
 All rows of a step lie one after another in each tensor; indices are made with NumPy over whole columns.
 """
@@ -15,12 +15,12 @@ from quire.executor.transfers import to_device
 
 
 class GroupPages(NamedTuple):
-    """Where the tokens of one step are in the layers of one KV group.
+    """The places of one step's tokens in the pages of one KV group.
 
     Attributes:
-        slot_mapping: [num_tokens] int64, on the device; where a token's key and value go, page * block_size + offset.
-        block_tables: [num_rows, most pages of a row] int32, on the host. Past a row's own pages stand other ids. So
-            they do before those that its tokens see.
+        slot_mapping: [num_tokens] int64, on the device; place of a token's key and value, page * block_size + offset.
+        block_tables: [num_rows, most pages of a row] int32, on the host. Entries past a row's own pages, and before
+            the pages that its tokens see, may be any ids.
     """
 
     slot_mapping: torch.Tensor

@@ -9,14 +9,14 @@ from quire.executor.transfers import Transfer
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """What the device was told to do for one plan, and what will have to be read of it.
+    """The work that a launch gave the device for one plan, and the values to be read of it.
 
     Attributes:
         step_id: the plan's.
         launched_at: CLOCK_MONOTONIC seconds at which the launch began.
         rows: the tokens of rows that want any; None if none does.
         scored: prompts' log-probabilities.
-        end: of no values, behind all else.
+        end: a transfer of no values, queued after all others.
     """
 
     step_id: int
@@ -27,5 +27,5 @@ class LaunchedStep:
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has done all of it, so that nothing has to wait to read it."""
+        """Whether the device has done the whole step, so that reading it needs no wait."""
         return self.end.is_done

@@ -31,12 +31,12 @@ class _Inputs(NamedTuple):
 class ModelRunner:
     """One rank's model and everything that a step touches. Ranks run the same plans and come to the same tokens.
 
-    A step is launched, which tells the device what to do, and collected later, which reads what came of it. The next
-    step may be launched in between: it finds the tokens of this one on the device.
+    `launch` queues a step's work on the device, and `collect` reads its result later. The next step may be launched in
+    between: it finds the tokens of this one on the device.
 
     Args:
-        slot_states: all that is kept of the requests in the slots.
-        decode_inputs: None where inputs are sent to the device, and have no place of their own there.
+        slot_states: all objects that keep state of the requests in the slots.
+        decode_inputs: None on an accelerator, where inputs are copied to the device and have no fixed place.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Applies the plan to the slots and tells the device all that it has to do for the plan's rows.
+        """Applies the plan to the slots and queues all work for the plan's rows on the device.
 
-        Nothing is read from the device, with one exception: see `Sampler`. Whatever ranks do together, they do here, so
-        that they do it in the order of plans.
+        Nothing is read from the device, with one exception: see `Sampler`. All collectives of ranks happen here, and so
+        in the order of plans.
         """
         began = time.monotonic()
         rows: SampledRows | None = None
@@ -84,7 +84,7 @@ class ModelRunner:
         return LaunchedStep(plan.step_id, began, rows, scored, self._transfers.to_host(()))
 
     def collect(self, step: LaunchedStep) -> StepResult:
-        """Reads what a step has brought, and waits for it if need be. Steps are collected in order."""
+        """Reads the result of a step, and waits for it if need be. Steps are collected in order."""
         with self._spans.span("result"):
             result = StepResult(step.step_id, [])
             if step.rows is not None:
@@ -95,7 +95,7 @@ class ModelRunner:
         return result
 
     def _apply(self, plan: StepPlan) -> None:
-        """Makes the slots what `plan` says, in the plan's order: releases, admissions, new pages."""
+        """Applies the changes of `plan` to the slots, in this order: releases, admissions, new pages."""
         if plan.released or plan.admitted:
             for state in self._slot_states:
                 state.release(plan.released)
@@ -121,7 +121,7 @@ class ModelRunner:
             return self._rows.launch(inputs.batch, logits)
 
     def _launch_scored(self, plan: StepPlan, inputs: _Inputs) -> tuple[SampledRows | None, list[ScoredPart]]:
-        """A step beside prompts whose tokens are scored: the hidden states of all tokens are needed."""
+        """Launches a step with prompts to be scored, which needs the hidden states of all tokens."""
         rows = None
         with self._spans.span("forward"):
             hidden = self._forward.hidden(inputs.batch, inputs.given)

@@ -1,9 +1,8 @@
 """Decode steps from recordings: a step of a shape seen before is one call, not ten a layer.
 
-What a step of one token a request computes is decided by its number of requests; all else is read from memory. The
-inputs of such steps are where they always are (`decode_inputs.py`), and what the backend recorded of a shape computes
-logits from whatever is there. Steps with more of a prompt hardly ever have a shape that was seen before, and take so
-long that Python does not show in them.
+The number of requests alone decides which kernels a decode step runs; they read everything else from memory. The inputs
+of decode steps are always in the same place (`decode_inputs.py`), so a recording computes logits from the inputs that
+are there. Steps with prompts hardly ever repeat a shape, and take so long that Python's share is negligible.
 """
 
 from collections import OrderedDict
@@ -25,18 +24,18 @@ class _Recorded(NamedTuple):
 
 
 class RecordedSteps:
-    """The decode steps of one model, as far as a backend can record them. `enabled`: False says no to every step."""
+    """The decode steps of one model that a backend can record. With `enabled` False, none is recorded."""
 
     def __init__(self, forward: Forward, ops: Backend, *, enabled: bool = True) -> None:
         self._forward = forward
         self._ops = ops
         self._enabled = enabled
-        self._seen: OrderedDict[int, _Recorded | None] = OrderedDict()  # by rows; None: once, and not recorded
+        self._seen: OrderedDict[int, _Recorded | None] = OrderedDict()  # by rows; None: seen once, not recorded
 
     def logits(self, batch: InputBatch) -> torch.Tensor | None:
         """[num_rows, vocab_size] of a batch of `DecodeInputs`, valid until the next call and free to be changed.
 
-        None if the step is to be computed in the ordinary way.
+        None if the step has to be computed without a recording.
         """
         num_rows = len(batch.query_lens)
         if not self._enabled:

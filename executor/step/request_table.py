@@ -39,7 +39,7 @@ class RequestTable:
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_unnamed = np.zeros(max_num_seqs, np.int32)
         max_pages = max_model_len // block_size + 1
-        # np.zeros of this size is handed out by the system untouched: pages that no request reaches cost no memory.
+        # The system hands out np.zeros of this size untouched: columns that no request reaches cost no memory.
         self.block_tables = [np.zeros((max_num_seqs, max_pages), np.int32) for _ in range(num_kv_groups)]
         self.num_pages = [np.zeros(max_num_seqs, np.int32) for _ in range(num_kv_groups)]
 
@@ -55,7 +55,7 @@ class RequestTable:
         self.append_pages(slot, request.page_ids)
 
     def release(self, slots: list[int]) -> None:
-        """These slots' requests are gone."""
+        """The requests in these slots are gone."""
         for num_pages in self.num_pages:
             num_pages[slots] = 0
 
@@ -82,7 +82,7 @@ class RequestTable:
         """Puts `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values."""
         if len(slots) == 0:
             return
-        self._reach(max(positions.tolist()) + 1)  # of a few rows, in a fifth of the time that NumPy takes
+        self._reach(max(positions.tolist()) + 1)  # for a few rows, a fifth of NumPy's time
         index = self._flat(slots, positions)
         if self._on_host is not None:
             self._on_host[index] = token_ids.numpy()
@@ -94,7 +94,7 @@ class RequestTable:
 
         Args:
             starts: [n] int64, on the device as the ids are; the position of each row's first.
-            num_columns: no draft's position is as large.
+            num_columns: more than any draft's position.
         """
         self._reach(num_columns)
         columns = starts.unsqueeze(1) + torch.arange(token_ids.shape[1], device=self.device)
@@ -118,5 +118,5 @@ class RequestTable:
     def _make_columns(self, num_columns: int) -> None:
         self._num_columns = num_columns
         self.token_ids = torch.zeros(self.max_num_seqs, num_columns, dtype=torch.int32, device=self.device)
-        # The same memory where the device is the host: NumPy takes a third of the time that torch takes for a few ids.
+        # A view of the same memory if the device is the host: for a few ids, NumPy takes a third of torch's time.
         self._on_host = self.token_ids.view(-1).numpy() if self.device.type == "cpu" else None

@@ -1,4 +1,4 @@
-"""From the logits of a step's rows to the tokens that each row brings, and to drafts for the tokens after them."""
+"""Samples the tokens that each row of a step brings, and proposes drafts for the tokens after them."""
 
 from dataclasses import dataclass
 
@@ -16,13 +16,13 @@ from quire.executor.transfers import Transfer, Transfers, to_device
 
 @dataclass(frozen=True)
 class SampledRows:
-    """What the rows of one step bring, between launch and result.
+    """The tokens of one step's rows, between launch and result.
 
     Attributes:
         num_wanted: [num_rows] int64, on the host; positions of each row that wants any.
         sampled: the tokens at these positions, row after row.
-        counts: of two tensors like `num_wanted`, how many tokens each row brings and how many drafts it has now; None
-            where all rows bring one token and nobody drafts.
+        counts: a transfer of two tensors like `num_wanted`: the tokens that each row brings, and the drafts that it has
+            now. None if all rows bring one token and there is no drafter.
     """
 
     num_wanted: np.ndarray
@@ -36,10 +36,10 @@ class SampledRows:
 
 
 class RowSampler:
-    """Samples a step's wanted positions and keeps what belongs to a row together.
+    """Samples a step's wanted positions and groups the tokens by row.
 
     Args:
-        drafter: None where nobody drafts.
+        drafter: proposes drafts; None: no drafts.
     """
 
     def __init__(self, sampler: Sampler, table: RequestTable, transfers: Transfers, drafter: Drafter | None) -> None:
@@ -50,7 +50,7 @@ class RowSampler:
 
     def launch(self, batch: InputBatch, logits: torch.Tensor) -> SampledRows:
         """Samples from `logits` [num_wanted, vocab_size], and writes tokens and drafts into the table."""
-        # Copies: a logits processor may keep them, and the next step may have its own in the same place.
+        # Copies: a logits processor may keep the arrays, and the next step may overwrite them.
         samples = SampleBatch(batch.wanted_slots.copy(), batch.wanted_positions.copy(), self._table)
         sampled = self._sampler.sample(logits, samples)
         # On the device, so that the next step can read the tokens whether or not the host has seen them.
@@ -80,7 +80,7 @@ class RowSampler:
         num_drafts[index] = proposal.num_drafts
 
     def collect(self, rows: SampledRows, result: StepResult) -> None:
-        """Reads what the rows bring into `result`; waits for the step if need be."""
+        """Reads the rows' tokens into `result`; waits for the step if need be."""
         sampled, firsts = rows.sampled, rows.firsts.tolist()
         self._sampler.collect(sampled)
         token_ids, usable = sampled.on_host
@@ -102,7 +102,7 @@ class RowSampler:
 
     @staticmethod
     def _logprobs(rows: SampledRows, tokens: list[list[int]]) -> list[tuple[int, list[TokenLogprobs]]]:
-        """By row that asked, of the tokens that it brings; not of tokens that could not be chosen."""
+        """Log-probabilities of each row that asked, for the tokens that it brings and that could be chosen."""
         sampled, firsts = rows.sampled, rows.firsts
         assert sampled.logprobs is not None
         _, usable = sampled.on_host
@@ -114,7 +114,7 @@ class RowSampler:
         return list(found.items())
 
     def _blame(self, sampled: Sampled, unusable: list[tuple[int, int]], result: StepResult) -> None:
-        """Says why rows have no token; `unusable` are (row, its first place) pairs."""
+        """Notes in `result` why rows have no token; `unusable` are (row, its first place) pairs."""
         for row, first in unusable:
             reason = self._sampler.why_unusable(sampled, first)
             if reason is not None:

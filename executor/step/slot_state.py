@@ -1,4 +1,4 @@
-"""What a worker keeps of the requests in its slots, one object for each purpose."""
+"""State that a worker keeps of the requests in its slots, one object for each purpose."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from quire.core.wire.protocol import NewSlot
 
 
 class SlotState(Protocol):
-    """Keeps something of every request that is in a slot. The model runner tells all of them who comes and who goes."""
+    """Keeps some state of every request in a slot. The model runner tells it which requests enter and leave."""
 
     def admit(self, request: NewSlot) -> None:
         """A request enters a slot. Overwrites what the last request left there."""

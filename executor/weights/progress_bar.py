@@ -1,4 +1,4 @@
-"""How far the loading of weights is, for who waits at a terminal."""
+"""A progress bar for the loading of weights, on a terminal."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -57,7 +57,7 @@ def open_weights(
         return DummyWeights(dtype, seed)
     progress = None
     if show_progress and load.use_tqdm_on_load and sys.stderr.isatty():
-        from quire.executor.weights.progress_bar import ProgressBar  # 90 ms that a service need not wait
+        from quire.executor.weights.progress_bar import ProgressBar  # 90 ms, saved without a terminal
 
         progress = ProgressBar()
     return SafetensorsWeights(Path(spec.path), dtype, progress)
@@ -121,7 +121,7 @@ class SafetensorsWeights:
 
 
 class DummyWeights:
-    """Random weights, the same for a seed whatever the number of ranks.
+    """Random weights, which depend on the seed and not on the number of ranks.
 
     Element i of a tensor is element (i + offset) of one block of normal numbers, repeated; the offset comes from the
     tensor's name. The block's length is prime, so that no two rows of a weight are alike.
@@ -165,7 +165,7 @@ def shard_shape(shape: tuple[int, ...], shard: Shard | None) -> tuple[int, ...]:
 
 
 def checkpoint_files(folder: Path) -> dict[Path, list[str] | None]:
-    """The safetensors files of a checkpoint, each with the tensor names the index gives it (None: all it holds).
+    """The safetensors files of a checkpoint, each with its tensor names in the index (None: all in the file).
 
     Raises:
         ModelLoadError: no safetensors files, or an index that cannot be used.

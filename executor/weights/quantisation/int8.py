@@ -10,16 +10,16 @@ from quire.ops.backend import Int8Weight
 
 _LARGEST = 127
 _PART = 1 << 22
-"""Numbers of a weight that are float32 at once."""
+"""The most numbers of a weight that are converted to float32 at once."""
 
 
 class Int8:
-    """See `LinearScheme`. Weights alone are rounded, symmetrically around zero, with a float32 scale for each output.
+    """See `LinearScheme`. Only weights are rounded, symmetrically around zero, with a float32 scale for each output.
 
-    A scale comes from all inputs of its output. A rank that holds some of the inputs therefore reads the whole rows,
-    and keeps its part of them: all ranks together hold the numbers that one rank would.
+    A scale depends on all inputs of its output. A rank that holds some of the inputs therefore reads whole rows and
+    keeps its part of them. So all ranks together hold the numbers that one rank would.
 
-    Each layer is rounded as soon as it is read: beside what is kept there is never more than one layer as it was.
+    Each layer is rounded as soon as it is read, so at most one unrounded layer is in memory at a time.
     """
 
     def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> Int8Weight:
@@ -30,7 +30,7 @@ class Int8:
 
 
 def quantise(weight: Tensor) -> Int8Weight:
-    """The nearest numbers to `weight` [out, in]. An output whose scale is no number (NaN, infinite) stays none."""
+    """The nearest numbers to `weight` [out, in]. An output whose scale is NaN or infinite keeps that scale."""
     values = weight.new_empty(weight.shape, dtype=torch.int8)
     scales = weight.new_empty(len(weight), dtype=torch.float32)
     if weight.is_meta:

@@ -1,4 +1,4 @@
-"""What a scheme is: the way in which the weights of linear layers are written in a checkpoint, or are to be kept.
+"""A scheme: how the weights of linear layers are stored in a checkpoint, or kept in memory.
 
 Only linear layers of a model's blocks have a scheme. Embeddings and the language-model head stay in the model's dtype:
 their rounding would show in every logit, and they are a small part of a large model.
@@ -19,7 +19,7 @@ class Part(NamedTuple):
     Attributes:
         name: the layer's, without `.weight`.
         out_features: the whole layer's outputs.
-        shard: what is this rank's of its weight [out, in]: some outputs (dimension 0), or some inputs (dimension 1).
+        shard: this rank's part of its weight [out, in]: some outputs (dimension 0), or some inputs (dimension 1).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which scheme the linear layers of a model have."""
+"""Chooses the scheme of a model's linear layers."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from quire.executor.weights.quantisation.scheme import LinearScheme
 from quire.executor.weights.quantisation.unquantised import Unquantised
 
 SCHEMES: Mapping[Quantization, type[LinearScheme]] = {"int8": Int8}
-"""By the value of `--quantization`."""
+"""Schemes by the value of `--quantization`."""
 
 
 def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearScheme:
-    """The scheme that a user asks for; None asks for weights as they are.
+    """The scheme that the user chose; None: weights in the model's dtype.
 
     Raises:
         ModelLoadError: the checkpoint has a quantisation of its own.

@@ -1,4 +1,4 @@
-"""Weights as they are."""
+"""Weights without quantisation."""
 
 from collections.abc import Sequence
 
