@@ -9,7 +9,7 @@ from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import Mask, SampleBatch
 
 _ANY = -1
-"""In front of a sequence shorter than the longest: fits every token."""
+"""Pads sequences shorter than the longest at their front; matches every token."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Logits processors that a server's owner writes: loaded by name, and kept from harming other requests."""
+"""Logits processors of the server's owner: loaded by name, and kept from harming other requests."""
 
 import importlib
 import os
@@ -20,12 +20,12 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ProcessorContext:
-    """What a logits processor is built with.
+    """The argument from which a logits processor is built.
 
     Attributes:
         max_num_seqs: slots of the worker; a request is in one of 0 .. max_num_seqs - 1 while it runs.
         vocab_size: columns of the logits.
-        device: where they are.
+        device: where the logits are.
     """
 
     max_num_seqs: int
@@ -58,7 +58,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def admit(self, request: NewSlot) -> bool:
-        """Looks at a request that enters a slot; whether it wants this processor.
+        """Looks at a request that enters a slot; returns whether the request wants this processor.
 
         `request.sampling` are its parameters, `extra_args` among them (`vllm_xargs` over HTTP); `request.token_ids`
         are its tokens, the first `num_prompt_tokens` of which are the prompt. A request that was preempted comes again.
@@ -68,7 +68,7 @@ class LogitsProcessor(ABC):
         """
 
     def used(self, batch: SampleBatch) -> np.ndarray:
-        """Which rows want it in this step: [num_rows] bool. Of requests that do not want it, nobody asks."""
+        """Which rows want this processor in this step: [num_rows] bool. Called only for requests that want it."""
         return np.ones(len(batch.slots), bool)
 
     @abstractmethod
@@ -77,9 +77,9 @@ class LogitsProcessor(ABC):
 
 
 class CustomFeature(Feature):
-    """A logits processor as a feature. What it raises ends the requests that want it, and no others."""
+    """A logits processor as a feature. An exception in it ends the requests that want it, and no others."""
 
-    can_go_back = False  # nobody knows what it keeps
+    can_go_back = False  # its state is unknown
 
     def __init__(self, processor: LogitsProcessor, max_num_seqs: int) -> None:
         self._processor = processor
@@ -112,7 +112,7 @@ class CustomFeature(Feature):
             return self._apply_around(logits, batch, refused)
         try:
             changed = self._processor.apply(logits, batch)
-        except Exception:  # foreign code; nobody knows which row was at fault
+        except Exception:  # foreign code; the row at fault is unknown
             logger.exception("%s failed on %d rows", type(self._processor).__name__, len(batch.slots))
             self._refusals |= dict.fromkeys(batch.slots.tolist(), f"{type(self._processor).__name__} failed.")
             return logits.fill_(torch.nan)
@@ -123,7 +123,7 @@ class CustomFeature(Feature):
         return changed.float()
 
     def why_nothing_fits(self, slot: int) -> str | None:
-        """What to tell the request in `slot` whose logits were spoiled here; None if they were not."""
+        """The message for the request in `slot` if its logits were made unusable here; None if they were not."""
         return self._refusals.get(slot)
 
     def _refused(self, batch: SampleBatch) -> np.ndarray:

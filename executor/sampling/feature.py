@@ -1,4 +1,4 @@
-"""What a sampling feature is, and what it sees of a step."""
+"""The interface of sampling features, and the batch that they see of a step."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from quire.executor.transfers import to_device
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """The positions at which a step samples a token, one row of logits each; of some requests several.
+    """The positions at which a step samples a token, with one row of logits each. A request may have several.
 
     Attributes:
         slots: [num_rows] int64, on the host.
@@ -48,18 +48,18 @@ class SamplingFeature(ABC):
     """One way to change logits before a token is chosen. It keeps its own slot-indexed columns of parameters.
 
     Attributes:
-        can_go_back: what it does at a position depends on the request and on the tokens before that position in the
-            table, and on nothing else. So a position may be sampled again after other tokens, as happens behind a wrong
-            draft. A request that wants a feature that cannot go back gets no drafts.
+        can_go_back: its effect at a position depends only on the request and on the tokens before that position in the
+            table. So a position may be sampled again after other tokens, as happens after a wrong draft. A request that
+            wants a feature that cannot go back gets no drafts.
     """
 
     can_go_back: ClassVar[bool] = True
 
     @abstractmethod
     def admit(self, request: NewSlot) -> bool:
-        """Takes over the parameters of a request that enters a slot; whether it will ever want this feature.
+        """Takes over the parameters of a request that enters a slot; returns whether it will ever want this feature.
 
-        A slot is used again and again: what the last request left in it must be overwritten either way.
+        Slots are reused, so the parameters of the last request must be overwritten either way.
         """
 
     def release(self, slots: list[int]) -> None:  # noqa: B027 - small things may stay until the slot is used again
@@ -82,9 +82,9 @@ class Feature(SamplingFeature):
 
 
 class Mask(SamplingFeature):
-    """A feature that computes nothing: it only takes tokens away, where the model wrote the logits.
+    """A feature that only takes tokens away, in the tensor that the model wrote.
 
-    So a step of masks alone copies no logits: to no other type, and no rows out and in again.
+    A step with masks alone therefore copies no logits: it converts no types and gathers no rows.
     """
 
     @abstractmethod
@@ -93,13 +93,13 @@ class Mask(SamplingFeature):
 
         Args:
             logits: [all rows of the step, vocab_size] of any float type.
-            rows: [num_rows] int64, on the host; the rows of `logits` that use it, in order.
-            batch: of these rows.
+            rows: [num_rows] int64, on the host; the rows of `logits` that use this mask, in order.
+            batch: the batch of these rows.
         """
 
 
 class FollowingMask(Mask):
-    """A mask that the host makes of every token of the output. The sampler tells it each of them once, in order."""
+    """A mask that the host derives from every token of the output. The sampler tells it each token once, in order."""
 
     can_go_back = False
 
@@ -109,8 +109,8 @@ class FollowingMask(Mask):
 
         Args:
             slots: [num_rows] int64; -1 where the request has left its slot since.
-            token_ids: [num_rows]; they mean nothing where not `usable`.
+            token_ids: [num_rows]; meaningless where not `usable`.
 
         Returns:
-            Rows whose token it had forbidden, because something brought it back after the mask.
+            Rows whose token the mask had forbidden, which a later feature brought back.
         """

@@ -8,7 +8,7 @@ from quire.executor.sampling.feature import Feature, SampleBatch
 
 
 class LogitBias(Feature):
-    """Comes before all else that changes logits, so that masks and penalties see the biased ones."""
+    """Adds the biases before any other feature, so that masks and penalties see biased logits."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._used = np.zeros(max_num_seqs, bool)

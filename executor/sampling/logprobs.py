@@ -15,13 +15,13 @@ ALL = -1
 
 
 def scores(logits: torch.Tensor, mode: LogprobsMode) -> torch.Tensor:
-    """What `mode` returns for `logits` [num_rows, vocab_size] float32: a copy, so the logits may change afterwards."""
+    """The values that `mode` selects for `logits` [num_rows, vocab_size] float32, copied, so the logits may change."""
     return logits.log_softmax(-1) if mode.endswith("logprobs") else logits.clone()
 
 
 @dataclass(frozen=True)
 class StepLogprobs:
-    """What one step owes to the rows that asked, on its way to the host.
+    """Log-probabilities of one step's rows that asked, on their way to the host.
 
     Attributes:
         places: [num_asked] int64, on the host; index of the row among the step's sampled rows.
@@ -75,11 +75,11 @@ class Logprobs:
 
     @property
     def of_raw_logits(self) -> bool:
-        """Whether the model's own logits are looked at, not those that a token is chosen from."""
+        """Whether the values come from the model's own logits, before features change them."""
         return self._mode.startswith("raw")
 
     def admit(self, request: NewSlot) -> bool:
-        """Takes over what a request that enters a slot wants to see; whether it wants any."""
+        """Takes over the logprobs parameters of a request that enters a slot; returns whether it wants any."""
         wanted, named = request.sampling.logprobs, request.sampling.logprob_token_ids
         self._named.pop(request.slot, None)
         if named:

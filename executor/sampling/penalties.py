@@ -38,7 +38,7 @@ class Penalties(Feature):
         ends, starts = batch.on_device(batch.positions).unsqueeze(1), batch.column(table.num_unnamed)
         known = (column >= starts) & (column < ends)
         generated = known & (column >= batch.column(table.num_prompt_tokens))
-        # Other places stand for a row's last token: a token that comes up again gets the same value again.
+        # Unknown places repeat the row's last token, which is harmless: a repeated token gets the same value again.
         token_ids = torch.where(known, token_ids, token_ids.gather(1, ends - 1))
 
         counts = torch.zeros_like(logits).scatter_add_(1, token_ids, generated.float()).gather(1, token_ids)

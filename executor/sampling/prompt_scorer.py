@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: each token's, given those before it, while the prompt is computed."""
+"""Log-probabilities of each prompt token given those before it, computed along with the prompt."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from quire.executor.sampling.token_table import TokenTable
 from quire.executor.transfers import Transfer, Transfers
 
 _MAX_LOGITS = 2**23
-"""Logits at once; a prompt's are computed in slices of this size, because all of them may not fit in memory."""
+"""The most logits at once: a prompt's are computed in slices of this size, because all may not fit in memory."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class PromptScorer:
             self._num_top[request.slot] = self._vocab_size if wanted == ALL else min(wanted, self._vocab_size)
 
     def release(self, slots: list[int]) -> None:
-        """These slots' requests are gone: before their prompts were scored, perhaps."""
+        """The requests in these slots are gone, perhaps before their prompts were scored."""
         if self._num_top:
             for slot in slots:
                 self._num_top.pop(slot, None)

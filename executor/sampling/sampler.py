@@ -37,8 +37,8 @@ class Sampled:
         usable: [num_rows] bool, on the device; false where the row's logits were NaN or infinite.
         logprobs: for the rows that asked, or None if no row did.
         slots: [num_rows] int64, on the host; -1 where the request has left its slot since.
-        reasons: by row that has left its slot, what `Sampler.why_nothing_fits` said of the slot before.
-        forbidden: rows whose token a mask had forbidden; known once the tokens are.
+        reasons: by row that has left its slot, the result of `Sampler.why_nothing_fits` before.
+        forbidden: rows whose token a mask had forbidden; known once the tokens are known.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Sampled:
         return token_ids.tolist(), usable.tolist()
 
     def release(self, slots: list[int], why_nothing_fits: Callable[[int], str | None]) -> None:
-        """The requests in `slots` are gone; whoever is in these slots next has nothing to do with this step."""
+        """The requests in `slots` are gone; the slots' next requests have no row in this step."""
         rows = np.flatnonzero(np.isin(self.slots, slots))
         self.reasons |= {int(row): why_nothing_fits(int(self.slots[row])) for row in rows}
         self.slots = self.slots.copy()
@@ -72,9 +72,9 @@ class Sampled:
 class Sampler:
     """Samples one token for each row of logits. To add a sampling parameter, write its feature and put it in the list.
 
-    A step is sampled before the tokens of the last are known to the host. Only masks that follow an output on the host
-    need those first: then, and not before, the last step is waited for and read, while the device is at work on the
-    forward pass of this one. `_settle` is the one place that reads tokens for them.
+    A step is sampled before the host knows the tokens of the last step. Only masks that follow an output on the host
+    need those tokens first. For them alone, `_settle` waits for the last step and reads it, while the device works on
+    the forward pass of this one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Sampler:
         custom: Sequence[CustomFeature] = (),
         transfers: Transfers | None = None,
     ) -> None:
-        """`transfers` bring tokens to the host; None: they are there."""
+        """`transfers` bring tokens to the host; None: the device is the host."""
         self._ops = ops
         self._transfers = transfers or HostTransfers()
         self._custom = custom
@@ -102,7 +102,7 @@ class Sampler:
             MinTokens(max_num_seqs, vocab_size, eos_token_ids),
             self.grammar,
             ThinkingBudget(max_num_seqs),
-            Temperature(max_num_seqs),  # from here on only rows that draw
+            Temperature(max_num_seqs),  # this and later features: only rows that draw
             MinP(max_num_seqs),
             TopK(max_num_seqs, vocab_size),
             TopP(max_num_seqs, FIRST_LOOK if self._transfers.are_free else vocab_size),
@@ -162,7 +162,7 @@ class Sampler:
         return sampled
 
     def collect(self, sampled: Sampled) -> None:
-        """Waits for the oldest step that was not collected; all that can be known of it is known then."""
+        """Waits for the oldest step that was not collected; afterwards everything in `sampled` is known."""
         assert self._launched[0] is sampled, "steps are collected in order"
         self._launched.popleft()
         if sampled is self._unsettled:
@@ -173,13 +173,13 @@ class Sampler:
         return self._wanted[slots] & self._one_way == 0
 
     def why_unusable(self, sampled: Sampled, row: int) -> str | None:
-        """What to tell the request of a row that was not usable; None if that is the model's fault."""
+        """The message for the request of an unusable row; None if the model's logits are at fault."""
         if row in sampled.reasons:
             return sampled.reasons[row]
         return self.why_nothing_fits(int(sampled.slots[row]))
 
     def _settle(self) -> None:
-        """Tells masks that follow outputs what was sampled last: before the next masks or with the result, once."""
+        """Tells masks that follow outputs the last sampled tokens, once: before the next masks or with the result."""
         sampled, self._unsettled = self._unsettled, None
         if sampled is not None:
             token_ids, usable = sampled.on_host
@@ -190,7 +190,7 @@ class Sampler:
         return sum(1 << place for place, feature in enumerate(self._features) if isinstance(feature, kinds))
 
     def why_nothing_fits(self, slot: int) -> str | None:
-        """What to tell a request whose row was not usable through its own fault; None when the model's logits were."""
+        """The message for a request that made its own row unusable; None if the model's logits are at fault."""
         judges: list[CustomFeature | GrammarMasks] = [*self._custom, self.grammar]
         for judge in judges:
             if (reason := judge.why_nothing_fits(slot)) is not None:
@@ -205,14 +205,14 @@ class Sampler:
         if isinstance(feature, Mask):
             feature.apply(logits, rows, batch.take(rows))
             return logits
-        logits = logits.float()  # for all rows, which may not differ in type; nothing if an earlier feature did it
+        logits = logits.float()  # all rows, which share a type; no copy if an earlier feature did it
         if len(rows) == len(batch.slots):
             return feature.apply(logits, batch)
         logits[_index(rows, logits)] = feature.apply(_rows(logits, rows), batch.take(rows))
         return logits
 
     def _wanted_features(self, wanted: int) -> list[Feature | Mask]:
-        """Features that some row of the step will want, now or later; in a step of plain requests, none."""
+        """Features that some row of the step wants now or later; none in a step of plain requests."""
         bits = wanted & self._asks - 1
         if (known := self._wanted_together.get(bits)) is None:
             known = [feature for place, feature in enumerate(self._features) if bits >> place & 1]

@@ -1,4 +1,4 @@
-"""thinking_token_budget: reasoning that has had its tokens is closed, by making the tokens of its end the only ones."""
+"""thinking_token_budget: closes reasoning that has used its budget, by allowing only the tokens of its end mark."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from quire.executor.sampling.feature import FollowingMask, SampleBatch
 
 
 class Thinking:
-    """Where one request's output is: inside its reasoning or not, and how far.
+    """The place of one request's output: inside its reasoning or not, and after how many tokens of it.
 
     Args:
         num_tokens: the budget, of every stretch of reasoning.
@@ -51,7 +51,7 @@ class Thinking:
 
 
 class ThinkingBudget(FollowingMask):
-    """Has the last word: it comes after all other masks."""
+    """Comes after all other masks and logits processors."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._used = np.zeros(max_num_seqs, bool)
@@ -80,7 +80,7 @@ class ThinkingBudget(FollowingMask):
                 logits[row, token_id] = 0
 
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
-        """See `FollowingMask.advance`. It has the last word: nothing brings a token back."""
+        """See `FollowingMask.advance`. No later feature can bring a token back, so no row is returned."""
         for slot, token_id, is_usable in zip(slots.tolist(), token_ids, usable, strict=True):
             if is_usable and (state := self._states.get(slot)) is not None:
                 state.push([token_id])

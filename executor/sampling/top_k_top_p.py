@@ -1,7 +1,7 @@
 """top-k and top-p: keep the likeliest tokens, by number and by probability mass.
 
-Both find the least value that stays and drop what lies below it. Tokens that are exactly as likely as the last one
-kept stay too, so the outcome depends on the row's values alone, never on how a sort broke a tie.
+Both find the least value that stays and drop smaller ones. Tokens exactly as likely as the last one kept stay too, so
+the outcome depends on the row's values alone, never on how a sort broke a tie.
 """
 
 import numpy as np
@@ -42,9 +42,9 @@ class TopP(Feature):
     """Keeps the smallest set of likeliest tokens whose probability reaches top_p; at least one."""
 
     def __init__(self, max_num_seqs: int, first_look: int = FIRST_LOOK) -> None:
-        """Among the `first_look` likeliest tokens the cut is sought before the host looks whether it was among them.
+        """The cut is sought among the `first_look` likeliest tokens first; the host then checks whether it was there.
 
-        With `first_look` the size of the vocabulary the host need not look.
+        If `first_look` is the size of the vocabulary, the host need not check.
         """
         self._first_look = first_look
         self._top_p = np.ones(max_num_seqs, np.float64)

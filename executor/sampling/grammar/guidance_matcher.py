@@ -11,7 +11,7 @@ from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 
 
 class _Tokens:
-    """What `LLTokenizer` asks of a tokenizer: also to split text that a grammar forces, for which any split will do."""
+    """The tokenizer that `LLTokenizer` needs. It also splits text that a grammar forces; any split is valid there."""
 
     bos_token_id = None
 
@@ -37,7 +37,7 @@ class _Tokens:
 
 
 class GuidanceLoader:
-    """A grammar is its own text: there is nothing to load, and compilation takes a matcher less than a millisecond."""
+    """Makes matchers from the grammar's text: nothing is loaded, and compilation takes less than a millisecond."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._end_token_ids = frozenset(vocabulary.end_token_ids)
@@ -66,9 +66,9 @@ class GuidanceMatcher(Matcher):
         self.fill_all([self], bitmask, [row])
 
     def accept(self, token_id: int) -> bool:
-        if token_id in self._end_token_ids:  # asked first: a refused one would leave the matcher broken for good
+        if token_id in self._end_token_ids:  # checked first: a refused end would break the matcher for good
             return self._matcher.is_accepting() and self._matcher.consume_token(token_id)
-        return self._matcher.try_consume_tokens([token_id]) == 1  # which stops before an end
+        return self._matcher.try_consume_tokens([token_id]) == 1  # stops before an end token
 
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)

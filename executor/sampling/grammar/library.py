@@ -1,4 +1,4 @@
-"""What workers make of the grammars that requests bring: each library once, each grammar once while it is in use."""
+"""Loads the grammars that requests bring: each library once, and each grammar once while it is in use."""
 
 import pkgutil
 import zlib
@@ -17,7 +17,7 @@ LOADERS = {
     "outlines": _MATCHERS + "outlines_matcher:OutlinesLoader",
     "lm-format-enforcer": _MATCHERS + "lm_format_enforcer_matcher:LMFormatEnforcerLoader",
 }
-"""By name, because importing one takes a tenth of a second, which only those pay who ask for a grammar."""
+"""By name, because importing a library takes a tenth of a second, which only requests with a grammar should pay."""
 
 _CACHE_BYTES = 256 * 2**20
 _MAX_LOADERS = 8
@@ -38,7 +38,7 @@ class GrammarLibrary:
 
     @property
     def num_grammars(self) -> int:
-        """How many are loaded."""
+        """The number of loaded grammars."""
         return len(self._grammars)
 
     def matcher(self, grammar: Grammar) -> Matcher:

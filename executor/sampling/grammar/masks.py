@@ -1,4 +1,4 @@
-"""Grammars of the requests in the slots: which tokens may come next, made a mask of in each step.
+"""Grammars of the requests in the slots: makes a mask of the tokens that may come next, in each step.
 
 A grammar is loaded in a thread while the request's prompt is computed. Masks are made by the thread that runs the step:
 an accelerator is still at its forward pass then, and on a CPU a microsecond or two a row is less than any hand-over. A
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 class GrammarMasks(FollowingMask):
     """Keeps a matcher for each slot that has a grammar.
 
-    With several ranks each has its own, and they agree because ranks come to the same tokens.
+    Each rank has its own matchers. They agree because ranks come to the same tokens.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int], ops: Backend) -> None:
@@ -35,17 +35,17 @@ class GrammarMasks(FollowingMask):
         self._loading: dict[int, Future[Matcher]] = {}  # by slot
         self._matchers: dict[int, Matcher] = {}  # by slot; since the first mask
         self._faults: dict[int, str] = {}  # by slot; why there is no mask
-        self._chosen: dict[int, int] = {}  # by slot; a token that its matcher has not been told
+        self._chosen: dict[int, int] = {}  # by slot; the token that its matcher has not accepted yet
         self._bitmask = np.zeros((0, self._num_words), np.int32)  # of the step that is under way
         self._masked: dict[int, int] = {}  # slot to row of the bitmask
         self._library = GrammarLibrary()
-        # One thread: whatever it does for a slot happens in the order that it was asked for.
+        # One thread, so that the work for a slot is done in the order of submission.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     # ------------------------------------------------------------------------------------------------- slots
 
     def admit(self, request: NewSlot) -> bool:
-        """Starts to load a request's grammar, and to bring it to where its output is."""
+        """Starts to load a request's grammar, and to advance its matcher past the output so far."""
         self._drop(request.slot)
         if request.grammar is None:
             return False
@@ -100,7 +100,7 @@ class GrammarMasks(FollowingMask):
         for library, (matchers, rows) in together.items():
             try:
                 library.fill_all(matchers, bitmask, rows)
-            except Exception:  # a library's, about one request's grammar: asked one by one, the others go on
+            except Exception:  # a library's error about one grammar: filled one by one, the others succeed
                 for matcher, row in zip(matchers, rows, strict=True):
                     self._fill_row(bitmask, row, matcher, slots[row])
         return bitmask
@@ -113,7 +113,7 @@ class GrammarMasks(FollowingMask):
             bitmask[row] = 0
 
     def _matcher(self, slot: int) -> Matcher | None:
-        """The matcher of a request, which knows all tokens by now; None where it failed."""
+        """The matcher of a request, advanced past all known tokens; None if it failed."""
         matcher, token_id = self._matchers.get(slot), self._chosen.pop(slot, None)
         try:
             if matcher is None and slot not in self._faults:
@@ -131,10 +131,10 @@ class GrammarMasks(FollowingMask):
         self._faults[slot] = f"{error or type(error).__name__}"
 
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
-        """See `FollowingMask.advance`: holds the tokens of the last step with masks against these.
+        """See `FollowingMask.advance`. Compares the tokens of the last step with masks against those masks.
 
-        A request whose output is complete is free from then on: what is sampled for it before its end is known to the
-        scheduler is dropped, or is what `ignore_eos` asked for.
+        A request whose output is complete is held to nothing from then on: later tokens are dropped by the scheduler,
+        or are what `ignore_eos` asked for.
         """
         broken: list[int] = []
         if not self._masked:
@@ -153,13 +153,13 @@ class GrammarMasks(FollowingMask):
         return broken
 
     def _let_go(self, slot: int) -> None:
-        """Holds a request to nothing any more."""
+        """Stops masking a request's tokens."""
         self._matchers.pop(slot, None)
         self._chosen.pop(slot, None)
         self._active[slot] = False
 
     def why_nothing_fits(self, slot: int) -> str | None:
-        """What to tell a request with a grammar for which no token was left; None for one without."""
+        """The message for a request whose grammar left no token; None for one without a grammar."""
         if slot in self._faults:
             return f"The grammar of structured_outputs cannot be followed here: {self._faults[slot]}."
         if slot in self._loading:

@@ -1,4 +1,4 @@
-"""What a grammar library must do for the sampler."""
+"""The interface of a grammar library to the sampler."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class MatcherError(Exception):
 
 
 class Matcher(ABC):
-    """How far one request's output has come in its grammar."""
+    """The state of one request's output in its grammar."""
 
     @abstractmethod
     def fill(self, bitmask: np.ndarray, row: int) -> None:
@@ -22,12 +22,12 @@ class Matcher(ABC):
             bitmask: [num_rows, ceil(vocab_size / 32)] int32, contiguous.
 
         Raises:
-            MatcherError: it cannot be told.
+            MatcherError: the matcher gave up.
         """
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:
-        """Goes on by one token; False, and nothing changes, if the grammar does not allow it."""
+        """Advances by one token. Returns False and changes nothing if the grammar does not allow the token."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
@@ -38,7 +38,7 @@ class Matcher(ABC):
         """`fill` for matchers of this class, of any grammars and vocabularies, each in its row.
 
         Raises:
-            Exception: for one of them it cannot be told; what is in the rows of the others then means nothing.
+            Exception: one of the matchers failed; the rows of all others are then meaningless.
         """
         for matcher, row in zip(matchers, rows, strict=True):
             matcher.fill(bitmask, row)
@@ -48,7 +48,7 @@ class Loader(Protocol):
     """One library, set up for one vocabulary. Its methods may be called from any one thread at a time."""
 
     def load(self, data: bytes) -> object:
-        """What matchers of one grammar share. `data` was made by the backend of the same name in the frontend."""
+        """The object that matchers of one grammar share. The frontend's backend of the same name made `data`."""
 
     def matcher(self, loaded: object) -> Matcher:
         """A matcher at the start of its grammar."""

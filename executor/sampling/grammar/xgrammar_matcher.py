@@ -32,7 +32,7 @@ class XGrammarLoader:
 
 
 _TOGETHER = xgrammar.BatchGrammarMatcher(max_threads=1)
-"""On the thread that asks: with more, it would start others for masks that take a microsecond each."""
+"""Fills masks on the calling thread: more threads would cost more than masks of a microsecond each."""
 
 
 class XGrammarMatcher(Matcher):
@@ -52,8 +52,8 @@ class XGrammarMatcher(Matcher):
 
     @staticmethod
     def fill_all(matchers: Sequence["XGrammarMatcher"], bitmask: np.ndarray, rows: Sequence[int]) -> None:
-        # In one call, for each gives the interpreter's lock away, which the engine's loop may take. There is one for
-        # `accept` too, but its answers come as an array of XGrammar's own, of which each item is a call again.
+        # One call, because each call releases the interpreter's lock, which the engine's loop may take. `accept` has a
+        # batched form too, but returns an array of XGrammar's own, and reading each item is another call.
         if len(matchers) == 1:
             matchers[0].fill(bitmask, rows[0])
         else:
