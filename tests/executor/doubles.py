@@ -49,7 +49,7 @@ async def results_of(executor: Executor, num_steps: int) -> list[StepResult]:
 
 
 def token_of(step_id: int) -> list[list[int]]:
-    """What `NullWorker` answers to `make_plan(step_id)`."""
+    """The tokens that `NullWorker` returns for `make_plan(step_id)`."""
     return [[(3 + step_id + 1) % 1000]]
 
 
@@ -89,7 +89,7 @@ class StuckWorker(NullWorker):
 
 
 class StubbornWorker(StuckWorker):
-    """Does not hear SIGTERM."""
+    """Ignores SIGTERM."""
 
     def load(self) -> WorkerReady:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -116,7 +116,7 @@ class ExitingWorker(NullWorker):
 
 
 class CoreWorker(NullWorker):
-    """Answers with what its process was given: threads for OpenMP, and whether it ignores SIGINT."""
+    """Answers with its process's settings: threads for OpenMP, and whether the process ignores SIGINT."""
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
         ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
@@ -132,7 +132,7 @@ class OnceStuckWorker(NullWorker):
 
 
 class GrammarWorker(NullWorker):
-    """Answers with the bytes of the grammars of the slots that come in, instead of tokens."""
+    """Answers with the bytes of the new slots' grammars instead of tokens."""
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
         sizes = [[len(new.grammar.data) if new.grammar is not None else 0] for new in plan.admitted]

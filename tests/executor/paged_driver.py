@@ -148,7 +148,7 @@ class PagedDriver:
         ]
 
     def _give_back(self, row: int) -> None:
-        """Takes the pages from a request that its next token does not see, nor any later one."""
+        """Takes back a request's pages that neither its next token nor any later one sees."""
         for group, tables in zip(self.groups, self.block_tables, strict=True):
             if group.window is not None:
                 num_unseen = max(0, len(self.tokens[row]) - group.window + 1) // self.block_size

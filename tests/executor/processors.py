@@ -40,7 +40,7 @@ class Broken(LogitsProcessor):
 
 
 class BreaksLater(LogitsProcessor):
-    """Raises at a place of the output that the request names."""
+    """Raises at a position of the output that the request names."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._places = np.zeros(context.max_num_seqs, np.int64)

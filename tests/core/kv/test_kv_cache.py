@@ -37,7 +37,7 @@ def try_admit(kv: KVCacheManager, req: Request, num_tokens: int | None = None, n
 
 
 def pages_of(req: Request) -> list[list[int]]:
-    """Per group, those that the request holds."""
+    """Per group, the pages that the request holds."""
     return [table.pages for table in req.block_tables]
 
 

@@ -28,7 +28,7 @@ def plan_of(step_id: int, released: list[int], admitted: dict[int, Grammar | Non
 
 
 class Ring:
-    """The two ends, and bytes between them."""
+    """The sending and the receiving end of a ring, joined by bytes."""
 
     def __init__(self) -> None:
         self._sender, self._receiver = SlotGrammars(), SlotGrammars()
@@ -36,7 +36,7 @@ class Ring:
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
 
     def pass_on(self, plan: StepPlan) -> int:
-        """Asserts that `plan` arrives as it was; returns the bytes that it took."""
+        """Asserts that `plan` arrives unchanged; returns its encoded size in bytes."""
         before = msgspec.msgpack.encode(plan)
         message = self._encoder.encode(self._sender.without_known(plan))
         arrived = self._decoder.decode(message)

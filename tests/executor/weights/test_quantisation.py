@@ -91,7 +91,7 @@ class Widened(Int8):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_are_those_of_the_rounded_weights(family: Family, checkpoint: Checkpoints) -> None:
-    """And differ from the checkpoint's as much as those of bfloat16 do, in random models whose logits are wide."""
+    """Outputs differ from the checkpoint's as much as those of bfloat16 do, in random models with wide logits."""
     spec = read_spec(checkpoint(family, num_hidden_layers=6 if family == "gemma3" else 2))
 
     def logprobs(scheme: LinearScheme) -> Tensor:
@@ -123,7 +123,7 @@ def test_two_ranks_give_the_tokens_of_one(family: Family, options: dict[str, Any
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_linear_layers_take_a_byte_a_number(dtype: str, checkpoint: Checkpoints) -> None:
-    """And embeddings and head what they took before."""
+    """Embeddings and head take as many bytes as before."""
     spec = read_spec(checkpoint("llama", hidden_size=256, intermediate_size=512), dtype=dtype)
     dummy = LoadConfig(load_format="dummy")
     plain, small = (
