@@ -24,7 +24,8 @@ class NormStyle:
     def read(self, context: ModelContext, name: str, size: int) -> Tensor:
         """The weight [size] of the norm called `name`."""
         stored = context.read(f"{name}.weight", (size,))
-        return 1 + stored.to(torch.float32) if self.is_offset else stored
+        # In place, on a copy: a sum that makes a new tensor imports torch's compiler in a dry build.
+        return stored.to(torch.float32, copy=True).add_(1) if self.is_offset else stored
 
 
 class RMSNorm:

@@ -116,6 +116,28 @@ assert "torch._dynamo.convert_frame" not in set(sys.modules) - before
     assert peak_kilobytes < 2_000_000
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_dry_build_of_no_family_imports_the_compiler(family: Family, checkpoint: Checkpoints) -> None:
+    script = f"""
+import sys, torch
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.context import ModelContext
+from quire.executor.memory.dry_build import dry_build
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.quantisation.unquantised import Unquantised
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
+spec = ModelSpec(**{asdict(read_spec(checkpoint(family)))})
+dry_build(spec, ModelContext(
+    ops=EagerBackend(PlainLinear()), group=ParallelGroup(), dtype=torch.float32, device=torch.device("cpu"),
+    weights=None, scheme=Unquantised(), layers=range(spec.num_layers), max_model_len=128,
+))
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def llama(num_layers: int, hidden_size: int, intermediate_size: int, num_heads: int, num_kv_heads: int) -> ModelSpec:
     """A model without a checkpoint, in bfloat16."""
     return ModelSpec(
