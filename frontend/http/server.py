@@ -98,16 +98,16 @@ class HttpServer:
             self._engine.metrics.cache_info = _cache_info(self._engine, ready)
         calm_garbage_collector()
         self._state.ready = True
-        num_tokens = ready.num_pages * ready.block_size
+        num_tokens, num_requests = cache_room(ready, config.limits.largest_chunk)
         seconds = time.time() - psutil.Process().create_time()
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
         logger.info(
-            "device      %s, %s, %d worker(s)", ready.device_name, config.spec.dtype, config.tensor_parallel_size
+            "device      %s, %s, workers: %d", ready.device_name, config.spec.dtype, config.tensor_parallel_size
         )
         logger.info(
             "KV cache    %s tokens, room for %.1f requests of %s tokens",
             f"{num_tokens:,}",
-            num_tokens / ready.max_model_len,
+            num_requests,
             f"{ready.max_model_len:,}",
         )
         url = url_of(self._listener, self._server)
@@ -142,7 +142,9 @@ class HttpServer:
             self._uvicorn.force_exit = True
             return
         timeout = self._server.shutdown_timeout
-        logger.info("stopping: %d request(s) in flight get %d s to finish", self._state.num_in_flight, timeout)
+        logger.info(
+            "stopping: requests in flight: %d; seconds that they get to finish: %d", self._state.num_in_flight, timeout
+        )
         self._uvicorn.should_exit = True
         self._state.drain()
         if timeout:
@@ -217,6 +219,17 @@ def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Confi
             "--ssl-keyfile must be PEM files, of one certificate without a password."
         ) from None
     return config
+
+
+def cache_room(ready: EngineReady, largest_chunk: int) -> tuple[int, float]:
+    """What the KV cache holds: tokens, in requests of full length, and the number of those requests.
+
+    A request takes pages in each KV group, so pages times `block_size` would count its tokens more than once.
+    """
+    length, size = ready.max_model_len, ready.block_size
+    pages = sum(group.max_pages(length, block_size=size, largest_chunk=largest_chunk) for group in ready.kv_groups)
+    num_requests = ready.num_pages / pages
+    return round(num_requests * length), num_requests
 
 
 def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:

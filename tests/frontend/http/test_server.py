@@ -16,10 +16,11 @@ import pytest
 
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ConfigError, EngineDeadError, ModelLoadError
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.listener import bind, url_of
-from quire.frontend.http.server import serve
+from quire.frontend.http.server import cache_room, serve
 from quire.frontend.http.server_config import ServerConfig
 
 LONG = {"prompt": "on and on", "max_tokens": 2000, "ignore_eos": True}
@@ -268,3 +269,17 @@ def test_url_is_one_that_clients_can_use(options: dict[str, Any], url: str) -> N
         pytest.skip("this machine has no IPv6")
     assert url_of(listener, server) == url.format(port=listener.getsockname()[1])
     listener.close()
+
+
+def test_room_in_the_cache_counts_a_token_once_however_many_groups_keep_it() -> None:
+    full = KVGroupSpec("full", [5], page_bytes=64)
+    windows = [KVGroupSpec("window", [layer], page_bytes=64, window=64) for layer in range(5)]
+
+    def room(*groups: KVGroupSpec) -> tuple[int, float]:
+        ready = EngineReady(4096, 16, 16_384, 0, 0, "cpu", list(groups))
+        return cache_room(ready, largest_chunk=512)
+
+    assert room(full) == (65_536, 4)
+    pages_of_a_window = (64 - 1 + 512 - 1 + 15) // 16 + 1
+    num_requests = 4096 / (1024 + 5 * pages_of_a_window)
+    assert room(*windows, full) == (round(num_requests * 16_384), num_requests)
