@@ -15,10 +15,7 @@ from quire.frontend.http.errors import ClientGoneError
 MAX_QUOTED = 1000
 """Characters of a client's text that an error reads and quotes, from either end."""
 
-MAX_READ_TWICE = 256 * 2**10
-"""Largest body in which a whole number may be written as a float, such as `2.0`."""
-
-_EXPECTED_INT = re.compile(r"Expected `int\b.*`, got `float`")
+_SCALAR_IN_ANOTHER_FORM = re.compile(r"Expected `.*\b(int|float|bool)\b.*`, got `(str|int|float)`")
 _PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
@@ -66,21 +63,17 @@ def decode_body(body: bytes, kind: Any) -> Any:
 
 
 def _decode(body: bytes, kind: Any) -> Any:
-    """Decodes `body`. 2.0 is read as 2: in JSON they are one number, and some languages can only send 2.0."""
+    """Decodes `body`. A number or boolean may be written in another form: `2.0`, `"0.7"`, `"True"`, or 1 for true.
+
+    Some languages can only send 2.0, and clients built from forms send strings. The first decoder refuses these forms;
+    only a body that has one is decoded a second time.
+    """
     try:
         return decoder_for(kind).decode(body)
     except msgspec.ValidationError as error:
-        if len(body) > MAX_READ_TWICE or not _EXPECTED_INT.match(str(error)):
+        if not _SCALAR_IN_ANOTHER_FORM.match(str(error)):
             raise
-        return msgspec.convert(_with_ints(msgspec.json.decode(body)), kind)
-
-
-def _with_ints(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_with_ints(each) for each in value]
-    return {key: _with_ints(each) for key, each in value.items()} if isinstance(value, dict) else value
+        return msgspec.convert(msgspec.json.decode(body), kind, strict=False)
 
 
 def _refuse(text: str, kind: Any) -> NoReturn:

@@ -1,14 +1,17 @@
 """Exceptions become answers in OpenAI's shape; broken bodies name the field or the position."""
 
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 import pytest
 
 from quire.core import errors as core_errors
 from quire.core.errors import ParameterError, QuireError
+from quire.frontend.anthropic.schema import MessagesRequest
 from quire.frontend.http import errors
 from quire.frontend.http.json_request import decode_body
+from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 
 STATUS = [
@@ -101,6 +104,25 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
     request = decode_body(body, CompletionRequest)
     assert repr((request.prompt, request.max_tokens, request.temperature)) == "([[5, 6], [7]], 2, 1.0)"
     assert request.logit_bias == {"5": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": "5"}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "5"}]}),
+        (ResponsesRequest, {"model": "m", "input": "5"}),
+        (MessagesRequest, {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "5"}]}),
+    ],
+)
+def test_numbers_and_booleans_may_be_written_as_strings(kind: Any, body: dict[str, Any]) -> None:
+    """Texts that look like numbers stay texts, and a long body is read like a short one."""
+    limit = {ResponsesRequest: "max_output_tokens", MessagesRequest: "max_tokens"}.get(kind, "max_tokens")
+    written = {**body, "temperature": "0.7", "stream": "True", limit: "16", "metadata": {"user_id": "x" * 2**19}}
+    read = decode_body(msgspec.json.encode(written), kind)
+    assert repr((read.temperature, read.stream, getattr(read, limit))) == "(0.7, True, 16)"
+    plain = {**written, "temperature": 0.7, "stream": True, limit: 16}
+    assert read == decode_body(msgspec.json.encode(plain), kind)
 
 
 def test_missing_field_is_named() -> None:

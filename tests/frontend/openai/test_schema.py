@@ -118,7 +118,7 @@ def test_every_field_is_read_somewhere_or_refused(kind: type[GenerationRequest])
         (CompletionRequest, {"repetition_detection": {"size": 3}}, "repetition_detection.size"),
         (CompletionRequest, {"truncation_side": "up"}, "truncation_side"),
         (CompletionRequest, {"vllm_xargs": {"a": {}}}, "vllm_xargs[...]"),
-        (CompletionRequest, {"stream_interval": "2"}, "stream_interval"),
+        (CompletionRequest, {"stream_interval": "two"}, "stream_interval"),
         (ChatRequest, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     ],
     ids=lambda value: str(value)[:40],
