@@ -218,7 +218,8 @@ class CommandParser(argparse.ArgumentParser):
     def _merge(self, result: dict[str, Any], item: DottedValue) -> None:
         field = self.fields[item.flag]
         try:
-            result[field.name] = field.validate(merge(result.get(field.name, field.default), item))
+            given = result.get(field.name)  # a value that is given in parts replaces the default, as a whole one does
+            result[field.name] = field.validate(merge(given, item))
         except ValueError as error:
             self.error(f"{item.spelling}: {error} (got {item.text!r})")
 

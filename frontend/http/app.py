@@ -79,8 +79,11 @@ def _cors(server: ServerConfig) -> CORSConfig | None:
     if not server.allowed_origins:
         return None
     methods: list[Any] = server.allowed_methods
+    # A browser that sends credentials takes no `*` for an answer, so each origin is then named back to it.
+    names_origins = server.allow_credentials and "*" in server.allowed_origins
     return CORSConfig(
-        allow_origins=server.allowed_origins,
+        allow_origins=[] if names_origins else server.allowed_origins,
+        allow_origin_regex=".*" if names_origins else None,
         allow_methods=methods,
         allow_headers=server.allowed_headers,
         allow_credentials=server.allow_credentials,

@@ -37,11 +37,16 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     ] = 0
     ssl_ciphers: Annotated[str | None, Meta(description="TLS cipher list in OpenSSL's notation.")] = None
     root_path: Annotated[str | None, Meta(description="Path prefix under which a proxy serves this server.")] = None
-    allow_credentials: Annotated[bool, Meta(description="CORS: let browsers send credentials.")] = False
+    allow_credentials: Annotated[
+        bool, Meta(description="CORS: let browsers send cookies and client certificates along.")
+    ] = False
     allowed_origins: Annotated[
         list[str],
-        Meta(description="CORS: origins whose pages may call the server, as a JSON list.", extra={"parse": "json"}),
-    ] = field(default_factory=list)
+        Meta(
+            description="CORS: origins whose pages may call the server, as a JSON list; [] lets no page.",
+            extra={"parse": "json"},
+        ),
+    ] = field(default_factory=lambda: ["*"])
     allowed_methods: Annotated[
         list[str], Meta(description="CORS: methods that pages may use, as a JSON list.", extra={"parse": "json"})
     ] = field(default_factory=lambda: ["*"])

@@ -1,6 +1,6 @@
 """Response bodies, as OpenAI and vLLM spell them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -228,6 +228,23 @@ class CompletionChunk(Struct, kw_only=True):
 # --------------------------------------------------------------------------------------------------------- other routes
 
 
+class ModelPermission(Struct, kw_only=True):
+    """Who may do what with a model, as OpenAI's API told it once; clients of that time insist on it."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class ModelCard(Struct, kw_only=True):
     """One name that clients may use."""
 
@@ -238,7 +255,7 @@ class ModelCard(Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
-    permission: list[Any] = []
+    permission: list[ModelPermission]
 
 
 class ModelList(Struct, kw_only=True):

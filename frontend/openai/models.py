@@ -1,9 +1,10 @@
 """Descriptions of the served model, one for each of its names."""
 
 import time
+import uuid
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.openai.answers import ModelCard, ModelList
+from quire.frontend.openai.answers import ModelCard, ModelList, ModelPermission
 
 
 class ModelCards:
@@ -11,7 +12,10 @@ class ModelCards:
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
-        self._created = int(time.time())
+        created = self._created = int(time.time())
+        self._permissions = {
+            name: ModelPermission(id=f"modelperm-{uuid.uuid4().hex}", created=created) for name in engine.model.names
+        }
 
     def card(self, name: str) -> ModelCard:
         """Description under one name. Raises NotFoundError."""
@@ -21,6 +25,7 @@ class ModelCards:
             created=self._created,
             root=self._engine.model.folder,
             max_model_len=self._engine.max_model_len,
+            permission=[self._permissions[name]],
         )
 
     def list(self) -> ModelList:

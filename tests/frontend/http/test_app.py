@@ -189,6 +189,47 @@ def test_preflight_needs_no_key(caller: Callable[..., Caller]) -> None:
     assert "x-a" in answer.headers["access-control-allow-headers"]
 
 
+def preflight(call: Caller, **asked: str) -> httpx.Response:
+    headers = {f"Access-Control-Request-{name}": value for name, value in asked.items()}
+    return call("OPTIONS", "/v1/chat/completions", headers={"Origin": ORIGIN, **headers})
+
+
+def test_every_page_may_call_but_without_credentials(call: Caller) -> None:
+    answer = preflight(call, Method="POST", Headers="authorization, content-type, x-stainless-os")
+    assert answer.is_success
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert {"authorization", "x-stainless-os"} <= set(answer.headers["access-control-allow-headers"].split(", "))
+    assert "access-control-allow-credentials" not in answer.headers
+    for path, status in (("/v1/models", 200), ("/v1/nowhere", 404)):
+        answer = call("GET", path, headers={"Origin": ORIGIN})
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_with_credentials_the_origin_is_named_as_browsers_want(caller: Callable[..., Caller]) -> None:
+    call = caller(allow_credentials=True)
+    for answer in (preflight(call, Method="POST"), call("GET", "/v1/models", headers={"Origin": ORIGIN})):
+        assert answer.is_success
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert answer.headers["vary"] == "Origin"
+        assert answer.headers["access-control-allow-credentials"] == "true"
+
+
+def test_methods_and_headers_that_are_not_allowed_fail_the_preflight(caller: Callable[..., Caller]) -> None:
+    call = caller(allowed_methods=["GET"], allowed_headers=["x-a"])
+    assert preflight(call, Method="GET", Headers="x-a").is_success
+    assert preflight(call, Method="POST").status_code == 400
+    assert preflight(call, Method="GET", Headers="authorization").status_code == 400
+
+
+def test_no_page_may_call_where_no_origin_is_allowed(caller: Callable[..., Caller]) -> None:
+    call = caller(allowed_origins=[])
+    for answer in (preflight(call, Method="POST"), call("GET", "/version", headers={"Origin": ORIGIN})):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
 def test_other_origins_get_no_cors_headers(caller: Callable[..., Caller]) -> None:
     call = caller(allowed_origins=[ORIGIN])
     assert "access-control-allow-origin" not in call("GET", "/version", headers={"Origin": "https://b.example"}).headers
@@ -260,6 +301,14 @@ def test_models_are_listed_under_every_name(call: Caller) -> None:
     assert [card["id"] for card in cards] == ["tiny", "org/tiny"]
     assert cards[0]["max_model_len"] == 2048
     assert cards[0]["object"] == "model"
+    [permission] = cards[0]["permission"]
+    assert permission.pop("id").startswith("modelperm-")
+    assert permission.pop("created") == cards[0]["created"]
+    assert permission == {
+        "object": "model_permission", "organization": "*", "group": None, "is_blocking": False, "allow_view": True,
+        "allow_sampling": True, "allow_logprobs": True, "allow_create_engine": False, "allow_search_indices": False,
+        "allow_fine_tuning": False,
+    }  # fmt: skip
     assert call("GET", "/v1/models/org/tiny").json() == cards[1]
     answer = call("GET", "/v1/models/gpt-4")
     assert answer.status_code == 404
