@@ -13,6 +13,9 @@ _WORD = re.compile(r"[\w.+\-]*")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
+_CLOSING = re.compile(r"[\s)\]}]*")
+_AFTER_STRING = frozenset(",:<")
+_END_OF_CALL = re.compile(r"[\s\]})]*\)\s*(\]|\n|$)")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
@@ -56,9 +59,11 @@ def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0)
         sink(text if count == 1 else f"[{text}]")
     elif char == "{":
         yield from reader.char()
-        sink("{")
-        yield from _read_pairs(reader, sink, notation, depth)
-        sink("}")
+        if notation.bare_keys:
+            sink("{")
+            yield from _read_pairs(reader, sink, notation, depth, "")
+        else:
+            yield from _read_braces(reader, sink, notation, depth)
     elif opening := (yield from reader.accept(*notation.quotes)):
         yield from _read_string(reader, sink, notation, opening)
     else:
@@ -74,10 +79,11 @@ def scalar_to_json(word: str) -> str:
         return known
     if _JSON_NUMBER.fullmatch(word):
         return word
-    try:
-        return str(int(word, 0))
-    except ValueError:
-        pass
+    for base in (0, 10):  # 10: a number with leading zeros, such as a month
+        try:
+            return str(int(word, base))
+        except ValueError:
+            pass
     try:
         number = float(word)
     except ValueError:
@@ -118,19 +124,32 @@ def _read_items(reader: Reader, sink: Sink, notation: Notation, depth: int, clos
     return count
 
 
-def _read_pairs(reader: Reader, sink: Sink, notation: Notation, depth: int) -> Steps[None]:
+def _read_braces(reader: Reader, sink: Sink, notation: Notation, depth: int) -> Steps[None]:
+    """Reads a dictionary or a set, after its opening brace. A set becomes a list."""
+    first: list[str] = []
+    if (yield from reader.space()) != "}":
+        yield from read_literal(reader, first.append, notation, depth + 1)
+    if not first or (yield from reader.space()) in (":", ""):
+        sink("{")
+        yield from _read_pairs(reader, sink, notation, depth, "".join(first))
+        return
+    sink("[" + "".join(first))
+    if (yield from reader.expect(",", "}")) == ",":
+        items: list[str] = []
+        if (yield from _read_items(reader, items.append, notation, depth, "}")):
+            sink(", " + "".join(items))
+    sink("]")
+
+
+def _read_pairs(reader: Reader, sink: Sink, notation: Notation, depth: int, key: str) -> Steps[None]:
+    """Reads the pairs of a dictionary, and its closing brace. `key` is the first key if it was read, as JSON."""
     first = True
-    while (yield from reader.space()) != "}":
+    while key or (yield from reader.space()) != "}":
         if not first:
             sink(", ")
         first = False
-        if opening := (yield from reader.accept(*notation.quotes)):
-            yield from _read_string(reader, sink, notation, opening)
-        else:
-            key = yield from reader.word(_WORD)
-            if not key or (yield from reader.space()) != ":":
-                raise Malformed
-            sink(f'"{quote(key if notation.bare_keys else scalar_to_json(key))}"')
+        yield from _read_key(reader, sink, notation, key)
+        key = ""
         yield from reader.space()
         yield from reader.expect(":")
         sink(": ")
@@ -138,6 +157,20 @@ def _read_pairs(reader: Reader, sink: Sink, notation: Notation, depth: int) -> S
         if (yield from reader.space()) != "}":
             yield from reader.expect(",")
     yield from reader.char()
+    sink("}")
+
+
+def _read_key(reader: Reader, sink: Sink, notation: Notation, key: str) -> Steps[None]:
+    """Passes on a key. `key` is the key if it was read, as JSON."""
+    if key:
+        sink(key if key.startswith('"') else f'"{quote(key)}"')
+    elif opening := (yield from reader.accept(*notation.quotes)):
+        yield from _read_string(reader, sink, notation, opening)
+    else:
+        word = yield from reader.word(_WORD)
+        if not word or (yield from reader.space()) != ":":
+            raise Malformed
+        sink(f'"{quote(word if notation.bare_keys else scalar_to_json(word))}"')
 
 
 def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -> Steps[None]:
@@ -149,11 +182,21 @@ def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -
         opening *= 3
     sink('"')
     markers = Markers((opening, "\\") if notation.escapes else (opening,))
-    while (found := (yield from reader.until(markers, lambda text: sink(quote(text)), keep_partial=False))) != opening:
-        if not found:
-            raise Malformed
-        yield from _read_escape(reader, sink)
-    sink('"')
+    while found := (yield from reader.until(markers, lambda text: sink(quote(text)), keep_partial=False)):
+        if found != opening:
+            yield from _read_escape(reader, sink)
+        elif notation.escapes and len(opening) == 1 and not (yield from _closes_string(reader)):
+            sink(quote(opening))  # a quote that the model forgot to escape
+        else:
+            sink('"')
+            return
+    raise Malformed
+
+
+def _closes_string(reader: Reader) -> Steps[bool]:
+    """Whether the quote that was just read closes its string: only brackets and separators may follow."""
+    text = yield from reader.ahead(_CLOSING)
+    return not text or text[-1] in _AFTER_STRING or _END_OF_CALL.match(text) is not None
 
 
 def _read_escape(reader: Reader, sink: Sink) -> Steps[None]:

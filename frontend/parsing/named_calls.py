@@ -54,13 +54,14 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
     @property
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
-        every = (*(self.section or ()), self.call_begin, self.prefix, self.name_end, self.call_id, self.call_end)
+        every = (*(self.section or ()), self.call_begin, self.prefix, self.name_end, self.call_id)
+        every += (self.arguments_end, self.call_end)
         return tuple(marker for marker in every if marker) + (ESCAPED.quotes if self.escaped else ())
 
     @property
     def stray(self) -> tuple[str, ...]:
         """Closing markers that are not content after a call, even if nothing opened them."""
-        return tuple(end for end in (self.section[1] if self.section else "", self.call_end) if end)
+        return tuple(end for end in (self.section[1] if self.section else "", self.call_end, *self.dropped) if end)
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read."""

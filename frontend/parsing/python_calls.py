@@ -6,10 +6,11 @@ from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.literals import PYTHON, read_literal
-from quire.frontend.parsing.reader import Malformed, Reader, Steps
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
 
 _NAME = re.compile(r"[\w.\-]*")
+_SPACE = re.compile(r"\s*")
 _KEY = re.compile(r"\w*")
 
 
@@ -20,11 +21,13 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
         begin: markers that open a block of calls.
         end: markers that close a block.
         bare: a list of calls may appear in the text without a tag. It may then only call functions that were offered.
+        echoed: the model may repeat the list after a block, with another closing marker.
     """
 
     begin: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
     bare: bool = False
+    echoed: bool = False
 
     @property
     def triggers(self) -> tuple[str, ...]:
@@ -52,7 +55,19 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
             yield from self._read_lines(reader, log)
         reader.stop_record()
         yield from reader.space()
-        yield from reader.accept(*self.end)
+        if (yield from reader.accept(*self.end)) and self.echoed:
+            yield from self._drop_echo(reader, log)
+
+    def _drop_echo(self, reader: Reader, log: EventLog) -> Steps[None]:
+        """Drops a list that another closing marker follows. Any other text is content."""
+        yield from reader.run(_SPACE, log.text)
+        if (yield from reader.peek()) == "[":
+            text: list[str] = []
+            found = yield from reader.until(Markers((*self.begin, *self.end)), text.append)
+            if found not in self.end:
+                log.text("".join(text))
+            if found in self.begin:
+                yield from self.read(found, reader, log, {})
 
     @staticmethod
     def _read_list(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:
@@ -86,25 +101,52 @@ def _read_call(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> 
         raise Malformed
     yield from reader.space()
     yield from reader.expect("(")
-    separator = "{"
+    writer = _Arguments(name, reader, log)
     while (yield from reader.space()) != ")":
         key = yield from reader.word(_KEY)
         yield from reader.space()
         if not key or not (yield from reader.accept("=")):
             raise Malformed
-        if not log.in_call:
-            reader.stop_record()
-            log.call_starts(name)
-        log.arguments(f'{separator}"{quote(key)}": ')
-        separator = ", "
-        yield from read_literal(reader, log.arguments, PYTHON)
+        writer.key(key)
+        yield from read_literal(reader, writer.value, PYTHON)
+        writer.value_ends()
         yield from reader.space()
         if not (yield from reader.accept(",")) and (yield from reader.peek()) != ")":
             raise Malformed
     yield from reader.char()
-    if not log.in_call:
-        reader.stop_record()
-        log.call_starts(name)
-        log.arguments("{")
-    log.arguments("}")
-    log.call_ends()
+    writer.end()
+
+
+class _Arguments:
+    """Writes a call's arguments as JSON. The call begins with its first value, so that a malformed one begins none."""
+
+    def __init__(self, name: str, reader: Reader, log: EventLog) -> None:
+        self._name = name
+        self._reader = reader
+        self._log = log
+        self._before = "{"  # text that precedes the next value
+
+    def key(self, key: str) -> None:
+        """Takes an argument's name."""
+        self._before += f'"{quote(key)}": '
+
+    def value(self, text: str) -> None:
+        """Takes the next piece of the argument's value."""
+        if not self._log.in_call:
+            self._reader.stop_record()
+            self._log.call_starts(self._name)
+        if self._before:
+            self._log.arguments(self._before)
+            self._before = ""
+        self._log.arguments(text)
+
+    def value_ends(self) -> None:
+        """Ends the argument."""
+        self._before = ", "
+
+    def end(self) -> None:
+        """Ends the call."""
+        if self._before != ", ":
+            self.value("")
+        self._log.arguments("}")
+        self._log.call_ends()

@@ -143,6 +143,14 @@ class Reader:
         yield from self.run(pattern, pieces.append)
         return "".join(pieces)
 
+    def ahead(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """All characters that `pattern` matches from here, and the one after them, which all stay unread."""
+        while True:
+            end = pattern.match(self._text, self._at).end()  # type: ignore[union-attr]  # matches always
+            if end < len(self._text) or self._ended:
+                return self._text[self._at : end + 1]
+            yield
+
     def until(self, markers: Markers, sink: Sink, *, keep_partial: bool = True) -> Steps[str]:
         """Passes on the text before the next marker, and reads the marker. Returns it, or "" at the end of the text.
 

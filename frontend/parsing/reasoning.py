@@ -16,6 +16,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         anywhere: reasoning may also be opened in the middle of the answer.
         answer: markers before and after the answer that follows the reasoning, if the model writes any.
         yields_to: beginnings of calls, which end reasoning that the model forgot to close.
+        dropped: markers that are never content.
     """
 
     begin: tuple[str, ...] = ("<think>",)
@@ -24,11 +25,12 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
     anywhere: bool = False
     answer: tuple[str, str] | None = None
     yields_to: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
-        return self.begin + self.end + (self.answer or ())
+        return self.begin + self.end + (self.answer or ()) + self.dropped
 
     def is_opened(self, prompt_text: str) -> bool:
         """Whether an answer to this prompt begins within reasoning."""
@@ -45,20 +47,20 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             calls: calls are parsed in the content, so a call may end reasoning.
         """
         ends = Markers(self.end + (self.yields_to if calls else ()))
-        begins = Markers(self.begin)
+        begins = Markers(self.begin + self.dropped)
         if opened:
             log.reasoning_begins()
         reader.start_record()
         yield from reader.space()
-        begun = yield from reader.accept(*self.begin)
+        first = yield from reader.accept(*self.begin, *self.end)
         leading = reader.stop_record()
-        if begun and not opened:
+        reasoning = first in self.begin or (opened and not first)
+        if not first:
+            (log.reasoning if opened else content)(leading)
+        elif first in self.end:  # perhaps of no reasoning at all
+            log.reasoning_ends()
+        elif not opened:
             log.reasoning_begins()
-        if not begun and not opened:
-            content(leading)
-        elif not begun:
-            log.reasoning(leading)
-        reasoning = opened or bool(begun)
         while True:
             if reasoning:
                 found = yield from reader.until(ends, log.reasoning)
@@ -69,7 +71,9 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
                     content(found)
             if not self.anywhere:
                 break
-            if not (yield from reader.until(begins, content)):
+            while (found := (yield from reader.until(begins, content))) in self.dropped:
+                pass
+            if not found:
                 return
             log.reasoning_begins()
             reasoning = True
@@ -91,7 +95,8 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
                 content(text.flush())
                 return
             content(leading)
-        yield from reader.until(Markers(()), content)
+        while (yield from reader.until(Markers(self.dropped), content)):
+            pass
 
 
 _ANGLE = "<tool_call>"
@@ -115,6 +120,12 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     ),
     "nemotron_v3": ReasoningFormat(opened=True),
     "olmo3": ReasoningFormat(opened=True),
+    "plamo3": ReasoningFormat(
+        begin=("<|plamo:begin_think:plamo|>",),
+        end=("<|plamo:end_think:plamo|>", "<|plamo:tag|>"),
+        yields_to=("<|plamo:begin_tool_requests:plamo|>",),
+        dropped=("<|plamo:tag|>",),
+    ),
     "qwen3": ReasoningFormat(yields_to=(_ANGLE,)),
     "seed_oss": ReasoningFormat(begin=("<seed:think>",), end=("</seed:think>",), yields_to=("<seed:tool_call>",)),
     "step3": ReasoningFormat(opened=True),
@@ -128,6 +139,8 @@ REASONING_ALIASES = {
     "glm47": "glm45",
     "gptoss": "openai_gptoss",
     "granite_thinking_parser": "nemotron_v3",
+    "ling3": "glm45",
     "mimo": "qwen3",
+    "poolside_v1": "deepseek_v3",
     "seedoss": "seed_oss",
 }

@@ -41,6 +41,8 @@ HANDWRITTEN = [
     ("openai_gptoss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello!",
      "Hm.", "Hello!"),
     ("openai_gptoss", "Hello!", "", "Hello!"),
+    ("plamo3", "<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|>Hello!<|plamo:tag|>", "Hm.", "Hello!"),
+    ("qwen3", "\n</think>\n\nHello!", "", "Hello!"),
     ("qwen3", "<think>\nHm.\n</think>\n\nHello!", "Hm.", "Hello!"),
     ("qwen3", "Hello! I write <think> at times.", "", "Hello! I write <think> at times."),
     ("seed_oss", "<seed:think>Hm.</seed:think>Hello!", "Hm.", "Hello!"),
@@ -126,7 +128,14 @@ def test_calls_follow_reasoning(reasoning: str, tools: str):
 
 @pytest.mark.parametrize(
     ("reasoning", "tools"),
-    [("qwen3", "hermes"), ("glm45", "glm45"), ("kimi_k2", "kimi_k2"), ("mistral", "mistral"), ("seed_oss", "seed_oss")],
+    [
+        ("qwen3", "hermes"),
+        ("glm45", "glm45"),
+        ("kimi_k2", "kimi_k2"),
+        ("mistral", "mistral"),
+        ("seed_oss", "seed_oss"),
+        ("plamo3", "plamo3"),
+    ],
 )
 def test_a_call_ends_reasoning_that_was_not_closed(reasoning: str, tools: str):
     text = f"{REASONING_FORMATS[reasoning].begin[0]}Hm.\n{render(find_tool_parser(tools), CALLS)}"

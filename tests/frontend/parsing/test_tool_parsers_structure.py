@@ -45,7 +45,7 @@ MOVE: Call = ("move", {"to": {"x": 1}})
 REQUIRED = ToolChoice(mode="required")
 
 FORMATS = [*TOOL_FORMATS, "openai"]
-WITHOUT = {"functiongemma", "llama4_pythonic", "olmo3", "pythonic", "step3"}
+WITHOUT = {"functiongemma", "lfm2", "llama4_pythonic", "olmo3", "pythonic", "step3"}
 WITH = [name for name in FORMATS if name not in WITHOUT]
 SINGLE = {"openai"}
 

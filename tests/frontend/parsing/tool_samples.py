@@ -124,7 +124,7 @@ def _render_parameter(form: XmlCalls, key: str, value: Any) -> str:
 
 def _render_python(form: PythonCalls, calls: list[Call]) -> str:
     rendered = [f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})" for name, args in calls]
-    if form.begin and not form.bare:
+    if form.begin and not form.bare and not form.echoed:
         return form.begin[0] + "\n".join(rendered) + form.end[0]
     begin, end = (form.begin[0], form.end[0]) if form.begin else ("", "")
     return f"{begin}[{', '.join(rendered)}]{end}"
@@ -297,6 +297,25 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "",
     ),
     (
+        "lfm2",  # with an echo of the call, which is dropped
+        "Let me look.<|tool_call_start|>[get_weather(city='Paris', days=03)]<|tool_call_end|>\n"
+        "[get_weather(city='Paris', days=03)]<|tool_call_end|>It is sunny.",
+        [_DAYS],
+        "Let me look.\nIt is sunny.",
+    ),
+    (
+        "lfm2",  # quotes that are not escaped, raw lines, and a set
+        "<|tool_call_start|> [book_trip(note='sed -n '1,9p' f.py'), book_trip(note='a -c \"x\n"
+        "y(m='\\,'))\"'), book_trip(legs={'a', 'b'})]<|tool_call_end|>",
+        [
+            ("book_trip", {"note": "sed -n '1,9p' f.py"}),
+            ("book_trip", {"note": "a -c \"x\ny(m='\\,'))\""}),
+            ("book_trip", {"legs": ["a", "b"]}),
+        ],
+        "",
+    ),
+    ("lfm2", "<|tool_call_start|>[ping(), ping(x=b'z')]<|tool_call_end|>", [("ping", {})], ", ping(x=b'z')]"),
+    (
         "minimax",
         '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n{"name": "ping", "arguments": {}}\n'
         "</tool_calls>",
@@ -328,6 +347,18 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>',
         [_PARIS],
         "",
+    ),
+    (
+        "plamo3",
+        "So.<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>"
+        "get_weather<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json"
+        '<|plamo:msg|>{"city": "Paris"}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>'
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>ping<|plamo:end_tool_name:plamo|>"
+        "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{}"
+        "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>"
+        "<|plamo:tag|>",
+        [_PARIS, ("ping", {})],
+        "So.",
     ),
     (
         "qwen3_coder",
