@@ -15,7 +15,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fal
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
 _CLOSING = re.compile(r"[\s)\]}]*")
 _AFTER_STRING = frozenset(",:<")
-_END_OF_CALL = re.compile(r"[\s\]})]*\)\s*(\]|\n|$)")
+_END_OF_CALL = re.compile(r"[\s\]})]*\)\s*[\]\n]")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
@@ -194,9 +194,9 @@ def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -
 
 
 def _closes_string(reader: Reader) -> Steps[bool]:
-    """Whether the quote that was just read closes its string: only brackets and separators may follow."""
+    """Whether the quote that was just read closes its string: only brackets, separators or the end may follow."""
     text = yield from reader.ahead(_CLOSING)
-    return not text or text[-1] in _AFTER_STRING or _END_OF_CALL.match(text) is not None
+    return text[-1:] in _AFTER_STRING or _END_OF_CALL.match(text) is not None or _CLOSING.fullmatch(text) is not None
 
 
 def _read_escape(reader: Reader, sink: Sink) -> Steps[None]:
