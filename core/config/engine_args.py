@@ -56,12 +56,17 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
 
 
 def convert_group(kind: type, values: dict[str, Any]) -> Any:
-    """`values` as the options Struct `kind`; a wrong one raises ConfigError that names the option."""
+    """`values` as the options Struct `kind`; a wrong one raises ConfigError that names the option.
+
+    The text "none" stands for None where no text is allowed.
+    """
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         text = str(error)
         name = text.split("`$.")[-1].split("`")[0].split("[")[0] if "`$." in text else kind.__name__
+        if str(values.get(name)).lower() == "none" and values[name] is not None:
+            return convert_group(kind, {**values, name: None})
         choices = _choices(kind, name)
         remedy = f" Choose from {', '.join(choices)}." if choices else ""
         raise ConfigError(f"{name}: {text.split(' - at')[0]} (got {values.get(name)!r}).{remedy}") from None

@@ -24,8 +24,9 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
         ModelLoadError: an architecture without a file here, or a checkpoint that does not fit it.
     """
     if spec.architecture not in ARCHITECTURES:
+        own_code = " The checkpoint brings code for it, which is not run." if "auto_map" in spec.hf_config else ""
         raise ModelLoadError(
-            f"Architecture {spec.architecture!r} of {spec.name} is not supported. "
+            f"Architecture {spec.architecture!r} of {spec.name} is not supported.{own_code} "
             f"Supported: {', '.join(sorted(ARCHITECTURES))}."
         )
     check_supported(spec)

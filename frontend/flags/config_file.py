@@ -49,10 +49,15 @@ def read(
             dotted.append(DottedValue(base.removesuffix("+"), flag_keys, append, text))
             continue
         flag = ".".join([base, *keys])
-        if flag not in flags or flag == "--config":
-            raise ConfigError(f"{path}: {refusals.explain(flag) if flag != '--config' else 'config cannot be nested'}")
+        if flag == "--config":
+            raise ConfigError(f"{path}: config cannot be nested")
         try:
-            values[flags[flag].dest] = _value(flags[flag], value, texts[key])
+            if flag not in flags:
+                refusals.drop(flag, value)
+            elif value is not None or _takes_null(flags[flag]):
+                values[flags[flag].dest] = _value(flags[flag], value, texts[key])
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
         except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
             raise ConfigError(f"{path}: {key}: {error}") from None
     return FileSettings(values, dotted)
@@ -88,6 +93,11 @@ def _value(action: argparse.Action, value: Any, text: Any) -> Any:
     if action.nargs in ("+", "*"):
         return [_convert(action, item) for item in (text if isinstance(text, list) else [text])]
     return _convert(action, text)
+
+
+def _takes_null(action: argparse.Action) -> bool:
+    """Whether null is a value of the option; elsewhere it leaves the option at its default."""
+    return isinstance(action.type, Field) and action.type.nullable
 
 
 def _convert(action: argparse.Action, text: Any) -> Any:

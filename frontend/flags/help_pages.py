@@ -53,7 +53,7 @@ def page(parser: "CommandParser", topic: str) -> str:
     flag = "--" + word.lstrip("-").replace("_", "-")
     if flag in parser.flags:
         return _option(parser, parser.flags[flag], groups)
-    if flag in parser.refusals.reasons:
+    if parser.refusals.find(flag) is not None:
         return _wrap(parser.refusals.explain(flag))
     return _search(parser, word, groups)
 

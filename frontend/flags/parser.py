@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
@@ -167,17 +167,33 @@ class CommandParser(argparse.ArgumentParser):
                 line.dotted.append(self._dotted(name, value if equals else next(rest, None)))
             elif name == "--config" and name in self.flags:
                 line.config_path = self._value_of(name, value if equals else next(rest, None))
+            elif name not in self.flags and not self._is_glued(name):
+                self._drop(name, value if equals else None, rest)
             else:
-                self._check_flag(name, value if equals else None)
+                self._check_value(name, value if equals else None)
                 line.seen.add(name)
                 line.tokens.append(name + equals + value)
         return line
 
-    def _check_flag(self, name: str, value: str | None) -> None:
-        """Refuses a flag that is not taken, and a value (after `=`) for one that takes none."""
-        glued = name[1] != "-" and name[:2] in self.flags  # -iFILE
-        if name not in self.flags and not glued:
-            self.error(self.refusals.explain(name))
+    def _is_glued(self, name: str) -> bool:
+        """Whether `name` is a short flag with its value, as in `-iFILE`."""
+        return name[1] != "-" and name[:2] in self.flags
+
+    def _drop(self, name: str, value: str | None, rest: Iterator[str]) -> None:
+        """Leaves out a flag that is not taken, with its value, if it asks for nothing; refuses it otherwise."""
+        refusals = self.refusals
+        if name.startswith("-O") and name[2:].isdigit():  # -O2
+            name, value = "-O", name[2:]
+        known = refusals.find(name)
+        if known is not None and not known.is_switch and value is None:
+            value = self._value_of(name, next(rest, None))
+        try:
+            refusals.drop(name, True if value is None else value)
+        except ConfigError as error:
+            self.error(str(error))
+
+    def _check_value(self, name: str, value: str | None) -> None:
+        """Refuses a value (after `=`) for a flag that takes none."""
         if value is not None and name in self.flags and self.flags[name].nargs == 0:
             off = f"; --no-{name[2:]} turns it off" if name in self.fields else ""
             self.error(f"{name} takes no value (got {value!r}){off}")

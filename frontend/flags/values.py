@@ -101,7 +101,9 @@ class Field:
         Raises:
             argparse.ArgumentTypeError: the value is not allowed; the error quotes it and states what is.
         """
-        if self.nullable and text in ("", "None"):
+        if self.nullable and (
+            text in ("", "None") or (text.lower() == "none" and not isinstance(self.kind, mi.StrType))
+        ):
             return None
         try:
             value = self._convert(text)

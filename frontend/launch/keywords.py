@@ -9,16 +9,23 @@ from quire.frontend.launch.refusals import Refusals
 
 
 def read_keywords(options: dict[str, Any]) -> EngineArgs:
-    """Engine options out of keywords: `model="...", max_num_seqs=64`.
+    """Engine options out of keywords: `model="...", max_num_seqs=64`. Keywords that ask for nothing are left out.
 
     Raises:
         ConfigError: a value is wrong, or there is no such option; the error suggests similar ones, as for a flag.
     """
-    flags = ["--" + name.replace("_", "-") for name in EngineArgs().flat()]
-    for name in options:
-        flag = "--" + name.replace("_", "-")
-        if flag not in flags:
-            raise ConfigError(f"Option {name!r}: {Refusals(flags, ['engine']).explain(flag)}")
+    known = EngineArgs().flat()
+    refusals = Refusals(map(_flag, known), ["engine"])
+    for name in options.keys() - known.keys():
+        try:
+            refusals.drop(_flag(name), options[name])
+        except ConfigError as error:
+            raise ConfigError(f"Option {name!r}: {error}") from None
+    options = {name: value for name, value in options.items() if name in known}
     if isinstance(options.get("model"), os.PathLike):
-        options = {**options, "model": os.fspath(options["model"])}
+        options["model"] = os.fspath(options["model"])
     return EngineArgs.from_flat(**options)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

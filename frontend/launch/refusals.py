@@ -1,51 +1,70 @@
-"""Refuses flags: known ones that Quire does not support, each with its reason, and unknown ones.
-
-`unsupported_flags.json` maps a section (engine, server, run-batch, bench) to groups of flags that share one reason.
-"""
+"""Explains why a command does not take a flag: known ones that Quire does not support, and unknown ones."""
 
 import functools
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from importlib.resources import files
+from typing import Any
 
-DATA = "unsupported_flags.json"
-
-
-@functools.cache
-def unsupported(section: str) -> dict[str, str]:
-    """Reason by flag, for one section."""
-    sections = json.loads(files("quire.frontend.launch").joinpath(DATA).read_text(encoding="utf-8"))
-    return {flag: group["reason"] for group in sections[section] for flag in group["flags"]}
+from quire.core.errors import ConfigError
+from quire.frontend.launch.unsupported import UnsupportedFlag, unsupported
 
 
 class Refusals:
-    """Explains why a command does not take a flag."""
+    """Refuses the flags that a command does not take, unless they ask for nothing.
+
+    Args:
+        known: every flag that the command takes.
+        sections: of unsupported_flags.json, that hold the flags which the command refuses by name.
+    """
 
     def __init__(self, known: Iterable[str], sections: Iterable[str]) -> None:
-        self.known = list(known)
+        self.known = set(known)
         self.sections = list(sections)
 
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Reason by unsupported flag, without the flags that the command takes."""
-        merged = {flag: reason for section in self.sections for flag, reason in unsupported(section).items()}
-        return {flag: reason for flag, reason in merged.items() if flag not in self.known}
+    @functools.cached_property
+    def unsupported(self) -> Mapping[str, UnsupportedFlag]:
+        """Flags that the command refuses by name, by each of their spellings."""
+        merged = {flag: known for section in self.sections for flag, known in unsupported(section).items()}
+        return {flag: known for flag, known in merged.items() if flag not in self.known}
 
-    def explain(self, flag: str) -> str:
-        """One sentence about a flag (dashes, no value) that the command does not take."""
-        named = self._unsupported_name(flag)
+    def find(self, flag: str) -> UnsupportedFlag | None:
+        """What is known of a flag (dashes, no value) that the command does not take."""
+        name = self._name(flag)
+        return None if name is None else self.unsupported[name]
+
+    def drop(self, flag: str, value: Any = True) -> None:
+        """Returns if `flag` asks for nothing with this value: the caller may go on without it.
+
+        Args:
+            value: text, or of a type that YAML and Python have; for a switch, whether it is given.
+
+        Raises:
+            ConfigError: the flag asks for something, or nobody knows it.
+        """
+        name = self._name(flag)
+        if name is None:
+            raise ConfigError(self.explain(flag))
+        if isinstance(value, bool) and flag.startswith("--no-") and not name.startswith("--no-"):
+            value = not value
+        known = self.unsupported[name]
+        if not known.asks_for_nothing(value):
+            has_other_values = isinstance(known.harmless, list) and known.harmless  # else the value may be a secret
+            raise ConfigError(self.explain(f"{flag} {value}" if has_other_values else flag, named=name))
+
+    def explain(self, flag: str, *, named: str | None = None) -> str:
+        """One sentence about a flag that the command does not take; `named` is its spelling in the table, if known."""
+        named = named or self._name(flag)
         if named is not None:
-            return f"{flag} is not supported: {self.reasons[named]}"
-        near = get_close_matches(flag, [*self.known, *self.reasons], n=1, cutoff=0.6)
+            known = self.unsupported[named]
+            return f"{flag} {'changes nothing' if known.is_inert else 'is not supported'}: {known.reason}"
+        near = get_close_matches(flag, [*sorted(self.known), *self.unsupported], n=1, cutoff=0.6)
         if not near:
             return f"there is no option {flag}; --help=all lists them."
         hint = f"there is no option {flag}; did you mean {near[0]}?"
-        return hint if near[0] in self.known else f"{hint} That is not supported: {self.reasons[near[0]]}"
+        return hint if near[0] in self.known else f"{hint} {self.explain(near[0])}"
 
-    def _unsupported_name(self, flag: str) -> str | None:
+    def _name(self, flag: str) -> str | None:
+        """The spelling of `flag` in the table: `--no-x` and `--x.key` stand there as `--x`, `-O3` as `-O`."""
         candidates = [flag, flag.split(".")[0].removesuffix("+")]
         candidates += ["--" + name.removeprefix("--no-") for name in candidates if name.startswith("--no-")]
-        if flag.startswith("-O") and (flag[2:].isdigit() or flag[2:3] == "."):
-            candidates.append("-O")
-        return next((name for name in candidates if name in self.reasons), None)
+        return next((name for name in candidates if name in self.unsupported), None)

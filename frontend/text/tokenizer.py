@@ -239,8 +239,13 @@ def _convert_backend(folder: Path) -> tokenizers.Tokenizer:
     from transformers import AutoTokenizer  # imported here, because it takes 5 s and 400 MB and is rarely needed
 
     try:
-        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # Transformers may raise anything on a malformed file
+        if "auto_map" in read_json_if_present(folder / "tokenizer_config.json"):
+            raise ConfigError(
+                f"The tokenizer in {folder} is code of the checkpoint, which is not run; "
+                "put a tokenizer.json there, name another with --tokenizer, or use --skip-tokenizer-init."
+            ) from error
         raise ConfigError(f"Cannot convert the tokenizer in {folder}: {error}.") from error
     if not converted.is_fast:
         raise ConfigError(

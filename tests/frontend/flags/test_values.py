@@ -52,6 +52,8 @@ def test_only_marked_fields_take_suffixes() -> None:
 def test_empty_and_none_are_null_where_null_is_allowed(text: str) -> None:
     assert field(SchedulerConfig, "max_num_seqs")(text) is None
     assert field(ModelConfig, "max_model_len")(text) is None
+    assert field(ModelConfig, "quantization")(text.lower()) is None
+    assert field(ModelConfig, "tokenizer")("none") == "none"
     with pytest.raises(argparse.ArgumentTypeError):
         field(ModelConfig, "seed")(text)
 

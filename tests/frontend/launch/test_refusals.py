@@ -1,14 +1,18 @@
-"""vLLM's flags that Quire lacks are refused by name; the data file contains no supported flag."""
+"""vLLM's flags that Quire lacks are refused by name, unless they ask for nothing; none of them is a supported one."""
 
 import importlib
+import shlex
 
 import pytest
 
+from quire.core.config.engine_args import EngineArgs
+from quire.core.errors import ConfigError
 from quire.frontend.cli import run_batch, serve
 from quire.frontend.cli.bench import BENCH, SWEEP
 from quire.frontend.cli.program import Command, Program
 from quire.frontend.flags.parser import CommandParser
-from quire.frontend.launch.refusals import unsupported
+from quire.frontend.launch.keywords import read_keywords
+from quire.frontend.launch.unsupported import unsupported
 
 
 def parser_of(command: object) -> CommandParser:
@@ -33,35 +37,94 @@ def test_no_benchmark_takes_a_flag_that_benchmarks_refuse(program: Program, sect
 
 @pytest.mark.parametrize("section", ["engine", "server", "run-batch", "bench", "sweep"])
 def test_every_reason_is_a_sentence(section: str) -> None:
-    reasons = unsupported(section)
+    reasons = {known.reason for known in unsupported(section).values()}
     assert reasons
-    assert [reason for reason in reasons.values() if not (reason[0].isupper() or reason[0] == "/")] == []
-    assert [reason for reason in reasons.values() if not reason.endswith(".")] == []
+    assert [reason for reason in reasons if not (reason[0].isupper() or reason[0] in "/-")] == []
+    assert [reason for reason in reasons if not reason.endswith(".")] == []
+
+
+def refusal(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The line on stderr with which `quire serve WORDS` is refused."""
+    with pytest.raises(SystemExit) as stopped:
+        parser_of(serve).parse_args(shlex.split(words))
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+NEUTRAL = [
+    *("-pp 1", "-pp=1", "--pipeline_parallel_size=1", "--nnodes 1", "--data-parallel-size 1", "--api-server-count 1"),
+    *("--quantization none", "-q None", "--tokenizer-mode AUTO", "--task generate", "--runner generate"),
+    *("--convert none", "--model-impl quire", "--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
+    *("--no-enable-lora", "--no_enable_lora", "--no-enforce-eager", "--enforce-eager", "--trust-remote-code"),
+    *("-O0", "-O 0", "-O=0", "-O2", "--compilation-config {}", "-cc.mode 0", "--speculative-config None"),
+    *("--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt.video 0", "--no-disable-sliding-window"),
+    *("--disable-log-requests", "--use-v2-block-manager", "--tokenizer-pool-size 4", "--guided-decoding-backend auto"),
+]
+
+
+@pytest.mark.parametrize("words", NEUTRAL)
+def test_a_flag_that_asks_for_nothing_is_taken(words: str) -> None:
+    args = parser_of(serve).parse_args(["some-model", *shlex.split(words), "--port", "1"])
+    assert args.engine_args == EngineArgs.from_flat(model="some-model")
+    assert args.server_config.port == 1
 
 
 @pytest.mark.parametrize(
-    ("flag", "piece"),
+    ("words", "piece"),
     [
         ("--enable-lora", "LoRA"),
-        ("--no-enable-lora", "LoRA"),
-        ("--pipeline-parallel-size", "--tensor-parallel-size"),
-        ("-pp", "--tensor-parallel-size"),
-        ("--enforce-eager", "drop this flag"),
-        ("--swap-space", "KV cache"),
-        ("--disable-log-requests", "--enable-log-requests"),
-        ("--speculative-config.method", "Speculative"),
-        ("--compilation-config", "drop this flag"),
+        ("--pipeline-parallel-size 2", "--tensor-parallel-size"),
+        ("-pp 2", "--tensor-parallel-size"),
+        ("-pp=2", "--tensor-parallel-size"),
+        ("--swap-space 16", "KV cache"),
+        ("--no-disable-log-requests", "--enable-log-requests"),
+        ("--speculative-config.method ngram", "Speculative"),
+        ("--compilation-config '{\"mode\": 3}'", "drop this flag"),
         ("-O3", "drop this flag"),
-        ("-O", "drop this flag"),
+        ("-O 3", "drop this flag"),
+        ("--tokenizer-mode slow", "tokenizer.json"),
+        ("--guided-decoding-backend outlines", "--structured-outputs-config.backend"),
+        ("--rope-theta 1e6", "--hf-overrides.rope_theta"),
+        ('--rope-scaling \'{"rope_type": "yarn"}\'', "--hf-overrides.rope_scaling"),
+        ("--speculative-model tiny", "--speculative-config"),
+        ("--enable-reasoning", "--reasoning-parser"),
     ],
 )
-def test_known_flags_are_refused_by_name(flag: str, piece: str) -> None:
-    line = parser_of(serve).refusals.explain(flag)
-    assert line.startswith(f"{flag} is not supported: ")
+def test_known_flags_are_refused_by_name(words: str, piece: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(words, capsys)
+    name = words.split(" ")[0].split("=")[0].removesuffix("3")
+    assert line.startswith(f"quire serve: {name}")
+    assert " is not supported: " in line
     assert piece in line
 
 
-def test_a_misspelt_unsupported_flag_gets_its_name_and_reason() -> None:
-    line = parser_of(serve).refusals.explain("--enable-loras")
+def test_a_flag_without_its_value_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal("--nnodes", capsys) == "quire serve: --nnodes: needs a value\n"
+    assert refusal("--nnodes --port 1", capsys) == "quire serve: --nnodes: needs a value\n"
+
+
+def test_keywords_that_ask_for_nothing_are_left_out() -> None:
+    neutral = {"enforce_eager": True, "trust_remote_code": False, "swap_space": 4, "enable_lora": None, "task": "auto"}
+    neutral |= {
+        "quantization": "none",
+        "pipeline_parallel_size": 1,
+        "compilation_config": {},
+        "limit_mm_per_prompt": {"image": 0},
+    }
+    assert read_keywords({"model": "m", **neutral}) == EngineArgs.from_flat(model="m")
+    with pytest.raises(ConfigError, match=r"Option 'pipeline_parallel_size': --pipeline-parallel-size 2 is not supp"):
+        read_keywords({"pipeline_parallel_size": 2})
+    with pytest.raises(ConfigError, match="Option 'enable_lora': --enable-lora is not supported: LoRA"):
+        read_keywords({"enable_lora": True})
+
+
+def test_a_misspelt_unsupported_flag_gets_its_name_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal("--enable-loras", capsys)
     assert "did you mean --enable-lora?" in line
     assert "not supported" in line
+
+
+def test_a_value_that_may_be_secret_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser_of(run_batch).parse_args(["-i", "a", "-o", "b", "--api-key", "sk-1"])
+    assert "sk-1" not in capsys.readouterr().err

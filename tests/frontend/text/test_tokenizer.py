@@ -99,6 +99,15 @@ def test_other_formats_are_converted_by_transformers(tmp_path: Path) -> None:
     assert tokenizer.encode("the quick fox") == backend.encode("the quick fox").ids
 
 
+def test_a_tokenizer_that_is_code_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_text("")
+    (tmp_path / "tokenization_own.py").write_text("raise SystemExit('this ran')")
+    names = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    with pytest.raises(ConfigError, match=r"is code of the checkpoint, which is not run; put a tokenizer\.json there"):
+        Tokenizer.from_folder(tmp_path)
+
+
 class TestChatTemplates:
     def test_string_in_tokenizer_config(self, tmp_path: Path) -> None:
         folder = save(tokenizers_zoo.byte_level(), tmp_path, chat_template="A")

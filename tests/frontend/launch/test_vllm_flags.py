@@ -1,0 +1,81 @@
+"""Every flag of vLLM's is known here, and taken with the value that it has in vLLM when nobody gives it.
+
+`vllm_flags.json` lists the flags of `vllm serve`, those of version 0.32 and those that only older versions have, each
+with its default; an object of a class of vLLM's is null.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quire.core.config.engine_args import EngineArgs
+from quire.core.errors import ConfigError
+from quire.frontend.cli import serve
+from quire.frontend.flags.parser import CommandParser
+from quire.frontend.launch.keywords import read_keywords
+from quire.frontend.launch.unsupported import unsupported
+
+TABLES = json.loads(Path(__file__).with_name("vllm_flags.json").read_text())
+FLAGS: dict[str, Any] = TABLES["0.32"] | TABLES["older"]
+
+
+def parse(*words: str) -> Any:
+    parser = CommandParser("quire serve", "Serve.")
+    serve.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def words(flag: str, value: Any) -> list[str]:
+    """A command line that gives `flag` this value."""
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + flag.removeprefix("--")] if flag.startswith("--") else []
+    return [flag, json.dumps(value) if isinstance(value, list | dict) else str(value)]
+
+
+def switches() -> set[str]:
+    parser = CommandParser("quire serve", "Serve.")
+    serve.add_arguments(parser)
+    taken = {flag for flag, action in parser.flags.items() if action.nargs == 0}
+    refused = {
+        flag for section in ("engine", "server") for flag, known in unsupported(section).items() if known.is_switch
+    }
+    return taken | refused
+
+
+def test_every_flag_is_taken_or_refused_by_name() -> None:
+    parser = CommandParser("quire serve", "Serve.")
+    serve.add_arguments(parser)
+    assert [flag for flag in FLAGS if flag not in parser.flags and parser.refusals.find(flag) is None] == []
+
+
+def test_the_default_is_taken_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    no_value, refused = switches(), []
+    for flag, value in FLAGS.items():
+        if value is None and flag in no_value:
+            continue  # such a switch has no spelling for its default
+        try:
+            parse(*words(flag, value))
+        except SystemExit:
+            refused.append(capsys.readouterr().err)
+    assert refused == []
+
+
+def test_the_default_is_taken_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text(yaml.safe_dump({flag[2:]: value for flag, value in FLAGS.items() if flag.startswith("--")}))
+    parse("--config", str(path))
+
+
+def test_the_default_is_taken_as_a_keyword() -> None:
+    names = {f"--{name.replace('_', '-')}" for name in EngineArgs().flat()} | set(unsupported("engine"))
+    refused = []
+    for flag in FLAGS:
+        if flag.startswith("--") and flag in names:
+            try:
+                read_keywords({flag[2:].replace("-", "_"): FLAGS[flag]})
+            except ConfigError as error:
+                refused.append(str(error))
+    assert refused == []
