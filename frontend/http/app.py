@@ -18,10 +18,11 @@ from quire.frontend.http.answers import HttpAnswers
 from quire.frontend.http.auth import ApiKeyGuard
 from quire.frontend.http.documents import Documentation
 from quire.frontend.http.errors import ErrorReporter
+from quire.frontend.http.front_page import FrontPage
 from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
-from quire.frontend.http.service_routes import control_routes, monitoring_routes
+from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
 from quire.frontend.openai.routes import openai_routes
 
 
@@ -44,7 +45,13 @@ def create_app(
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
-    documentation = None if server.disable_fastapi_docs else Documentation(server.root_path)
+    documentation = None if server.disable_fastapi_docs else Documentation(server.path_prefix)
+    front_page = FrontPage(
+        engine.model.names,
+        needs_key=bool(server.accepted_api_keys),
+        has_documentation=documentation is not None,
+        root_path=server.path_prefix,
+    )
     conversations = Conversations(engine, server)
     guarded = [
         *openai_routes(engine, server, state, answers, conversations),
@@ -54,6 +61,7 @@ def create_app(
     return Litestar(
         route_handlers=[
             Router("/", route_handlers=guarded, guards=guards),
+            front_page_route(front_page),
             *monitoring_routes(engine, server, state, registry),
             *(documentation.routes() if documentation else []),
         ],

@@ -175,4 +175,4 @@ class ErrorReporter:
 
     def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         """Litestar's exception handler for everything."""
-        return self.report(error, f"{request.method} {request.url.path}").response()
+        return self.report(error, f"{request.method} {request.scope['path']}").response()

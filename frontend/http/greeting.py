@@ -1,15 +1,20 @@
 """The examples that `quire serve` prints once the server is ready, for a newcomer to paste."""
 
 
+def curl_example(url: str, model: str, *, needs_key: bool) -> str:
+    """A request as a shell command, for a server at `url` (without /v1)."""
+    header = "-H 'Authorization: Bearer YOUR_KEY' " if needs_key else ""
+    return f"""curl {url}/v1/chat/completions {header}-H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'"""
+
+
 def greeting(url: str, model: str, *, needs_key: bool) -> str:
     """A curl line and a Python snippet for a server at `url` (without /v1)."""
-    header = "-H 'Authorization: Bearer YOUR_KEY' " if needs_key else ""
     key = "YOUR_KEY" if needs_key else "none"
     return f"""
 Try it:
 
-  curl {url}/v1/chat/completions {header}-H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+  {curl_example(url, model, needs_key=needs_key)}
 
 or, after `pip install openai`:
 

@@ -173,7 +173,6 @@ class _Uvicorn(uvicorn.Server):
 def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> RequestObserver:
     disable_created_metrics()  # needless timestamps beside every counter
     registry = CollectorRegistry()
-    root_path = (server.root_path or "").strip("/")
     unlogged = (server.disable_access_log_for_endpoints or "").split(",")
     return RequestObserver(
         create_app(engine, server, state=state, registry=registry),
@@ -182,7 +181,7 @@ def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> 
         access_log=server.uvicorn_log_level in ("debug", "trace") and not server.disable_uvicorn_access_log,
         unlogged_paths=frozenset(path.strip() for path in unlogged),
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
-        root_path=f"/{root_path}" if root_path else "",
+        root_path=server.path_prefix,
     )
 
 

@@ -113,6 +113,12 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
                 raise ConfigError(f"{flag}: there is no file {path!r}.")
 
     @property
+    def path_prefix(self) -> str:
+        """`root_path` with a slash before it and none behind; empty without one."""
+        path = (self.root_path or "").strip("/")
+        return f"/{path}" if path else ""
+
+    @property
     def accepted_api_keys(self) -> list[str]:
         """Keys that clients may present: `--api-key`, else the environment's; empty means that anyone may call."""
         if self.api_key:

@@ -16,6 +16,8 @@ from quire.core.errors import EngineDeadError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.answers import documented, documented_empty, json_answer
 from quire.frontend.http.errors import ErrorBody, UnavailableError, describe
+from quire.frontend.http.front_page import About, FrontPage
+from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 
@@ -48,6 +50,20 @@ class Load(Struct):
     """Answer of GET /load: requests that the model or its tokenizer works on."""
 
     server_load: int
+
+
+def front_page_route(page: FrontPage) -> Any:
+    """The handler of /, which is open to all."""
+
+    @get("/", responses=documented(About), summary="About")
+    async def about(request: JsonRequest) -> ASGIApp:
+        """What this server is: a page for browsers, else JSON."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return json_answer(page.about())
+        host = request.headers.get("host", "localhost")  # as it came; `request.url` raises where it is malformed
+        return ASGIResponse(body=page.html(f"{request.scope['scheme']}://{host}").encode(), media_type="text/html")
+
+    return about
 
 
 def monitoring_routes(

@@ -111,6 +111,7 @@ DOCUMENTATION = {
     "/docs/oauth2-redirect.html",
     "/openapi.json",
     "/redoc",
+    "/static/{name:str}",
 }
 
 
@@ -128,7 +129,7 @@ def test_every_route_asks_for_the_key_but_those_that_only_tell(engine: AsyncLLM)
         for method in route.methods - {"OPTIONS"}:  # which tell a browser what may be asked
             if asyncio.run(answer(method, re.sub("{[^}]*}", "x", route.path))) != 401:
                 told.add(route.path)
-    assert told == {*MONITORING, *DOCUMENTATION}
+    assert told == {"/", *MONITORING, *DOCUMENTATION}
 
 
 @pytest.mark.parametrize(
@@ -276,6 +277,12 @@ def test_body_over_the_limit_is_413(caller: Callable[..., Caller], chunked: bool
     assert call("POST", "/tokenize", json={"prompt": "short"}).status_code == 200
 
 
+def test_a_malformed_host_does_not_hide_an_error(call: Caller) -> None:
+    answer = call("GET", "/v1/nowhere", headers={"Host": "a:port"})
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["message"]
+
+
 def test_empty_body_is_told(call: Caller) -> None:
     answer = call("POST", "/v1/completions")
     assert answer.status_code == 400
@@ -329,6 +336,63 @@ def test_documentation_can_be_turned_off(caller: Callable[..., Caller], call: Ca
     assert {call("GET", path).status_code for path in ("/docs", "/redoc")} == {200}
     off = caller(disable_fastapi_docs=True)
     assert {off("GET", path).status_code for path in ("/docs", "/redoc", "/openapi.json")} == {404}
+
+
+LOADED = re.compile(r"""(?:src|href)=["']([^"']+)["']""")
+
+
+@pytest.mark.parametrize("prefix", ["", "/below/here"])
+@pytest.mark.parametrize("page", ["/docs", "/redoc"])
+def test_documentation_loads_nothing_from_other_hosts(caller: Callable[..., Caller], page: str, prefix: str) -> None:
+    call = caller(root_path=prefix or None)
+    answer = call("GET", page)
+    loaded = [url for url in LOADED.findall(answer.text) if not url.startswith("data:")]
+    assert loaded
+    for url in loaded:
+        assert url.startswith(f"{prefix}/static/")
+        asset = call("GET", url.removeprefix(prefix))
+        assert asset.status_code == 200
+        assert asset.headers["content-type"].split(";")[0] in ("text/javascript", "text/css")
+        assert "//cdn." not in asset.text
+    rules = answer.headers["content-security-policy"].split("; ")
+    assert "default-src 'self'" in rules
+    assert not [rule for rule in rules if "http" in rule or "*" in rule]
+
+
+def test_static_files_are_those_of_the_documentation(caller: Callable[..., Caller], call: Caller) -> None:
+    assert call("GET", "/static/logo-mini.svg").headers["content-type"] == "image/svg+xml"
+    for name in ("__init__.py", "..%2F__init__.py", "index.html"):
+        assert call("GET", f"/static/{name}").status_code == 404
+    assert caller(disable_fastapi_docs=True)("GET", "/static/swagger-ui.css").status_code == 404
+
+
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def test_the_front_page_says_what_this_is(call: Caller) -> None:
+    about = call("GET", "/").json()
+    assert about["name"] == "Quire"
+    assert about["version"] == call("GET", "/version").json()["version"]
+    assert about["models"] == ["tiny", "org/tiny"]
+    page = call("GET", "/", headers={**HTML, "Host": "me.example:1234"})
+    assert page.headers["content-type"].startswith("text/html")
+    assert about["version"] in page.text
+    assert "tiny" in page.text
+    assert "curl http://me.example:1234/v1/chat/completions" in page.text
+    links = [url for url in LOADED.findall(page.text) if not url.startswith("data:")]
+    assert {"/docs", "/redoc"} <= set(links)
+    assert {call("GET", url).status_code for url in links} == {200}
+    assert "<b>" not in call("GET", "/", headers={**HTML, "Host": "<b>"}).text
+
+
+def test_the_front_page_tells_strangers_no_models(caller: Callable[..., Caller]) -> None:
+    call = caller(api_key=["one"], root_path="below/", disable_fastapi_docs=True)
+    assert set(call("GET", "/").json()) == {"name", "version"}
+    page = call("GET", "/", headers=HTML).text
+    assert "tiny" not in page
+    assert "Authorization: Bearer" in page
+    assert "/below/v1/chat/completions" in page
+    assert LOADED.findall(page)[1:] == ["/below/health", "/below/metrics"]
 
 
 def test_nothing_is_answered_while_the_model_loads(caller: Callable[..., Caller]) -> None:
