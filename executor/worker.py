@@ -1,9 +1,12 @@
 """One rank: chooses device and types, loads the model, plans its memory, and runs steps."""
 
 import contextlib
+import functools
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -12,7 +15,8 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
-from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+from quire.core.wire import function_call
+from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
 from quire.core.wire.rank import Rank
 from quire.executor.memory import plan as memory
 from quire.executor.memory.dry_build import dry_build, held_bytes
@@ -40,6 +44,8 @@ from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import open_weights
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -78,6 +84,9 @@ class Worker:
         self._kv_layout: KVLayout | None = None
         self._processors: list[CustomFeature] = []
         self._runner: ModelRunner | None = None
+        self._calls: dict[str, Callable[[bytes], bytes]] = {}
+        if config.allow_insecure_serialization:
+            self._calls[function_call.FUNCTION_CALL] = functools.partial(function_call.run, self)
 
     def load(self) -> WorkerReady:
         """Builds the model with its weights, and reports how much KV cache fits beside it.
@@ -174,6 +183,23 @@ class Worker:
         """Reads the result of a step; see `ModelRunner.collect`."""
         assert self._runner is not None
         return self._runner.collect(step)
+
+    def call(self, call: WorkerCall) -> WorkerAnswer:
+        """Does something beside the steps. Only the names in the table exist; a failure is part of the answer."""
+        try:
+            return WorkerAnswer(call.call_id, self._rank, self._calls[call.name](call.payload))
+        except Exception as error:  # whatever a program's own function raises
+            logger.exception("the call %r failed", call.name)
+            return WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
+
+    def get_model(self) -> Model:
+        """The model, for functions that a program has its workers run."""
+        assert self._model is not None, "load() comes before get_model()"
+        return self._model
+
+    def apply_model(self, function: Callable[[Model], T]) -> T:
+        """The result of `function` on the model."""
+        return function(self.get_model())
 
     def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int]:
         """The model, and the bytes of its weights, which are counted before any weight is read."""

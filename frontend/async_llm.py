@@ -1,8 +1,9 @@
 """The asynchronous Python API: takes prompts, and returns streams of outputs. The HTTP server and `LLM` use it."""
 
+import asyncio
 import functools
 import weakref
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Literal
 
 from quire.core.config.engine_args import EngineArgs
@@ -11,6 +12,7 @@ from quire.core.engine.client import EngineClient
 from quire.core.engine.supervisor import EngineStatus
 from quire.core.errors import ConfigError, EngineDeadError
 from quire.core.logging import get_logger
+from quire.core.wire import function_call
 from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -300,6 +302,34 @@ class AsyncLLM:
             )
         await self.start()
         return await self.client.profile(active)
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,  # noqa: ASYNC109 - vLLM's name
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Calls something on every worker between two steps, and returns the results by rank.
+
+        Args:
+            method: a name of a method of `quire.executor.worker.Worker`, or a function that gets the worker first.
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            ConfigError: the engine runs without `allow_insecure_serialization`.
+            EngineError: the method failed on a worker; the error names it.
+            TimeoutError: the workers have not answered in time. They go on.
+        """
+        if not self.config.allow_insecure_serialization:
+            raise ConfigError(
+                "Functions travel to workers as pickles, which can run anything there: allow that with "
+                "allow_insecure_serialization=True, or QUIRE_ALLOW_INSECURE_SERIALIZATION=1."
+            )
+        payload = function_call.pack(method, args, kwargs or {})
+        async with asyncio.timeout(timeout):
+            results = await self.client.call_workers(function_call.FUNCTION_CALL, payload)
+        return [function_call.unpack(result) for result in results]
 
     # -------------------------------------------------------------------------------------------------------- facts
 

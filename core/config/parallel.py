@@ -17,6 +17,13 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
             description="uni runs the worker in the engine process, mp gives each its own; by worker count when unset."
         ),
     ] = None
+    allow_insecure_serialization: Annotated[
+        bool,
+        Meta(
+            description="Let the program run functions of its own on the workers (LLM.collective_rpc and apply_model). "
+            "They are sent as pickles, so whoever reaches the engine could run anything."
+        ),
+    ] = False
     engine_transport: Annotated[
         Literal["ipc", "tcp"],
         Meta(description="How frontend and engine talk: sockets in a private folder, or encrypted TCP on loopback."),

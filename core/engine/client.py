@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from quire.core.engine.lent_grammars import LentGrammars
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import EngineStatus, EngineSupervisor, Launcher
+from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor, Launcher
 from quire.core.errors import EngineError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire import protocol
@@ -72,6 +72,8 @@ class EngineClient:
         self._on_stats = on_stats or (lambda stats: None)
         self._tracked: dict[str, _Tracked] = {}
         self._grammars = LentGrammars()
+        self._num_calls = 0
+        self._calls: dict[int, asyncio.Future[list[bytes]]] = {}  # of the workers, by their number
         self._profiling: deque[asyncio.Future[protocol.Profiled]] = deque()  # in the order of their requests
         self._supervisor = EngineSupervisor(launcher, self, restarts or Restarts())
 
@@ -140,6 +142,25 @@ class EngineClient:
             raise EngineError(done.error)
         return done.path
 
+    async def call_workers(self, name: str, payload: bytes = b"") -> list[bytes]:
+        """Has every worker do something between two steps, and returns the answers by rank; see `WorkerCall`.
+
+        Raises:
+            EngineError: a worker failed at it, or the engine went away; EngineDeadError if it is gone for good.
+        """
+        await self.start()
+        self.check_health()
+        if not self._supervisor.is_ready:
+            raise EngineError("The engine is being restarted; call its workers again when it is up.")
+        self._num_calls += 1
+        call_id = self._num_calls
+        self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._supervisor.send(protocol.CallWorkers(call_id, name, payload))
+        try:
+            return await self._calls[call_id]
+        finally:
+            del self._calls[call_id]
+
     def check_health(self) -> None:
         """Raises EngineDeadError when the engine is gone for good. An engine being restarted is healthy."""
         self._supervisor.check_alive()
@@ -172,7 +193,7 @@ class EngineClient:
             request = replace(sequences[0].submitted.request, sequences=starts)
             self._supervisor.send(self._grammars.without_known(request))
 
-    def on_message(self, message: protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled) -> None:
+    def on_message(self, message: EngineNews) -> None:
         match message:
             case protocol.StepOutputs():
                 self._deliver(message.deltas)
@@ -181,10 +202,16 @@ class EngineClient:
                 self._on_stats(message.stats)
             case protocol.Profiled():
                 self._answer_profile(message)
+            case protocol.WorkersAnswered():
+                self._answer_call(message)
 
     def on_crash(self) -> None:
         while self._profiling:
             self._answer_profile(protocol.Profiled(error="The engine ended while it recorded a timeline."))
+        for call_id in self._calls:
+            self._answer_call(
+                protocol.WorkersAnswered(call_id, [], error="The engine ended before its workers answered.")
+            )
         self._grammars.forget_sent()
         for tracked in self._tracked.values():
             tracked.crashes += 1
@@ -200,6 +227,15 @@ class EngineClient:
         waiter = self._profiling.popleft()
         if not waiter.done():  # else the caller is gone
             waiter.set_result(done)
+
+    def _answer_call(self, answer: protocol.WorkersAnswered) -> None:
+        waiter = self._calls.get(answer.call_id)
+        if waiter is None or waiter.done():  # the caller is gone
+            return
+        if answer.error is None:
+            waiter.set_result(answer.results)
+        else:
+            waiter.set_exception(EngineError(answer.error))
 
     def _fail(self, request_ids: Iterable[str], message: str) -> None:
         failure = RequestFailure("internal", message)

@@ -37,6 +37,12 @@ class Executor(Protocol):
     async def next_result(self) -> StepResult:
         """The oldest result that has not been taken; raises EngineError when there will be none."""
 
+    async def call(self, name: str, payload: bytes) -> list[bytes]:
+        """Has every worker do something between steps, and returns the answers by rank; see `WorkerCall`.
+
+        Raises EngineError when a worker fails at it, or ends.
+        """
+
     async def close(self, *, hung: bool) -> None:
         """Ends workers and frees what they held. Idempotent.
 

@@ -17,7 +17,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.engine.channel import Channel, CurveKeys, bind_router
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.garbage import calm_garbage_collector
-from quire.core.errors import ConfigError, QuireError
+from quire.core.errors import ConfigError, EngineError, QuireError
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
@@ -46,6 +46,7 @@ class EngineProcess:
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
         self._timeline = Timeline(Path(config.trace_folder or ""))
+        self._calls: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
         self._greeted = asyncio.Event()
         self._sent_at = time.monotonic()
@@ -122,6 +123,10 @@ class EngineProcess:
                     self._scheduler.reset_prefix_cache()
             case protocol.Profile():
                 self._send(frontend, self._profile(message.active))
+            case protocol.CallWorkers():
+                task = asyncio.create_task(self._call_workers(frontend, message))
+                self._calls.add(task)
+                task.add_done_callback(self._calls.discard)
             case protocol.Shutdown():
                 self.close()
 
@@ -161,6 +166,13 @@ class EngineProcess:
             return protocol.Profiled(str(self._timeline.stop()))
         except OSError as error:
             return protocol.Profiled(error=f"The timeline cannot be written: {error}.")
+
+    async def _call_workers(self, frontend: bytes, call: protocol.CallWorkers) -> None:
+        try:
+            answer = protocol.WorkersAnswered(call.call_id, await self._executor.call(call.name, call.payload))
+        except EngineError as error:
+            answer = protocol.WorkersAnswered(call.call_id, [], error=str(error))
+        self._send(frontend, answer)
 
     # ----------------------------------------------------------------------------------------------------- outbox
 

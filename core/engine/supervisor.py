@@ -39,6 +39,10 @@ _REMEDIES = {
 }
 
 
+EngineNews = protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled | protocol.WorkersAnswered
+"""Messages of an engine that its user gets."""
+
+
 class EngineHandle(Protocol):
     """One running engine process."""
 
@@ -73,7 +77,7 @@ class EngineUser(Protocol):
     def on_ready(self) -> None:
         """An engine is ready, and holds no request yet."""
 
-    def on_message(self, message: protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled) -> None:
+    def on_message(self, message: EngineNews) -> None:
         """The engine sent a message. An exception ends that engine, because the message is lost."""
 
     def on_crash(self) -> None:

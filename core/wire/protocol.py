@@ -109,7 +109,15 @@ class Profile(Struct, array_like=True, tag="profile", frozen=True):
     active: bool
 
 
-EngineInput = EngineRequest | DropGrammars | AbortRequests | ResetPrefixCache | Hello | Shutdown | Profile
+class CallWorkers(Struct, array_like=True, tag="call_workers", frozen=True):
+    """Has every worker do what `WorkerCall` says, between two steps; answered with `WorkersAnswered`."""
+
+    call_id: int  # of this frontend
+    name: str
+    payload: bytes = b""
+
+
+EngineInput = EngineRequest | DropGrammars | AbortRequests | ResetPrefixCache | Hello | Shutdown | Profile | CallWorkers
 
 # --------------------------------------------------------------------------------------------- engine -> frontend
 
@@ -232,7 +240,15 @@ class Profiled(Struct, array_like=True, tag="profiled"):
     error: str | None = None  # why there is none
 
 
-EngineOutput = StepOutputs | EngineReady | EngineFailed | Heartbeat | Profiled
+class WorkersAnswered(Struct, array_like=True, tag="workers_answered"):
+    """What the workers answered to `CallWorkers`, by rank; with an error, nothing."""
+
+    call_id: int
+    results: list[bytes]
+    error: str | None = None
+
+
+EngineOutput = StepOutputs | EngineReady | EngineFailed | Heartbeat | Profiled | WorkersAnswered
 
 # --------------------------------------------------------------------------------------------- engine <-> workers
 
@@ -309,7 +325,18 @@ class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):
     max_model_len: int
 
 
-WorkerInput = AllocateCache | StepPlan
+class WorkerCall(Struct, array_like=True, tag="call", frozen=True):
+    """Something that every worker does once the steps before are done, such as running a function on the model.
+
+    A worker knows a fixed set of names; see `quire.executor.worker.Worker.call`.
+    """
+
+    call_id: int
+    name: str
+    payload: bytes  # in the form that the name implies
+
+
+WorkerInput = AllocateCache | StepPlan | WorkerCall
 
 
 class WorkerReady(Struct, array_like=True, tag="ready"):
@@ -332,7 +359,16 @@ class WorkerFailed(Struct, array_like=True, tag="failed"):
     fatal: bool
 
 
-WorkerOutput = WorkerReady | WorkerFailed | StepResult
+class WorkerAnswer(Struct, array_like=True, tag="answer"):
+    """One rank has done what a `WorkerCall` says, or failed at it, which harms no later step."""
+
+    call_id: int
+    rank: Rank
+    result: bytes = b""
+    error: str | None = None
+
+
+WorkerOutput = WorkerReady | WorkerFailed | StepResult | WorkerAnswer
 
 
 def encoder() -> msgspec.msgpack.Encoder:

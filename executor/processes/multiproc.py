@@ -25,6 +25,7 @@ from quire.core.wire.protocol import (
     EngineReady,
     StepPlan,
     StepResult,
+    WorkerAnswer,
     WorkerFailed,
     WorkerOutput,
     WorkerReady,
@@ -32,6 +33,7 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
+from quire.executor.processes.pending_calls import PendingCalls
 from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.ring import RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle, create_ring
@@ -86,6 +88,7 @@ class MultiProcExecutor:
         self._decoder: msgspec.msgpack.Decoder[WorkerOutput] = msgspec.msgpack.Decoder(WorkerOutput)
         self._grammars = SlotGrammars()
         self._results = ResultInbox()
+        self._calls = PendingCalls(config.tensor_parallel_size)
         self._unsent: deque[bytes] = deque()  # plans that wait for room in the ring
         self._links: list[_Link] = []
         self._plans_handle: RingHandle | None = None
@@ -128,6 +131,12 @@ class MultiProcExecutor:
         """The oldest result that has not been taken. Raises EngineError when there will be none."""
         return await self._results.get()
 
+    async def call(self, name: str, payload: bytes) -> list[bytes]:
+        """Every worker's answer to a call, by rank. Raises EngineError if a worker fails at it."""
+        call, answer = self._calls.open(name, payload)
+        self._send(self._encoder.encode(call))
+        return await answer
+
     async def close(self, *, hung: bool) -> None:
         """Ends the workers and frees their rings. Idempotent.
 
@@ -139,7 +148,9 @@ class MultiProcExecutor:
         self._closed = True
         if hung:
             await self._dump_stacks()
-        self._results.fail(EngineError("The executor was closed before this step was done."))
+        closed = EngineError("The executor was closed before this step was done.")
+        self._results.fail(closed)
+        self._calls.fail(closed)
         try:
             if self._plans is not None:
                 self._plans.close()
@@ -262,6 +273,8 @@ class MultiProcExecutor:
             match self._decoder.decode(payload):
                 case StepResult() as result:
                     self._results.put(result)
+                case WorkerAnswer() as answer:
+                    self._calls.add(answer)
                 case WorkerReady() as ready:
                     if not link.ready.done():
                         link.ready.set_result(ready)
@@ -282,7 +295,9 @@ class MultiProcExecutor:
             if not link.ready.done():
                 link.ready.set_exception(error)
                 link.ready.exception()  # marks it as seen: `start` raises the first only
-        self._results.fail(error if isinstance(error, EngineError) else EngineError(str(error)))
+        failed = error if isinstance(error, EngineError) else EngineError(str(error))
+        self._results.fail(failed)
+        self._calls.fail(failed)
 
     async def _all_ready(self) -> list[WorkerReady]:
         loaded = await asyncio.gather(*(link.ready for link in self._links))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
 from quire.core.wire.rank import Rank
 
 
@@ -58,3 +58,7 @@ class NullWorker:
     def collect(self, step: AnsweredStep) -> StepResult:
         """The result that `launch` has made."""
         return step.result
+
+    def call(self, call: WorkerCall) -> WorkerAnswer:
+        """There is no model to do anything with."""
+        return WorkerAnswer(call.call_id, self._rank, error="this worker has no model")

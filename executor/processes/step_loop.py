@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from quire.core.wire.protocol import StepPlan, StepResult
+from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall
 
 POLL_SECONDS = 50e-6
 
@@ -38,16 +38,20 @@ class StepWorker(Protocol[Step]):
         """The result of a step; steps are collected in the order of their launches."""
         ...
 
-
-class Plans(Protocol):
-    """The source of plans. Both methods raise the exception that ends the loop."""
-
-    def wait(self) -> StepPlan:
-        """The next plan, as soon as there is one."""
+    def call(self, call: WorkerCall) -> WorkerAnswer:
+        """Does something beside the steps. A failure is part of the answer."""
         ...
 
-    def poll(self) -> StepPlan | None:
-        """The next plan; None if there is none yet."""
+
+class Plans(Protocol):
+    """The source of plans and calls, in order. Both methods raise the exception that ends the loop."""
+
+    def wait(self) -> StepPlan | WorkerCall:
+        """The next one, as soon as there is one."""
+        ...
+
+    def poll(self) -> StepPlan | WorkerCall | None:
+        """The next one; None if there is none yet."""
         ...
 
 
@@ -55,31 +59,51 @@ class StepLoop(Generic[Step]):
     """Launches each plan as soon as it arrives, and collects each step as soon as it is done.
 
     So the inputs of a step are built while the device works on the step before. If a launch does the whole step, each
-    step is collected before the next plan is looked for.
+    step is collected before the next plan is looked for. A call waits until the steps before it are collected.
 
     Args:
         report: takes each result, in the order of plans.
+        answer: takes the answer to each call.
 
     Attributes:
         step_id: of the step in hand, for the message when it fails.
     """
 
-    def __init__(self, worker: StepWorker[Step], plans: Plans, report: Callable[[StepResult], None]) -> None:
+    def __init__(
+        self,
+        worker: StepWorker[Step],
+        plans: Plans,
+        report: Callable[[StepResult], None],
+        answer: Callable[[WorkerAnswer], None],
+    ) -> None:
         self._worker = worker
         self._plans = plans
         self._report = report
+        self._answer = answer
+        self._launched: deque[Step] = deque()
         self.step_id = 0
 
     def run(self) -> None:
         """Runs until `plans` or a step raises."""
-        launched: deque[Step] = deque()
+        launched = self._launched
         while True:
             plan = self._plans.poll() if launched else self._plans.wait()
-            if plan is not None:
+            if isinstance(plan, WorkerCall):
+                self._call(plan)
+            elif plan is not None:
                 self.step_id = plan.step_id
                 launched.append(self._worker.launch(plan))
             elif not launched[0].is_done:
                 time.sleep(POLL_SECONDS)
             while launched and launched[0].is_done:
-                self.step_id = launched[0].step_id
-                self._report(self._worker.collect(launched.popleft()))
+                self._collect()
+
+    def _call(self, call: WorkerCall) -> None:
+        while self._launched:
+            self._collect()
+        self._answer(self._worker.call(call))
+
+    def _collect(self) -> None:
+        step = self._launched.popleft()
+        self.step_id = step.step_id
+        self._report(self._worker.collect(step))

@@ -16,9 +16,10 @@ from typing import Any
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, EngineError
 from quire.core.logging import get_logger
-from quire.core.wire.protocol import EngineReady, StepPlan, StepResult, WorkerReady
+from quire.core.wire.protocol import EngineReady, StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
+from quire.executor.processes.pending_calls import PendingCalls
 from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.step_loop import StepLoop, StepWorker
 
@@ -33,13 +34,13 @@ class InboxClosed(Exception):
 
 
 class PlanInbox:
-    """Plans for the worker's thread."""
+    """Plans and calls for the worker's thread."""
 
     def __init__(self) -> None:
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | WorkerCall | None] = queue.SimpleQueue()
 
-    def put(self, plan: StepPlan) -> None:
-        """Adds a plan at the end."""
+    def put(self, plan: StepPlan | WorkerCall) -> None:
+        """Adds one at the end."""
         self._plans.put(plan)
 
     def close(self) -> None:
@@ -49,11 +50,11 @@ class PlanInbox:
                 self._plans.get_nowait()
         self._plans.put(None)
 
-    def wait(self) -> StepPlan:
+    def wait(self) -> StepPlan | WorkerCall:
         """See `quire.executor.processes.step_loop.Plans`."""
         return self._opened(self._plans.get())
 
-    def poll(self) -> StepPlan | None:
+    def poll(self) -> StepPlan | WorkerCall | None:
         """See `quire.executor.processes.step_loop.Plans`."""
         try:
             return self._opened(self._plans.get_nowait())
@@ -61,7 +62,7 @@ class PlanInbox:
             return None
 
     @staticmethod
-    def _opened(plan: StepPlan | None) -> StepPlan:
+    def _opened(plan: StepPlan | WorkerCall | None) -> StepPlan | WorkerCall:
         if plan is None:
             raise InboxClosed
         return plan
@@ -80,6 +81,7 @@ class UniProcExecutor:
         self._factory = factory
         self._inbox = PlanInbox()
         self._results = ResultInbox()
+        self._calls = PendingCalls(1)
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,13 +112,19 @@ class UniProcExecutor:
         """The oldest result that has not been taken. Raises EngineError when there will be none."""
         return await self._results.get()
 
+    async def call(self, name: str, payload: bytes) -> list[bytes]:
+        """The worker's answer to a call, as the only entry of a list. Raises EngineError if the worker fails at it."""
+        call, answer = self._calls.open(name, payload)
+        self._inbox.put(call)
+        return await answer
+
     async def close(self, *, hung: bool) -> None:
         """Ends the thread after the step it is in, if that ends soon. Idempotent.
 
         Args:
             hung: write the stacks of all threads of this process to stderr.
         """
-        self._results.fail(EngineError("The executor was closed before this step was done."))
+        self._fail(EngineError("The executor was closed before this step was done."))
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -158,7 +166,7 @@ class UniProcExecutor:
         self._step(worker)
 
     def _step(self, worker: StepWorker[Any]) -> None:
-        loop = StepLoop(worker, self._inbox, lambda result: self._post(self._results.put, result))
+        loop = StepLoop(worker, self._inbox, self._report, self._answer)
         try:
             loop.run()
         except InboxClosed:
@@ -166,7 +174,17 @@ class UniProcExecutor:
         except Exception as error:  # the worker's state is unknown now: no later step may run
             logger.exception("the worker failed in step %d", loop.step_id)
             text = f"The worker failed in step {loop.step_id}: {type(error).__name__}: {error}"
-            self._post(self._results.fail, EngineError(text))
+            self._post(self._fail, EngineError(text))
+
+    def _report(self, result: StepResult) -> None:
+        self._post(self._results.put, result)
+
+    def _answer(self, answer: WorkerAnswer) -> None:
+        self._post(self._calls.add, answer)
+
+    def _fail(self, error: EngineError) -> None:
+        self._results.fail(error)
+        self._calls.fail(error)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None

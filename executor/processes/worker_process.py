@@ -22,6 +22,7 @@ from quire.core.wire.protocol import (
     AllocateCache,
     StepPlan,
     StepResult,
+    WorkerCall,
     WorkerFailed,
     WorkerInput,
     WorkerReady,
@@ -101,20 +102,22 @@ class WorkerProcess:
         self._send(ready)
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again
-        StepLoop(worker, self, self._report).run()
+        StepLoop(worker, self, self._report, self._send).run()
 
-    def wait(self) -> StepPlan:
+    def wait(self) -> StepPlan | WorkerCall:
         """See `Plans.wait`."""
         return self._complete(self._receive())
 
-    def poll(self) -> StepPlan | None:
+    def poll(self) -> StepPlan | WorkerCall | None:
         """See `Plans.poll`."""
         message = self._plans.try_read()
         if message is None:
             return None
         return self._complete(self._decoder.decode(message))
 
-    def _complete(self, plan: WorkerInput) -> StepPlan:
+    def _complete(self, plan: WorkerInput) -> StepPlan | WorkerCall:
+        if isinstance(plan, WorkerCall):
+            return plan
         assert isinstance(plan, StepPlan), plan
         self._grammars.complete(plan)
         return plan

@@ -11,7 +11,7 @@ from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.engine.engine import Executor
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import StepPlan, StepResult, WorkerReady
+from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
 from quire.executor.processes.null_worker import AnsweredStep, NullWorker
 
 
@@ -129,6 +129,28 @@ class OnceStuckWorker(NullWorker):
     def launch(self, plan: StepPlan) -> AnsweredStep:
         time.sleep(1.0)
         return super().launch(plan)
+
+
+class NotingWorker(NullWorker):
+    """Answers a call with its rank, the call's payload, and the steps launched and collected before."""
+
+    def load(self) -> WorkerReady:
+        self._seen: list[str] = []
+        return super().load()
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        self._seen.append(f"launch {plan.step_id}")
+        return super().launch(plan)
+
+    def collect(self, step: AnsweredStep) -> StepResult:
+        self._seen.append(f"collect {step.step_id}")
+        return super().collect(step)
+
+    def call(self, call: WorkerCall) -> WorkerAnswer:
+        if call.name == "fail":
+            return WorkerAnswer(call.call_id, self._rank, error="it was told to")
+        text = " ".join([str(self._rank), call.payload.decode(), *self._seen])
+        return WorkerAnswer(call.call_id, self._rank, text.encode())
 
 
 class GrammarWorker(NullWorker):

@@ -76,6 +76,35 @@ def test_results_come_in_the_order_of_plans() -> None:
     run(test())
 
 
+def test_every_rank_answers_a_call_after_the_steps_before_it() -> None:
+    async def test() -> None:
+        async with running(3, double("NotingWorker")) as (executor, _):
+            submit(executor, range(2))
+            answers = await executor.call("note", b"so")
+            seen = b" so launch 0 collect 0 launch 1 collect 1"
+            assert answers == [b"tp0" + seen, b"tp1" + seen, b"tp2" + seen]
+            with pytest.raises(EngineError, match="Worker tp0: it was told to"):
+                await executor.call("fail", b"")
+            assert len(await results_of(executor, 2)) == 2
+
+    run(test())
+
+
+def test_a_worker_that_dies_fails_the_calls_in_flight_and_later_ones() -> None:
+    async def test() -> None:
+        before = child_pids()
+        async with running(2, double("StuckWorker")) as (executor, _):
+            submit(executor, [0])
+            call = asyncio.create_task(executor.call("note", b""))
+            await asyncio.sleep(0.05)
+            os.kill(min(child_pids() - before), signal.SIGKILL)
+            for waiting in (call, executor.call("note", b"")):
+                with pytest.raises(EngineError, match="was killed by SIGKILL"):
+                    await waiting
+
+    run(test())
+
+
 def test_all_ranks_allocate_what_the_smallest_can_hold() -> None:
     async def test() -> None:
         async with running(3, double("UnequalWorker")) as (executor, ready):

@@ -64,6 +64,23 @@ def test_the_loop_stays_free_while_steps_run() -> None:
     run(test())
 
 
+def test_a_call_is_answered_after_the_steps_before_it() -> None:
+    async def test() -> None:
+        executor = make_executor("NotingWorker")
+        await executor.start()
+        submit(executor, [0])
+        assert await executor.call("note", b"so") == [b"tp0 so launch 0 collect 0"]
+        with pytest.raises(EngineError, match="Worker tp0: it was told to"):
+            await executor.call("fail", b"")
+        submit(executor, [1])
+        assert [result.step_id for result in await results_of(executor, 2)] == [0, 1]
+        await executor.close(hung=False)
+        with pytest.raises(EngineError, match="closed"):
+            await executor.call("note", b"")
+
+    run(test())
+
+
 def test_failing_step_fails_it_and_all_later_ones() -> None:
     async def test() -> None:
         executor = make_executor("RaisingWorker")
