@@ -105,7 +105,7 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
     assert bodies == set(GOOD)
     schemas = document["components"]["schemas"]
     chat = schemas["ChatRequest"]
-    assert chat["additionalProperties"] is False
+    assert "additionalProperties" not in chat
     assert chat["required"] == ["messages"]
     assert chat["properties"]["vllm_xargs"]["anyOf"][0]["additionalProperties"]["anyOf"]  # an integer is a number, too
     streams = {

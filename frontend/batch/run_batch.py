@@ -25,7 +25,7 @@ from quire.frontend.batch import files as batch_files
 from quire.frontend.batch.config import BatchConfig
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.errors import describe
-from quire.frontend.http.json_request import decode_body
+from quire.frontend.http.json_request import BodyReader, decode_body
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
@@ -88,6 +88,7 @@ class BatchServer:
         conversations = Conversations(engine, server)
         chat = ChatCompletions(engine, server, conversations)
         text = TextCompletions(engine, server, conversations)
+        self._reader = BodyReader(strict=server.strict_fields)
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),
             "/v1/completions": _Route(CompletionRequest, text.complete),
@@ -119,7 +120,7 @@ class BatchServer:
         route = self._routes.get(request.url)
         if route is None:
             raise NotFoundError(f"url must be one of {', '.join(self._routes)}; got {request.url!r}.", param="url")
-        body = decode_body(bytes(request.body), route.kind)
+        body, _ = self._reader.read(bytes(request.body), route.kind)
         if body.stream:
             raise ParameterError("stream must not be true in a batch.", param="stream")
         while True:

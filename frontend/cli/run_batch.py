@@ -12,7 +12,7 @@ from quire.frontend.http.server_config import ServerConfig
 COMMON = ["--model", "--resume", "--max-num-seqs", "--max-model-len", "--dtype", "--tensor-parallel-size", "--device"]
 ANSWERS = [
     "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "response_role",
-    "enable_prompt_tokens_details", "max_log_len",
+    "enable_prompt_tokens_details", "max_log_len", "strict_fields",
 ]  # fmt: skip
 
 

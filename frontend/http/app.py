@@ -19,7 +19,7 @@ from quire.frontend.http.auth import ApiKeyGuard
 from quire.frontend.http.documents import Documentation
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.front_page import FrontPage
-from quire.frontend.http.json_request import JsonRequest
+from quire.frontend.http.json_request import BodyReader, requests_read_by
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
@@ -45,7 +45,9 @@ def create_app(
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
-    documentation = None if server.disable_fastapi_docs else Documentation(server.path_prefix)
+    documentation = None
+    if not server.disable_fastapi_docs:
+        documentation = Documentation(server.path_prefix, strict_fields=server.strict_fields)
     front_page = FrontPage(
         engine.model.names,
         needs_key=bool(server.accepted_api_keys),
@@ -66,7 +68,7 @@ def create_app(
             *(documentation.routes() if documentation else []),
         ],
         exception_handlers={Exception: errors.handle},
-        request_class=JsonRequest,
+        request_class=requests_read_by(BodyReader(strict=server.strict_fields)),
         request_max_body_size=server.max_request_body_bytes,
         cors_config=_cors(server),
         openapi_config=documentation.config() if documentation else None,

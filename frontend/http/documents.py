@@ -46,10 +46,12 @@ class Documentation:
 
     Args:
         root_path: prefix of the server's paths, as clients see them.
+        strict_fields: the server refuses unknown fields of bodies.
     """
 
-    def __init__(self, root_path: str) -> None:
+    def __init__(self, root_path: str, *, strict_fields: bool) -> None:
         self._root_path = root_path
+        self._strict_fields = strict_fields
         self._document: dict[str, Any] | None = None
 
     def config(self) -> OpenAPIConfig:
@@ -95,7 +97,7 @@ class Documentation:
     def document(self, app: Litestar) -> dict[str, Any]:
         """The OpenAPI document of `app`, whose documentation this is."""
         if self._document is None:
-            self._document = openapi_document(app)
+            self._document = openapi_document(app, strict_fields=self._strict_fields)
         return self._document
 
     def _url(self, asset: str) -> str:

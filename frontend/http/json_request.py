@@ -1,19 +1,23 @@
 """Request bodies: JSON decoded straight into the handler's Struct, with errors that name the field or the position."""
 
-import difflib
 import functools
 import re
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import msgspec
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
 from quire.core.errors import ParameterError
+from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.http.errors import ClientGoneError
+from quire.frontend.http.unknown_fields import IgnoredFields, IgnoredFieldsLog, nearest, without_unknown
 
 MAX_QUOTED = 1000
 """Characters of a client's text that an error reads and quotes, from either end."""
+
+IGNORED = "quire.ignored_fields"
+"""Key in a request's ASGI scope for its IgnoredFields, if it has any."""
 
 _SCALAR_IN_ANOTHER_FORM = re.compile(r"Expected `.*\b(int|float|bool)\b.*`, got `(str|int|float)`")
 _PATH = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -27,8 +31,43 @@ def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
+class BodyReader:
+    """Reads the bodies of requests.
+
+    Args:
+        strict: refuse fields and parts that would be ignored.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._log = IgnoredFieldsLog()
+
+    def read(self, body: bytes, kind: Any) -> tuple[Any, IgnoredFields]:
+        """`body` as an object of type `kind`, and the fields that were ignored.
+
+        Raises:
+            ParameterError: as for `decode_body`, or a field that `strict` refuses.
+        """
+        ignored = IgnoredFields()
+        value = decode_body(body, kind, None if self._strict else ignored)
+        if isinstance(value, PartlyRead):
+            for part in value.ignored_parts():
+                if self._strict:
+                    raise ParameterError(
+                        f"{part} would be ignored by this server, and its --strict-fields refuses what would be; "
+                        "leave it out.",
+                        param=re.split(r"[.\[]", part)[0],
+                    )
+                ignored.add(part)
+        if ignored:
+            self._log.add(ignored, kind)
+        return value, ignored
+
+
 class JsonRequest(Request[Any, Any, Any]):
     """A request whose `data` argument is decoded straight into a Struct, without a dictionary in between."""
+
+    reader: ClassVar[BodyReader]
 
     async def body(self) -> bytes:
         """The whole body. Raises ClientGoneError when the client closes the connection halfway."""
@@ -41,17 +80,32 @@ class JsonRequest(Request[Any, Any, Any]):
         """The body as the type that the handler declares for `data`."""
         field = self.route_handler.parsed_data_field
         assert field is not None
-        return decode_body(await self.body(), field.annotation)
+        return await self.read(field.annotation)
+
+    async def read(self, kind: Any) -> Any:
+        """The body as an object of type `kind`. Raises ParameterError."""
+        value, ignored = self.reader.read(await self.body(), kind)
+        if ignored:
+            cast("dict[str, Any]", self.scope)[IGNORED] = ignored
+        return value
 
 
-def decode_body(body: bytes, kind: Any) -> Any:
+def requests_read_by(reader: BodyReader) -> type[JsonRequest]:
+    """The class of an application's requests, whose bodies `reader` reads."""
+    return type("ReadRequest", (JsonRequest,), {"reader": reader})
+
+
+def decode_body(body: bytes, kind: Any, ignored: IgnoredFields | None = None) -> Any:
     """`body` as an object of type `kind`.
+
+    Args:
+        ignored: gets the unknown fields; None refuses them.
 
     Raises:
         ParameterError: `body` is not JSON (with the position), or not of type `kind` (with the field).
     """
     try:
-        return _decode(body, kind)
+        return _decode(body, kind, ignored)
     except msgspec.ValidationError as error:
         _refuse(str(error), kind)
     except UnicodeDecodeError:
@@ -62,18 +116,27 @@ def decode_body(body: bytes, kind: Any) -> Any:
         raise ParameterError("The request body is nested too deeply.") from None
 
 
-def _decode(body: bytes, kind: Any) -> Any:
+def _decode(body: bytes, kind: Any, ignored: IgnoredFields | None) -> Any:
     """Decodes `body`. A number or boolean may be written in another form: `2.0`, `"0.7"`, `"True"`, or 1 for true.
 
-    Some languages can only send 2.0, and clients built from forms send strings. The first decoder refuses these forms;
-    only a body that has one is decoded a second time.
+    Some languages can only send 2.0, and clients built from forms send strings. The first decoder refuses these forms
+    and unknown fields; only a body that has some is decoded a second time.
     """
     try:
         return decoder_for(kind).decode(body)
     except msgspec.ValidationError as error:
+        is_unknown = ignored is not None and _UNKNOWN.match(str(error))
+        if not is_unknown and not _SCALAR_IN_ANOTHER_FORM.match(str(error)):
+            raise
+    value = msgspec.json.decode(body)
+    if ignored is not None:
+        value = without_unknown(value, kind, ignored)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
         if not _SCALAR_IN_ANOTHER_FORM.match(str(error)):
             raise
-        return msgspec.convert(msgspec.json.decode(body), kind, strict=False)
+    return msgspec.convert(value, kind, strict=False)
 
 
 def _refuse(text: str, kind: Any) -> NoReturn:
@@ -85,25 +148,13 @@ def _refuse(text: str, kind: Any) -> NoReturn:
     if unknown := _UNKNOWN.match(complaint):
         name = unknown["name"]
         raise ParameterError(
-            f"Unknown field {_join(path, name)!r}.{_nearest(name, path, kind)}", param=_join(path, name)
+            f"Unknown field {_join(path, name)!r}.{'' if path else nearest(name, kind)}", param=_join(path, name)
         )
     if missing := _MISSING.match(complaint):
         name = _join(path, missing["name"])
         raise ParameterError(f"The field {name!r} is required.", param=name)
     complaint = _lower(complaint).replace("`", "")
     raise ParameterError(f"{path or 'The request body'}: {complaint}.", param=path or None)
-
-
-def _nearest(name: str, path: str, kind: Any) -> str:
-    if path or len(name) > MAX_QUOTED:
-        return ""
-    known = [field for member in _structs(kind) for field in member.__struct_encode_fields__]
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def _structs(kind: Any) -> tuple[Any, ...]:
-    return kind.__args__ if hasattr(kind, "__args__") else (kind,)
 
 
 def _first_bad_byte(body: bytes) -> str:

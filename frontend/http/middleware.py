@@ -1,17 +1,22 @@
-"""Counts every HTTP request, gives it an id, limits its body's time and writes the access log, on all routes."""
+"""Counts every HTTP request, gives it an id, limits its body's time and writes the access log, on all routes.
+
+Its answers tell which fields of the body were ignored.
+"""
 
 import asyncio
 import logging
 import time
 import uuid
 from collections.abc import Awaitable
-from typing import cast
+from typing import Any, cast
 
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
 from quire.core.logging import get_logger
 from quire.frontend.http.errors import RequestTimeoutError
+from quire.frontend.http.json_request import IGNORED
+from quire.frontend.http.unknown_fields import HEADER
 
 logger = get_logger(__name__)
 
@@ -119,7 +124,7 @@ class RequestObserver:
             scope["path"] = scope["path"].removeprefix(self._root_path)
         path = scope["path"]
         request_id = _ensure_request_id(scope) if self._request_id_headers else None
-        exchange = _Exchange(receive, send, request_id, self._request_timeout)
+        exchange = _Exchange(scope, receive, send, request_id, self._request_timeout)
         try:
             await self._app(scope, exchange.receive, exchange.send)  # type: ignore[arg-type]
         finally:
@@ -142,13 +147,16 @@ class _Exchange:
 
     __slots__ = (
         *("status", "request_bytes", "response_bytes"),
-        *("_receive", "_send", "_request_id", "_body_seconds", "_deadline", "_is_whole"),
+        *("_scope", "_receive", "_send", "_request_id", "_body_seconds", "_deadline", "_is_whole"),
     )
 
-    def __init__(self, receive: Receive, send: Send, request_id: bytes | None, body_seconds: float | None) -> None:
+    def __init__(
+        self, scope: HTTPScope, receive: Receive, send: Send, request_id: bytes | None, body_seconds: float | None
+    ) -> None:
         self.status = 500
         self.request_bytes = 0
         self.response_bytes = 0
+        self._scope = cast("dict[str, Any]", scope)
         self._receive = receive
         self._send = send
         self._request_id = request_id
@@ -178,8 +186,11 @@ class _Exchange:
             self.response_bytes += len(message["body"])
         elif message["type"] == "http.response.start":
             self.status = message["status"]
-            if self._request_id is not None:
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", self._request_id)]}
+            added = [] if self._request_id is None else [(b"x-request-id", self._request_id)]
+            if IGNORED in self._scope:
+                added.append((HEADER, self._scope[IGNORED].header()))
+            if added:
+                message = {**message, "headers": [*message["headers"], *added]}
         return self._send(message)
 
 

@@ -1,6 +1,6 @@
 """The server's OpenAPI document: Litestar's list of routes, with msgspec's schemas of the bodies.
 
-Litestar's own schemas omit that unknown fields are refused, and are ambiguous where a number may be a float.
+Litestar's own schemas omit which fields are refused, and are ambiguous where a number may be a float.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,18 @@ class _Place(NamedTuple):
     kind: Any
 
 
-def openapi_document(app: Litestar) -> dict[str, Any]:
-    """The document of `app`, as JSON."""
+def openapi_document(app: Litestar, *, strict_fields: bool) -> dict[str, Any]:
+    """The document of `app`, as JSON.
+
+    Args:
+        strict_fields: the server refuses unknown fields of bodies.
+    """
     document = app.openapi_schema.to_schema()
     places = list(_places(app, document["paths"]))
     schemas, components = msgspec.json.schema_components([place.kind for place in places], ref_template=_REFERENCE)
+    if not strict_fields:
+        for component in components.values():
+            component.pop("additionalProperties", None)
     document["components"]["schemas"] = components
     for place in places:
         place.holder.pop("content", None)

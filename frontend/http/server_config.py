@@ -60,6 +60,13 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         int,
         Meta(ge=1, description="Largest request body; past it the answer is 413.", extra={"parse": "human_int"}),
     ] = 8 * 1024**2
+    strict_fields: Annotated[
+        bool,
+        Meta(
+            description="Refuse requests with unknown fields. Otherwise such fields are ignored, logged once by name "
+            "and listed in the answer's X-Quire-Ignored-Fields."
+        ),
+    ] = False
     shutdown_timeout: Annotated[
         int,
         Meta(ge=0, description="Seconds that running requests get to finish at shutdown; 0 ends them at once."),

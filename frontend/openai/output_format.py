@@ -1,5 +1,6 @@
 """The three fields that constrain an answer's form: response_format, structured_outputs, guided_*."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -7,15 +8,23 @@ from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.core.wire.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
+from quire.frontend.chat.partly_read import PartlyRead
 
-TEXT = {"type": "text"}
+_FORMS: dict[Any, set[str]] = {
+    "text": set(),
+    "json_object": set(),
+    "json_schema": {"json_schema"},
+    "structural_tag": {"format", "structures", "triggers"},
+}
+"""Fields of a response_format by its type."""
+
 GUIDED_FIELDS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """vLLM's names before 0.11, and the present names."""
 
 GUIDED_OPTIONS = {"guided_decoding_backend": "_backend", "guided_whitespace_pattern": "whitespace_pattern"}
 
 
-class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+class JsonSchema(Struct, kw_only=True):
     """`json_schema` of a response_format. `strict` is how every schema is followed here, asked for or not."""
 
     schema: dict[str, Any]
@@ -24,7 +33,7 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
 
 
-class OutputFields(Struct, kw_only=True):
+class OutputFields(PartlyRead, kw_only=True):
     """Those fields of a request's body."""
 
     response_format: dict[str, Any] | None = None
@@ -36,6 +45,16 @@ class OutputFields(Struct, kw_only=True):
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
 
+    def ignored_parts(self) -> Iterator[str]:
+        """Unknown fields of response_format."""
+        form = self.response_format or {}
+        known = _FORMS.get(form.get("type"), set(form))
+        yield from (f"response_format.{name}" for name in form if name not in known and name != "type")
+        schema = form.get("json_schema")
+        if isinstance(schema, dict):
+            known = set(JsonSchema.__struct_fields__)
+            yield from (f"response_format.json_schema.{name}" for name in schema if name not in known)
+
     @property
     def format_field(self) -> str | None:
         """The field that constrains the output; None when the output is free.
@@ -44,7 +63,7 @@ class OutputFields(Struct, kw_only=True):
             ParameterError: several fields constrain the output.
         """
         names = [name for name in ("structured_outputs", *GUIDED_FIELDS) if getattr(self, name) is not None]
-        if self.response_format not in (None, TEXT):
+        if self.response_format is not None and self.response_format.get("type") != "text":
             names.insert(0, "response_format")
         if len(names) > 1:
             raise ParameterError(f"{names[0]} and {names[1]} contradict each other; leave one out.", param=names[1])
@@ -87,13 +106,14 @@ class OutputFields(Struct, kw_only=True):
 
 def _read_response_format(form: dict[str, Any]) -> StructuredOutputsParams:
     kind = form.get("type")
-    if kind == "json_object" and len(form) == 1:
+    if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
-    if kind == "json_schema" and set(form) == {"type", "json_schema"}:
+    if kind == "json_schema" and "json_schema" in form:
         schema = _convert(form["json_schema"], JsonSchema, "response_format.json_schema").schema
         return StructuredOutputsParams(json=schema)
-    if kind == "structural_tag" and set(form) in ({"type", "format"}, {"type", "structures", "triggers"}):
-        return StructuredOutputsParams(structural_tag=form)
+    given = _FORMS["structural_tag"] & set(form)
+    if kind == "structural_tag" and given in ({"format"}, {"structures", "triggers"}):
+        return StructuredOutputsParams(structural_tag={name: form[name] for name in ("type", *sorted(given))})
     raise ParameterError(
         "response_format must be one of {type: text}, {type: json_object}, {type: json_schema, json_schema: {name, "
         "schema}}, {type: structural_tag, format} or {type: structural_tag, structures, triggers}.",

@@ -159,13 +159,12 @@ def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: Htt
     async def invoke(request: JsonRequest) -> ASGIApp:
         """As SageMaker calls it: a chat when the body has messages, a text completion when it has a prompt."""
         answers.check_ready()
-        body = await request.body()
-        present = decode_body(body, _Invocation)
+        present = decode_body(await request.body(), _Invocation)
         if present.messages is UNSET and present.prompt is UNSET:
             raise ParameterError("The body must have messages or a prompt.", param="messages")
         if present.messages is not UNSET:
-            return await _continue(chat, decode_body(body, ChatRequest), request, answers)
-        return await _continue(text, decode_body(body, CompletionRequest), request, answers)
+            return await _continue(chat, await request.read(ChatRequest), request, answers)
+        return await _continue(text, await request.read(CompletionRequest), request, answers)
 
     return invoke
 

@@ -472,7 +472,6 @@ def test_tokenize_renders_conversations(call: Caller) -> None:
         ({"prompt": "a", "tools": []}, "tools"),
         ({"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 1 }}"}, "chat_template"),
         ({"prompt": "a", "model": "other"}, "model"),
-        ({"prompt": "a", "colour": 1}, "colour"),
     ],
 )
 def test_bad_tokenize_request_is_refused(call: Caller, body: dict[str, Any], param: str) -> None:
