@@ -23,12 +23,21 @@ class AnswerReader:
         parsers: know the model's format.
         tokenizer: None when the server runs on token ids alone.
         may_think: the model may begin with reasoning by itself, before a required format or call.
+        template_defaults: the server's variables for the chat template.
     """
 
-    def __init__(self, parsers: OutputParsers, tokenizer: Tokenizer | None, *, may_think: bool) -> None:
+    def __init__(
+        self,
+        parsers: OutputParsers,
+        tokenizer: Tokenizer | None,
+        *,
+        may_think: bool,
+        template_defaults: dict[str, Any] | None = None,
+    ) -> None:
         self._parsers = parsers
         self._tokenizer = tokenizer
         self._may_think = may_think
+        self._template_defaults = template_defaults or {}
         self._special_ids = functools.lru_cache(maxsize=16)(self._find_special_ids)
 
     @property
@@ -105,10 +114,9 @@ class AnswerReader:
         if first is None:
             return None
         parsers = [first, *[parser() async for _ in in_turns(range(1, chat.num_choices))]]
-        told = chat.include_reasoning
+        choice = functools.partial(
+            Choice, tells_reasoning=chat.include_reasoning, always_answers=chat.always_answers(self._template_defaults)
+        )
         if not isinstance(stream, RequestStream):  # a beam search: its beams are read after they have ended
-            return [Choice(each, tells_reasoning=told) for each in parsers]
-        return [
-            Choice(each, functools.partial(stream.stop, index), tells_reasoning=told)
-            for index, each in enumerate(parsers)
-        ]
+            return [choice(each) for each in parsers]
+        return [choice(each, functools.partial(stream.stop, index)) for index, each in enumerate(parsers)]

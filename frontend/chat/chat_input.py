@@ -52,6 +52,15 @@ class ChatInput(Struct, frozen=True, kw_only=True):
         """Whether the client wants reasoning."""
         return bool({**self.reasoning_variables, **self.template_variables}.get("enable_thinking"))
 
+    def always_answers(self, defaults: dict[str, Any]) -> bool:
+        """Whether reasoning is the answer if the model gives no other: the client says so, or wants no reasoning.
+
+        Args:
+            defaults: the server's template variables.
+        """
+        variables = {**defaults, **self.reasoning_variables, **self.template_variables}
+        return variables.get("force_nonempty_content") is True or variables.get("enable_thinking") is False
+
     @property
     def num_characters(self) -> int:
         """Rough number of characters to render; each part of a content counts as 1000."""

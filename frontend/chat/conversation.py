@@ -27,7 +27,12 @@ class Conversations:
         self._engine = engine
         parsers = config.with_defaults(read_serving_defaults(Path(engine.model.folder))).make_output_parsers()
         self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config)
-        self._reader = AnswerReader(parsers, engine.tokenizer, may_think=config.reasoning_parser is not None)
+        self._reader = AnswerReader(
+            parsers,
+            engine.tokenizer,
+            may_think=config.reasoning_parser is not None,
+            template_defaults=config.default_chat_template_kwargs,
+        )
         self._log = PromptLog(enabled=engine.model.log_requests, max_length=config.max_log_len)
 
     async def render(self, chat: ChatInput, *, must_fit: bool = True) -> Prompt:

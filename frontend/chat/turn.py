@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.frontend.parsing.events import Event, Finish, ReasoningDelta, TextDelta, Usage
+from quire.frontend.parsing.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallStart, Usage
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.merging import OutputStream
@@ -18,15 +18,23 @@ class Choice:
         parser: None when the text is the answer unchanged.
         stop: ends the sequence after the last call that it may make; None for one that has ended before it is read.
         tells_reasoning: False drops reasoning from the events.
+        always_answers: reasoning becomes the answer at the end of a text that has neither an answer nor a call.
     """
 
     def __init__(
-        self, parser: OutputParser | None, stop: Callable[[], None] | None = None, *, tells_reasoning: bool = True
+        self,
+        parser: OutputParser | None,
+        stop: Callable[[], None] | None = None,
+        *,
+        tells_reasoning: bool = True,
+        always_answers: bool = False,
     ) -> None:
         self._parser = parser
         self._stop = stop
         self._tells_reasoning = tells_reasoning
         self._reasoning: list[str] = []
+        self._needs_answer = always_answers
+        self.answers_with_reasoning = False
 
     @property
     def reasoning(self) -> str:
@@ -51,6 +59,8 @@ class Choice:
                 elif reason == "stop" and parser.num_tool_calls:
                     reason = "tool_calls"
             events = self._keep_reasoning(events)
+            if self._needs_answer:
+                self._look_for_answer(events, ended=reason is not None)
         if reason is not None:
             events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
         return events
@@ -61,6 +71,15 @@ class Choice:
         if self._tells_reasoning or not thoughts:
             return events
         return [event for event in events if not isinstance(event, ReasoningDelta)]
+
+    def _look_for_answer(self, events: list[Event], *, ended: bool) -> None:
+        """Adds the reasoning as the answer, if the text ended without one."""
+        self._needs_answer = not any(
+            isinstance(each, ToolCallStart) or (isinstance(each, TextDelta) and each.text.strip()) for each in events
+        )
+        if ended and self._needs_answer and self._reasoning:
+            events.append(TextDelta(self.reasoning))
+            self.answers_with_reasoning = True
 
 
 class Turn:
@@ -107,6 +126,8 @@ class Turn:
             async for part in in_turns(output.outputs):
                 if self.choices is not None and events is not None:
                     events[part.index] += self.choices[part.index].read(part)
+                    if self.choices[part.index].answers_with_reasoning:
+                        events[part.index] = [e for e in events[part.index] if not isinstance(e, ReasoningDelta)]
                 before = parts.setdefault(part.index, part)
                 if before is not part:
                     _extend(before, part)

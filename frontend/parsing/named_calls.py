@@ -13,6 +13,7 @@ from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
 
 _NAME = re.compile(r"[\w.:/\-]*")
+_INDEXED = re.compile(r"((?:functions\.)?([^:]+)(?::.*)?:[0-9]+)")
 _CALL_ID = re.compile(r"[\w\-]*")
 
 
@@ -29,7 +30,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         call_end: the marker that closes a call.
         separator: the text between two calls.
         escaped: arguments are in FunctionGemma's notation, not JSON.
-        indexed: the name is `functions.NAME:INDEX`, which is also the call's id.
+        indexed: the name is `functions.NAME:INDEX`, which is also the call's id. A call without an index is dropped.
         older: another format that the same `call_begin` may open.
     """
 
@@ -100,16 +101,25 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
             yield from reader.space()
             if not (yield from reader.accept(self.name_end.lstrip())) and not self.name_end_optional:
                 raise Malformed
-        if self.indexed:
-            if ":" not in name:
-                name = f"functions.{name}:{log.num_calls}" if name else ""
-            call_id = name
-            name = name.rpartition(":")[0].removeprefix("functions.")
+        if self.indexed and name:
+            match = _INDEXED.match(name)
+            if match is None:
+                yield from self._drop_call(reader)
+                return
+            call_id, name = match.groups()
         if not name or (yield from reader.space()) != "{":
             raise Malformed
         reader.stop_record()
         log.call_starts(name, call_id)
         yield from self._read_arguments(reader, log)
+
+    def _drop_call(self, reader: Reader) -> Steps[None]:
+        """Drops the rest of a call."""
+        reader.stop_record()
+        yield from reader.space()
+        yield from read_value(reader, lambda _: None, Markers((self.call_end,)))
+        yield from reader.space()
+        yield from reader.accept(self.call_end)
 
     def _read_arguments(self, reader: Reader, log: EventLog) -> Steps[None]:
         """Reads the arguments and the end of the call."""

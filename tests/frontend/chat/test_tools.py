@@ -92,6 +92,27 @@ def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:
     assert "".join(delta.content or "" for delta in deltas) == "47 + 38 = 85"
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_reasoning_is_the_answer_where_an_answer_is_forced(client: openai.OpenAI, told: bool) -> None:
+    """The reasoning is cut off. A whole answer moves it; a stream has told it already, and tells it again."""
+    options: Any = {"tools": openai.omit, "max_tokens": 8}
+    cut = ask(client, THINK, **options).choices[0].message
+    assert cut.reasoning
+    assert not cut.content
+    options["extra_body"] = {"chat_template_kwargs": {"force_nonempty_content": True}, "include_reasoning": told}
+    forced = ask(client, THINK, **options).choices[0]
+    assert (forced.message.content, forced.message.reasoning) == (cut.reasoning, None)
+    assert forced.finish_reason == "length"
+    deltas = [chunk.choices[0].delta for chunk in ask(client, THINK, stream=True, **options)]
+    assert "".join(delta.content or "" for delta in deltas) == cut.reasoning
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == (cut.reasoning if told else "")
+    answered = ask(client, THINK, **{**options, "max_tokens": 200}).choices[0].message
+    assert answered.content == "47 + 38 = 85"
+    calling = ask(client, extra_body=options["extra_body"]).choices[0].message
+    assert calling.content is None
+    assert calling.tool_calls
+
+
 def test_no_token_tells_reasoning_that_is_left_out(client: openai.OpenAI) -> None:
     options: Any = {"messages": THINK, "tools": openai.omit, "logprobs": True, "top_logprobs": 2}
     told = ask(client, **options, extra_body={"return_token_ids": True})

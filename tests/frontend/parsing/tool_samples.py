@@ -297,6 +297,15 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "",
     ),
     (
+        "kimi_k2",  # an id without an index makes no call
+        "So.<|tool_calls_section_begin|><|tool_call_begin|>functions.ping.0 <|tool_call_argument_begin|>{"
+        '"a": "}"} <|tool_call_end|><|tool_call_begin|>get_weather:7 <|tool_call_argument_begin|> {"city": "Paris"} '
+        "<|tool_call_end|><|tool_call_begin|>ping<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        [_PARIS],
+        "So.",
+    ),
+    (
         "lfm2",  # with an echo of the call, which is dropped
         "Let me look.<|tool_call_start|>[get_weather(city='Paris', days=03)]<|tool_call_end|>\n"
         "[get_weather(city='Paris', days=03)]<|tool_call_end|>It is sunny.",
