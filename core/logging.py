@@ -1,13 +1,42 @@
-"""Logs on stderr: one line an event, with time, level and the process's role."""
+"""Logs on stderr: one line an event, with time, level and the process's role. Or as a file of the user's says."""
 
+import json
 import logging
+import logging.config
 import os
 import sys
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
 
 from quire.core import envs
 from quire.core.errors import ConfigError
 
-_FORMAT = "%(asctime)s %(levelname)-7s %(part)s  %(message)s"
+LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
+
+DATE_FORMAT = "%H:%M:%S"
+_JSON_FIELDS = "%(asctime)s %(levelname)s %(name)s %(process)d %(message)s"
+_VLLM = "vllm"
+
+
+class LoggingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How each process logs; vLLM's `--logging-config`. None stands for the environment variable's value."""
+
+    log_level: LogLevel | None = None  # QUIRE_LOGGING_LEVEL
+    formatter: Literal["text", "json"] = "text"
+    configure_logging: bool | None = None  # QUIRE_CONFIGURE_LOGGING; False leaves logging to the host program
+    pylogging_config_file: str | None = None  # QUIRE_LOGGING_CONFIG_PATH; decides alone, in Python's dictConfig schema
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether Quire sets up logging at all."""
+        return envs.read_flag("CONFIGURE_LOGGING") if self.configure_logging is None else self.configure_logging
+
+    @property
+    def file(self) -> str | None:
+        """The user's own logging configuration."""
+        return self.pylogging_config_file or envs.read("LOGGING_CONFIG_PATH") or None
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -15,23 +44,29 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure(part: str) -> None:
+def configure(part: str, config: LoggingConfig) -> None:
     """Sets up logging for this process. `part` names its role: serve, engine, worker-tp0.
 
-    `QUIRE_LOGGING_LEVEL` sets the level, `QUIRE_LOGGING_PREFIX` goes before each line, and `QUIRE_CONFIGURE_LOGGING=0`
-    leaves logging to the host program.
+    `QUIRE_LOGGING_PREFIX` goes before each line of text.
+
+    Raises:
+        ConfigError: an environment variable or the logging configuration file is wrong.
     """
-    if not envs.read_flag("CONFIGURE_LOGGING"):
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if not config.is_wanted:
+        if config.pylogging_config_file:
+            raise ConfigError("A logging configuration file does nothing with configure_logging off; leave one out.")
+        return
+    if config.file is not None:
+        _configure_from(config.file, part)
         return
     root = logging.getLogger("quire")
     root.handlers.clear()
     handler = logging.StreamHandler(sys.stderr)
-    prefix = envs.read("LOGGING_PREFIX", "") or ""
-    handler.setFormatter(logging.Formatter(prefix + _FORMAT, datefmt="%H:%M:%S", defaults={"part": part}))
+    handler.setFormatter(_json_formatter(part) if config.formatter == "json" else _text_formatter(part))
     root.addHandler(handler)
-    root.setLevel(level())
+    root.setLevel(config.log_level or level())
     root.propagate = False
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
 def level() -> str:
@@ -44,3 +79,46 @@ def level() -> str:
     if name not in logging.getLevelNamesMapping():
         raise ConfigError(f"QUIRE_LOGGING_LEVEL must be DEBUG, INFO, WARNING or ERROR, got {name!r}.")
     return name
+
+
+def _text_formatter(part: str) -> logging.Formatter:
+    return logging.Formatter(text_format(part), datefmt=DATE_FORMAT)
+
+
+def text_format(part: str, message: str = "%(message)s") -> str:
+    """The format of a line of text; `message` is the format of its last column."""
+    prefix = envs.read("LOGGING_PREFIX", "") or ""
+    return f"{prefix}%(asctime)s %(levelname)-7s {part}  {message}"
+
+
+def _json_formatter(part: str) -> logging.Formatter:
+    from pythonjsonlogger.json import JsonFormatter  # imported here: most processes log text
+
+    return JsonFormatter(_JSON_FIELDS, static_fields={"processName": part})
+
+
+def _configure_from(path: str, part: str) -> None:
+    """Applies a JSON file in the schema of `logging.config.dictConfig`. Every record has the role, as `part`.
+
+    A logger `vllm` in the file stands for `quire`, unless the file names that as well.
+    """
+    try:
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("it holds no JSON object")
+        loggers = settings.setdefault("loggers", {})
+        if _VLLM in loggers:
+            loggers.setdefault("quire", loggers[_VLLM])
+        settings.setdefault("disable_existing_loggers", False)
+        logging.config.dictConfig(settings)
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        cause = f": {error.__cause__}" if error.__cause__ else ""
+        raise ConfigError(f"The logging configuration {path} cannot be used: {error}{cause}.") from None
+    make = logging.getLogRecordFactory()
+
+    def make_record(*args: object, **options: object) -> logging.LogRecord:
+        record = make(*args, **options)
+        record.part = part
+        return record
+
+    logging.setLogRecordFactory(make_record)

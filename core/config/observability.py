@@ -1,8 +1,12 @@
 """Options: what is logged, counted and recorded."""
 
+import os
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
+
+from quire.core.logging import LoggingConfig, LogLevel
 
 
 class ProfilerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,7 +24,28 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
     """What is logged and counted."""
 
     disable_log_stats: Annotated[bool, Meta(description="Neither collect nor log engine statistics.")] = False
-    enable_log_requests: Annotated[bool, Meta(description="Log one line for each request.")] = False
+    enable_log_requests: Annotated[
+        bool,
+        Meta(
+            description="Log each request's parameters when it comes, and a summary at its end; at log level DEBUG "
+            "its prompt as well."
+        ),
+    ] = False
+    logging_config: Annotated[
+        LoggingConfig | None,
+        Meta(
+            description="Logging of all processes, with the keys log_level, formatter (text or json), "
+            "configure_logging (false leaves logging alone) and pylogging_config_file (JSON in Python's dictConfig "
+            "schema, which decides alone).",
+            extra={"parse": "json"},
+        ),
+    ] = None
+    log_level: Annotated[
+        LogLevel | None, Meta(description="Least level that is logged; short for --logging-config.log_level.")
+    ] = None
+    log_config_file: Annotated[
+        str | None, Meta(description="Short for --logging-config.pylogging_config_file; vLLM deprecates it.")
+    ] = None
     profiler_config: Annotated[
         ProfilerConfig | None,
         Meta(
@@ -29,3 +54,14 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
             extra={"parse": "json"},
         ),
     ] = None
+
+    @property
+    def logging(self) -> LoggingConfig:
+        """The three options of logging as one, with an absolute path."""
+        config = self.logging_config or LoggingConfig()
+        file = self.log_config_file or config.pylogging_config_file
+        return msgspec.structs.replace(
+            config,
+            log_level=self.log_level or config.log_level,
+            pylogging_config_file=file and os.path.abspath(file),
+        )

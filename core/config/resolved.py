@@ -7,6 +7,7 @@ from msgspec import Struct
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import LogprobsMode, Quantization
+from quire.core.logging import LoggingConfig
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: list[str] = []  # module:Class
+    logging: LoggingConfig = LoggingConfig()
     trace_folder: str | None = None  # where timelines are written; None records none
     allow_insecure_serialization: bool = False  # workers run functions that the program sends
     first_touch_seconds: float = 1.0  # that start-up may spend on having the KV cache's memory at hand; CPUs only

@@ -156,7 +156,7 @@ def main(fd: int) -> int:
     _follow_parent(assignment.parent_pid, assignment.rank)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the executor asks a hung worker for its stack
-    logging.configure(f"worker-{assignment.rank}")
+    logging.configure(f"worker-{assignment.rank}", assignment.config.logging)
     return WorkerProcess(assignment).run()
 
 

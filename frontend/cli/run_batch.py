@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0 when every request succeeded."""
     from quire.frontend.batch.run_batch import run_batch  # imported here, so that --help loads no engine client
 
-    configure("batch")
+    configure("batch", args.engine_args.observability.logging)
     try:
         return asyncio.run(run_batch(args.engine_args, args.batch_config, args.server_config))
     except KeyboardInterrupt:

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     from quire.frontend.http.listener import bind, release
     from quire.frontend.launch.setup import EngineSetup
 
-    configure("serve")
+    configure("serve", args.engine_args.observability.logging)
     listener = bind(args.server_config)
     try:
         setup = EngineSetup.from_args(args.engine_args, "server")

@@ -89,7 +89,7 @@ class CommandParser(argparse.ArgumentParser):
             group.add_argument(negated, action="store_false", help=argparse.SUPPRESS, **shared)
             return
         if field.is_list and not field.is_json:
-            shared |= {"nargs": "+", "action": ListAction}
+            shared |= {"nargs": "+", "action": "extend" if field.repeatable else ListAction}
         elif field.value_optional:
             shared |= {"nargs": "?"}
         if field.required:

@@ -65,6 +65,7 @@ class Field:
     parse: str | None = None
     aliases: list[str] = field(default_factory=list)
     value_optional: bool = False
+    repeatable: bool = False  # a list whose flag adds to it each time
 
     @property
     def flag(self) -> str:
@@ -201,4 +202,5 @@ def _describe(group: str, item: mi.Field, annotated: Any) -> Field:
     return Field(
         group, item.name, default, description, kind, annotated, nullable, is_list,
         parse=extra.get("parse"), aliases=extra.get("aliases", []), value_optional=extra.get("value_optional", False),
+        repeatable=extra.get("repeatable", False),
     )  # fmt: skip

@@ -1,10 +1,9 @@
-"""Counts every HTTP request, gives it an id, limits its body's time and writes the access log, on all routes.
+"""Counts every HTTP request, gives it an id and limits its body's time, on all routes.
 
 Its answers tell which fields of the body were ignored.
 """
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Awaitable
@@ -13,12 +12,9 @@ from typing import Any, cast
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
-from quire.core.logging import get_logger
 from quire.frontend.http.errors import RequestTimeoutError
 from quire.frontend.http.json_request import IGNORED
 from quire.frontend.http.unknown_fields import HEADER
-
-logger = get_logger(__name__)
 
 _FINE_SECONDS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5),
@@ -87,8 +83,6 @@ class RequestObserver:
 
     Args:
         request_id_headers: answer with X-Request-Id, the client's own or a fresh one.
-        access_log: log a line for each request.
-        unlogged_paths: paths that the access log leaves out.
         request_timeout: seconds that a request's body may take to arrive; no limit when None.
         root_path: prefix of paths that a proxy may keep or strip; routes are found either way.
     """
@@ -99,16 +93,12 @@ class RequestObserver:
         metrics: HttpMetrics,
         *,
         request_id_headers: bool,
-        access_log: bool,
-        unlogged_paths: frozenset[str],
         request_timeout: float | None = None,
         root_path: str = "",
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._request_id_headers = request_id_headers
-        self._access_log = access_log
-        self._unlogged_paths = unlogged_paths
         self._request_timeout = request_timeout
         self._root_path = root_path
 
@@ -122,19 +112,16 @@ class RequestObserver:
         started_at = time.monotonic()
         if self._root_path and scope["path"].startswith(self._root_path + "/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        path = scope["path"]
         request_id = _ensure_request_id(scope) if self._request_id_headers else None
         exchange = _Exchange(scope, receive, send, request_id, self._request_timeout)
         try:
             await self._app(scope, exchange.receive, exchange.send)  # type: ignore[arg-type]
         finally:
             seconds = time.monotonic() - started_at
-            method, handler = scope["method"], str(scope.get("path_template") or "none")
+            handler = str(scope.get("path_template") or "none")
             self._metrics.count(
-                method, exchange.status, handler, exchange.request_bytes, exchange.response_bytes, seconds
+                scope["method"], exchange.status, handler, exchange.request_bytes, exchange.response_bytes, seconds
             )
-            if self._access_log and path not in self._unlogged_paths:
-                logger.log(logging.INFO, "%s %s %d %.3f s", method, path, exchange.status, seconds)
 
 
 class _Exchange:

@@ -9,15 +9,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.frontend.http.errors import Problem
 
-MAX_HEAD_BYTES = 64 * 1024
-"""Most bytes of a request line and headers; uvicorn's default for its other parser."""
-
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class _HeadTooLong(Exception):
-    """Raised in a callback of httptools, to end its parsing."""
+    """Raised in a callback of httptools, to end its parsing. The message is the client's answer."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -31,11 +28,17 @@ class HttpProtocol(HttpToolsProtocol):
 
     Args:
         request_timeout: seconds from a request's first byte, or the connection's beginning, to the request's last byte.
+        max_head_bytes: limit for a request's line and headers together.
+        max_headers: limit for the number of headers.
     """
 
-    def __init__(self, *args: Any, request_timeout: float, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, request_timeout: float, max_head_bytes: int, max_headers: int, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self._request_timeout = request_timeout
+        self._max_head_bytes = max_head_bytes
+        self._max_headers = max_headers
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = True
         self._num_messages = 0
@@ -55,15 +58,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._feed(data)
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _HeadTooLong):
-                self._refuse_head()
+                self._refuse(431, str(error.__context__))
                 return
             self.logger.warning("Invalid HTTP request received.")
             self._refuse(400, "This is not a valid HTTP/1.1 request.")
             return
         if self._in_head and num_messages == self._num_messages:  # bytes that came with a head's beginning do not count
             self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:  # before its end: an endless head is not kept
-                self._refuse_head()
+            if self._num_head_bytes > self._max_head_bytes:  # before its end: an endless head is not kept
+                self._refuse(431, self._too_many_bytes)
 
     def _feed(self, data: bytes) -> None:
         """Parses `data`. Raises HttpParserError."""
@@ -107,8 +110,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # parsed again, see _feed
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
-            raise _HeadTooLong
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._max_head_bytes:
+            raise _HeadTooLong(self._too_many_bytes)
+        if len(self.headers) > self._max_headers:
+            raise _HeadTooLong(f"The request has more than {self._max_headers} headers; send fewer.")
         self._in_head = False
         super().on_headers_complete()
 
@@ -137,8 +142,9 @@ class HttpProtocol(HttpToolsProtocol):
         else:  # a handler waits for the body, or reading is paused while an earlier request is answered
             self._start_deadline()
 
-    def _refuse_head(self) -> None:
-        self._refuse(431, f"The request's headers exceed {MAX_HEAD_BYTES} bytes; send shorter ones.")
+    @property
+    def _too_many_bytes(self) -> str:
+        return f"The request's headers exceed {self._max_head_bytes} bytes; send shorter ones."
 
     def _refuse(self, status: int, message: str) -> None:
         """Closes the connection; if no answer is under way, first sends this one, past the application."""

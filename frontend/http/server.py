@@ -5,13 +5,11 @@ This module owns sockets, signals and their order; `app.py` owns the answers.
 
 import asyncio
 import contextlib
-import functools
-import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import psutil
 import uvicorn
@@ -19,26 +17,24 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from quire.core import envs
 from quire.core.engine.garbage import calm_garbage_collector
-from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.errors import EngineDeadError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.app import create_app
+from quire.frontend.http.certificates import CertificateWatcher
 from quire.frontend.http.greeting import greeting
 from quire.frontend.http.listener import bind, release, url_of
 from quire.frontend.http.middleware import HttpMetrics, RequestObserver
-from quire.frontend.http.protocol import HttpProtocol
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
+from quire.frontend.http.user_middleware import wrapped
+from quire.frontend.http.uvicorn_config import uvicorn_config
 from quire.frontend.metrics.stats_log import StatsLog
 
 logger = get_logger(__name__)
 
-GRACE_SECONDS = 5
-"""Time after the shutdown timeout for writing the last answers; then connections are cut."""
 HEALTH_SECONDS = 1.0
-
-_UVICORN_LEVELS = {"info": logging.WARNING, "trace": 5}  # our own log lines tell what uvicorn logs at "info"
 
 
 async def serve(
@@ -71,7 +67,9 @@ class HttpServer:
         self._server = server
         self._listener = listener
         self._state = ServerState(ready=False)
-        self._uvicorn = _Uvicorn(_uvicorn_config(_application(engine, server, self._state), server))
+        config = uvicorn_config(_application(engine, server, self._state), server, engine.config.logging)
+        self._uvicorn = _Uvicorn(config)
+        self._certificates = _certificate_watcher(config.ssl, server)
         self._failure: EngineDeadError | None = None
 
     async def run(self) -> None:
@@ -79,13 +77,13 @@ class HttpServer:
         with _signal_handlers(self._stop):
             serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
             loading = asyncio.create_task(self._engine.start())
-            watchers: list[asyncio.Task[None]] = []
+            watchers = [asyncio.create_task(self._certificates.run())] if self._certificates else []
             try:
                 await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
                 # Told to stop as loading ends: the socket may be closed by now, and nobody waits for the model.
                 if loading.done() and not self._uvicorn.should_exit:
                     self._on_ready(loading.result())
-                    watchers = self._watch()
+                    watchers += self._watch()
                 await serving
             finally:
                 await self._end([serving, loading, *watchers])
@@ -173,51 +171,19 @@ class _Uvicorn(uvicorn.Server):
 def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> RequestObserver:
     disable_created_metrics()  # needless timestamps beside every counter
     registry = CollectorRegistry()
-    unlogged = (server.disable_access_log_for_endpoints or "").split(",")
     return RequestObserver(
-        create_app(engine, server, state=state, registry=registry),
+        wrapped(create_app(engine, server, state=state, registry=registry), server.middleware),
         HttpMetrics(registry),
         request_id_headers=server.enable_request_id_headers,
-        access_log=server.uvicorn_log_level in ("debug", "trace") and not server.disable_uvicorn_access_log,
-        unlogged_paths=frozenset(path.strip() for path in unlogged),
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
         root_path=server.path_prefix,
     )
 
 
-def _uvicorn_config(app: RequestObserver, server: ServerConfig) -> uvicorn.Config:
-    for name in ("uvicorn.error", "uvicorn.asgi"):
-        uvicorn_logger = logging.getLogger(name)
-        uvicorn_logger.handlers = list(logging.getLogger("quire").handlers)
-        uvicorn_logger.propagate = False
-    protocol: Any = functools.partial(HttpProtocol, request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"))
-    config = uvicorn.Config(
-        app,
-        http=protocol,
-        ws="none",
-        loop="none",
-        lifespan="off",
-        log_config=None,
-        log_level=_UVICORN_LEVELS.get(server.uvicorn_log_level, server.uvicorn_log_level),
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # nothing here uses a client's address
-        timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE")),
-        timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
-        ssl_keyfile=server.ssl_keyfile,
-        ssl_certfile=server.ssl_certfile,
-        ssl_ca_certs=server.ssl_ca_certs,
-        ssl_cert_reqs=server.ssl_cert_reqs,
-        ssl_ciphers=server.ssl_ciphers or "TLSv1",
-    )
-    try:
-        config.load()  # before the model is loaded
-    except OSError as error:  # ssl's errors are OSErrors
-        raise ConfigError(
-            f"--ssl-certfile {server.ssl_certfile} and its companions cannot be used: {error}. Both it and "
-            "--ssl-keyfile must be PEM files, of one certificate without a password."
-        ) from None
-    return config
+def _certificate_watcher(context: ssl.SSLContext | None, server: ServerConfig) -> CertificateWatcher | None:
+    if context is None or server.ssl_certfile is None or not server.enable_ssl_refresh:
+        return None
+    return CertificateWatcher(context, server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs)
 
 
 def cache_room(ready: EngineReady, largest_chunk: int) -> tuple[int, float]:

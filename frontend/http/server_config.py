@@ -36,6 +36,28 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         Literal[0, 1, 2], Meta(description="Client certificates: 0 not asked for, 1 optional, 2 required.")
     ] = 0
     ssl_ciphers: Annotated[str | None, Meta(description="TLS cipher list in OpenSSL's notation.")] = None
+    enable_ssl_refresh: Annotated[
+        bool, Meta(description="Load the TLS files again when they change; new connections use them.")
+    ] = False
+    h11_max_incomplete_event_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Most bytes of a request's line and headers; past it the answer is 431.",
+            extra={"parse": "human_int"},
+        ),
+    ] = 64 * 1024
+    h11_max_header_count: Annotated[
+        int, Meta(ge=1, description="Most headers of a request; past it the answer is 431.")
+    ] = 256
+    middleware: Annotated[
+        list[str],
+        Meta(
+            description="ASGI middleware around the server's application, by import path: a class, or a coroutine "
+            "function (request, call_next) for Starlette. May be given several times; the last is outermost.",
+            extra={"repeatable": True},
+        ),
+    ] = field(default_factory=list)
     root_path: Annotated[str | None, Meta(description="Path prefix under which a proxy serves this server.")] = None
     allow_credentials: Annotated[
         bool, Meta(description="CORS: let browsers send cookies and client certificates along.")
@@ -97,7 +119,7 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
 
     uvicorn_log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug", "trace"],
-        Meta(description="What the HTTP server logs; debug and trace add one line for each HTTP request."),
+        Meta(description="What the HTTP server logs; info, debug and trace include one line for each HTTP request."),
     ] = "info"
     disable_uvicorn_access_log: Annotated[
         bool, Meta(description="No line for each HTTP request, whatever --uvicorn-log-level says.")
@@ -109,8 +131,25 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ssl_keyfile and not self.ssl_certfile:
-            raise ConfigError("--ssl-keyfile needs --ssl-certfile as well.")
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        for flag, is_given in (
+            ("--ssl-keyfile", self.ssl_keyfile),
+            ("--ssl-ca-certs", self.ssl_ca_certs),
+            ("--ssl-cert-reqs", self.ssl_cert_reqs),
+            ("--ssl-ciphers", self.ssl_ciphers),
+            ("--enable-ssl-refresh", self.enable_ssl_refresh),
+        ):
+            if is_given and not self.ssl_certfile:
+                raise ConfigError(f"{flag} needs --ssl-certfile as well: without a certificate, connections are HTTP.")
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise ConfigError(
+                f"--ssl-cert-reqs {self.ssl_cert_reqs} checks clients' certificates, and needs the authorities that "
+                "may sign them: --ssl-ca-certs FILE."
+            )
+        if self.ssl_ca_certs and not self.ssl_cert_reqs:
+            raise ConfigError("--ssl-ca-certs checks nothing without --ssl-cert-reqs 1 (optional) or 2 (required).")
         for flag, path in (
             ("--ssl-keyfile", self.ssl_keyfile),
             ("--ssl-certfile", self.ssl_certfile),

@@ -30,11 +30,11 @@ class EngineStart(Struct, array_like=True):
 def main() -> None:
     """Reads an `EngineStart` from standard input, and runs that engine until its parent or a signal ends it."""
     gc.disable()  # during imports, which make a million objects and hardly a cycle
-    configure("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
+    configure("engine", start.config.logging)
     code = uvloop.run(_run_engine(start))
     if start.address.startswith("ipc://") and _outlives(parent):  # a dead parent cannot remove its folder
         shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)

@@ -44,6 +44,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineCon
         logits_processors=args.model.logits_processors or [],
         allow_insecure_serialization=args.parallel.allow_insecure_serialization
         or envs.read_flag("ALLOW_INSECURE_SERIALIZATION"),
+        logging=args.observability.logging,
         trace_folder=_trace_folder(args.observability.profiler_config),
         # Offline work has all its requests at the start; a server should answer its first request soon.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,

@@ -5,7 +5,7 @@ import sys
 import msgspec
 import uvloop
 
-from quire.core.logging import configure
+from quire.core.logging import LoggingConfig, configure
 from quire.frontend.bench.host.null_engine import NullSetup
 from quire.frontend.http.server import serve
 from quire.frontend.http.server_config import ServerConfig
@@ -13,7 +13,7 @@ from quire.frontend.http.server_config import ServerConfig
 
 def main() -> None:
     """Serves until SIGTERM. SETUP is a `NullSetup` as JSON."""
-    configure("serve")
+    configure("serve", LoggingConfig())
     setup = msgspec.json.decode(sys.argv[1], type=NullSetup)
     uvloop.run(serve(setup.llm(), ServerConfig(host="127.0.0.1", port=int(sys.argv[2]))))
 

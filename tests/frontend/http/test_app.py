@@ -36,8 +36,6 @@ class Caller:
             app,
             HttpMetrics(registry),
             request_id_headers=server.enable_request_id_headers,
-            access_log=False,
-            unlogged_paths=frozenset(),
         )
 
     def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:

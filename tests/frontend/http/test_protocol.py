@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.frontend.http.protocol import MAX_HEAD_BYTES
+from quire.frontend.http.server_config import ServerConfig
 from tests.servers import ServerProcess
 
 BODY = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 TIMEOUT_SECONDS = 1
+MAX_HEAD_BYTES = ServerConfig().h11_max_incomplete_event_size
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,7 @@ def impatient(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
     process = ServerProcess(
         tmp_path_factory.mktemp("impatient"),
         *(str(checkpoint("llama")), "--served-model-name", "tiny", "--api-key", "key"),
+        *("--h11-max-header-count", "20", "--h11-max-incomplete-event-size", "2K"),
         env={"QUIRE_HTTP_TIMEOUT_REQUEST": str(TIMEOUT_SECONDS), "QUIRE_HTTP_TIMEOUT_KEEP_ALIVE": "60"},
     )
     yield process.wait_until_ready()
@@ -80,6 +82,32 @@ def test_upgrade_is_ignored_and_the_body_is_read(server: ServerProcess, upgrade:
             status, _, body = answer(raw)
             assert status == 200, body
             assert body["usage"]["completion_tokens"] == 1
+
+
+# The headers of java.net.http.HttpClient, which asks for HTTP/2 with every request in the clear.
+JAVA = (
+    b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\n%bHost: localhost\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
+    b"User-Agent: Java-http-client/21.0.2\r\nContent-Type: application/json\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"Content-Length: %d\r\n" % len(BODY), BODY),
+        (b"Transfer-encoding: chunked\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)),
+    ],
+    ids=["whole", "chunked"],
+)
+def test_javas_client_is_answered(server: ServerProcess, framing: bytes, body: bytes) -> None:
+    with connected(server) as raw:
+        for _ in range(2):
+            raw.sendall(JAVA % framing + body)
+            status, headers, answered = answer(raw)
+            assert status == 200, answered
+            assert "upgrade" not in headers
+            assert answered["usage"]["completion_tokens"] == 1
 
 
 def test_upgrade_with_a_chunked_body_and_close(server: ServerProcess) -> None:
@@ -167,6 +195,20 @@ def test_long_address_is_refused(server: ServerProcess) -> None:
 def test_head_within_the_limit_is_read(server: ServerProcess) -> None:
     with connected(server) as raw:
         raw.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\nx-a: %b\r\n\r\n" % (b"b" * (MAX_HEAD_BYTES - 100)))
+        assert answer(raw)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"), [(b"x-a: b\r\n" * 20, "more than 20 headers"), (b"x-a: %b\r\n" % (b"b" * 2048), "2048 bytes")]
+)
+def test_limits_of_heads_are_options(impatient: ServerProcess, headers: bytes, said: str) -> None:
+    with connected(impatient) as raw:
+        raw.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
+        status, _, body = answer(raw)
+        assert status == 431
+        assert said in body["error"]["message"]
+    with connected(impatient) as raw:
+        raw.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n" + headers[: len(headers) // 2].rstrip() + b"\r\n\r\n")
         assert answer(raw)[0] == 200
 
 

@@ -1,6 +1,7 @@
 """Options of the HTTP server that need more than their type."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,10 +38,34 @@ def test_tls_files_must_be_there(tmp_path: Path) -> None:
     file = tmp_path / "cert.pem"
     file.write_text("x")
     assert ServerConfig(ssl_certfile=str(file)).ssl_certfile == str(file)
-    with pytest.raises(ConfigError, match="needs --ssl-certfile"):
-        ServerConfig(ssl_keyfile=str(file))
     with pytest.raises(ConfigError, match=r"there is no file 'gone\.pem'"):
         ServerConfig(ssl_certfile="gone.pem")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ssl_keyfile": "F"},
+        {"ssl_ca_certs": "F"},
+        {"ssl_cert_reqs": 2},
+        {"ssl_ciphers": "x"},
+        {"enable_ssl_refresh": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_tls_are_not_ignored_without_a_certificate(options: dict[str, Any]) -> None:
+    flag = "--" + next(iter(options)).replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} needs --ssl-certfile"):
+        ServerConfig(**options)
+
+
+def test_clients_certificates_are_checked_with_authorities_and_a_policy(tmp_path: Path) -> None:
+    file = tmp_path / "cert.pem"
+    file.write_text("x")
+    with pytest.raises(ConfigError, match="--ssl-ca-certs FILE"):
+        ServerConfig(ssl_certfile=str(file), ssl_cert_reqs=1)
+    with pytest.raises(ConfigError, match="without --ssl-cert-reqs"):
+        ServerConfig(ssl_certfile=str(file), ssl_ca_certs=str(file))
 
 
 @pytest.mark.parametrize(

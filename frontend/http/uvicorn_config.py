@@ -1,0 +1,96 @@
+"""uvicorn's configuration: connections, TLS, and its logs, the access log among them."""
+
+import functools
+import logging
+from typing import Any
+
+import uvicorn
+from litestar.types import ASGIApp
+from uvicorn.logging import AccessFormatter
+
+from quire.core import envs
+from quire.core.errors import ConfigError
+from quire.core.logging import DATE_FORMAT, LoggingConfig, text_format
+from quire.frontend.http.protocol import HttpProtocol
+from quire.frontend.http.server_config import ServerConfig
+
+GRACE_SECONDS = 5
+"""Time after the shutdown timeout for writing the last answers; then connections are cut."""
+
+_ACCESS = '%(client_addr)s - "%(request_line)s" %(status_code)s'
+_LEVELS_WITH_ACCESS = ("info", "debug", "trace")
+
+
+def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig) -> uvicorn.Config:
+    """The configuration, with TLS files read.
+
+    Raises:
+        ConfigError: the TLS files cannot be used.
+    """
+    access_log = server.uvicorn_log_level in _LEVELS_WITH_ACCESS and not server.disable_uvicorn_access_log
+    protocol: Any = functools.partial(
+        HttpProtocol,
+        request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
+        max_head_bytes=server.h11_max_incomplete_event_size,
+        max_headers=server.h11_max_header_count,
+    )
+    application: Any = app
+    config = uvicorn.Config(
+        application,
+        http=protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        log_level=server.uvicorn_log_level,
+        access_log=access_log,
+        server_header=False,
+        proxy_headers=access_log,  # only the access log tells clients' addresses
+        timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE")),
+        timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+        ssl_ca_certs=server.ssl_ca_certs,
+        ssl_cert_reqs=server.ssl_cert_reqs,
+        ssl_ciphers=server.ssl_ciphers or "TLSv1",
+    )
+    if server.uvicorn_log_level == "info":  # our own lines tell what uvicorn's tell at this level
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    if log_config.is_wanted and log_config.file is None:
+        _share_handlers(log_config, access_log=access_log)
+    unlogged = (server.disable_access_log_for_endpoints or "").split(",")
+    logging.getLogger("uvicorn.access").filters = [_PathFilter(frozenset(path.strip() for path in unlogged))]
+    try:
+        config.load()  # before the model is loaded
+    except OSError as error:  # ssl's errors are OSErrors
+        raise ConfigError(
+            f"--ssl-certfile {server.ssl_certfile} and its companions cannot be used: {error}. Both it and "
+            "--ssl-keyfile must be PEM files, of one certificate without a password."
+        ) from None
+    return config
+
+
+def _share_handlers(log_config: LoggingConfig, *, access_log: bool) -> None:
+    """Has uvicorn's loggers write where Quire's do."""
+    handlers = logging.getLogger("quire").handlers
+    for name in ("uvicorn.error", "uvicorn.asgi", *(["uvicorn.access"] if access_log else [])):
+        logger = logging.getLogger(name)
+        logger.handlers = list(handlers)
+        logger.propagate = not handlers
+    if access_log and handlers and log_config.formatter == "text":
+        handler = logging.StreamHandler()
+        handler.setFormatter(AccessFormatter(text_format("serve", _ACCESS), datefmt=DATE_FORMAT, use_colors=False))
+        logging.getLogger("uvicorn.access").handlers = [handler]
+
+
+class _PathFilter(logging.Filter):
+    """Leaves requests of some paths out of the access log."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record's path is logged. Its arguments are (client, method, path, version, status)."""
+        assert isinstance(record.args, tuple)
+        return str(record.args[2]).partition("?")[0] not in self._paths
