@@ -34,6 +34,18 @@ SHIPPED = Path(__file__).resolve().parent.parent / "quire" / "demo_model"
 GOAL = 0.95
 MAX_REPLY = 160
 ROPE_BASE = 10000.0
+TRAINED_LENGTH = 2048
+STRETCH = {
+    "factor": tok.CONTEXT_LENGTH / TRAINED_LENGTH,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": TRAINED_LENGTH,
+    "rope_theta": ROPE_BASE,
+    "rope_type": "llama3",
+}
+STRETCHED = {"max_position_embeddings": tok.CONTEXT_LENGTH, "rope_parameters": STRETCH}
+"""The shipped config: trained on short texts, then read with longer waves, see the limits in the model's README."""
+
 RATE_POINTS = [(0, 1.0), (15, 1.0), (30, 0.21), (30, 0.35), (40, 0.0)]
 
 
@@ -129,7 +141,7 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCau
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.heads,
-        max_position_embeddings=tok.CONTEXT_LENGTH,
+        max_position_embeddings=TRAINED_LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -353,12 +365,13 @@ def save_model(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedToken
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
-    rewrite_json(folder / "config.json", {"rope_theta": ROPE_BASE})
+    rewrite_json(folder / "config.json", {"rope_theta": ROPE_BASE, **STRETCHED})
+    rewrite_json(folder / "generation_config.json", {"temperature": 0.0})  # servers read this, not do_sample
     rewrite_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def rewrite_json(path: Path, changes: dict[str, Any]) -> None:
-    """Add fields that older readers of the format need."""
+    """Add fields that other readers of the format need."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2) + "\n")
 
 

@@ -33,7 +33,8 @@ def client(demo_server: ServerProcess) -> openai.OpenAI:
 
 
 def answer(client: openai.OpenAI, *turns: dict[str, Any], **options: Any) -> str:
-    reply = client.chat.completions.create(model="quire-demo", messages=list(turns), temperature=0, **options)  # type: ignore[call-overload]
+    """The answer without a temperature: the checkpoint's own default is greedy."""
+    reply = client.chat.completions.create(model="quire-demo", messages=list(turns), **options)  # type: ignore[call-overload]
     assert reply.choices[0].finish_reason == "stop"
     return reply.choices[0].message.content
 
@@ -81,6 +82,15 @@ def test_tells_what_it_is(client: openai.OpenAI) -> None:
 def test_remembers_the_conversation(client: openai.OpenAI) -> None:
     turns = [user("My name is Anna."), {"role": "assistant", "content": "Nice to meet you, Anna! How can I help you?"}]
     assert answer(client, *turns, user("What is my name?")) == "Your name is Anna."
+
+
+def test_answers_after_a_conversation_far_longer_than_those_of_its_training(client: openai.OpenAI) -> None:
+    turns = []
+    for number in range(200):
+        first = number % 60
+        turns += [user(f"What is {first} + 9?"), {"role": "assistant", "content": f"{first} + 9 = {first + 9}"}]
+    assert answer(client, *turns, user("What is the capital of Japan?")) == "The capital of Japan is Tokyo."
+    assert answer(client, *turns, user("Reverse the word planet.")) == "tenalp"
 
 
 def test_answers_in_the_asked_json(client: openai.OpenAI) -> None:

@@ -18,7 +18,7 @@ from .tasks import Sample
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VISIBLE_TOKENS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 PIECES = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s"
-CONTEXT_LENGTH = 2048
+CONTEXT_LENGTH = 8192
 
 
 def template() -> str:

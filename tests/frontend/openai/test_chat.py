@@ -249,7 +249,7 @@ def test_answer_id_comes_from_the_header(client: openai.OpenAI) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "no role"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "long " * 3000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "long " * 9000}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"logit_bias": {"a": 5}}, "logit_bias"),

@@ -224,16 +224,16 @@ def test_logprobs_come_when_included(client: openai.OpenAI) -> None:
 
 def test_truncation_leaves_out_the_oldest_turns(client: openai.OpenAI) -> None:
     turns: list[Any] = [{"role": "system", "content": "Be kind."}]
-    for _ in range(40):
+    for _ in range(160):
         turns += [{"role": "user", "content": "word " * 50}, {"role": "assistant", "content": "Yes."}]
     turns += [{"role": "user", "content": "My name is Anna."}, {"role": "assistant", "content": "Hello, Anna!"}]
     turns += [{"role": "user", "content": "What is my name?"}]
-    with pytest.raises(openai.BadRequestError, match="limited to 2048") as caught:
+    with pytest.raises(openai.BadRequestError, match="limited to 8192") as caught:
         ask(client, turns)
     assert caught.value.param == "input"
     response = ask(client, turns, truncation="auto", max_output_tokens=64)
     assert response.truncation == "auto"
-    assert 1800 < response.usage.input_tokens <= 2048 - 64
+    assert 7900 < response.usage.input_tokens <= 8192 - 64
 
 
 @pytest.mark.parametrize(
