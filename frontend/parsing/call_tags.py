@@ -1,5 +1,6 @@
 """A format of calls as text around JSON schemas, from which a grammar is made."""
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -44,8 +45,29 @@ def schema_content(schema: dict[str, Any], style: str = "json") -> dict[str, Any
     return content if style == "json" else {**content, "style": style}
 
 
-def call_list_schema(schemas: dict[str, dict[str, Any]], arguments_key: str) -> dict[str, Any]:
-    """The schema of a JSON list of at least one call object; `schemas` are the arguments', by function.
+def call_object(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call as OpenAI writes one: an object with the function's name and its parameters."""
+    return closed_object({"name": {"const": name}, "parameters": arguments})
+
+
+def closed_object(properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object with these properties, all of them required, and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def call_list_schema(
+    schemas: dict[str, dict[str, Any]], call: Callable[[str, dict[str, Any]], dict[str, Any]] = call_object
+) -> dict[str, Any]:
+    """The schema of a JSON list of at least one call.
+
+    Args:
+        schemas: the arguments' schemas, by function.
+        call: makes the schema of one call from the function's name and the arguments' schema.
 
     References within a schema point to its own root. So its definitions move to the list's root, under unique names.
     """
@@ -60,14 +82,7 @@ def call_list_schema(schemas: dict[str, dict[str, Any]], arguments_key: str) -> 
         body = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
         for target in moved.values():
             definitions[target] = _redirect(definitions[target], moved)
-        items.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, arguments_key: _redirect(body, moved)},
-                "required": ["name", arguments_key],
-                "additionalProperties": False,
-            }
-        )
+        items.append(call(name, _redirect(body, moved)))
     whole = {"type": "array", "minItems": 1, "items": items[0] if len(items) == 1 else {"anyOf": items}}
     return {**whole, "$defs": definitions} if definitions else whole
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from quire.frontend.parsing.call_shape import CallShape
-from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema, schema_content
+from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema, closed_object, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import decode_string, is_object, quote, read_rest, read_text, read_value
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
@@ -28,6 +28,8 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
             than a type and an id; any other object is content.
         listed: the model writes a list of objects, not single objects. Within a block, both are read.
         arguments_key: the model's own key for arguments. All known keys are read.
+        name_key: the key of the function's name.
+        number_key: the key of a number that the model gives each call, if it does.
         separator: the text between two objects that are neither in a list nor in a block with an end.
         gap: white space that the model writes inside its tags.
     """
@@ -37,6 +39,8 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     bare: bool = False
     listed: bool = False
     arguments_key: str = "arguments"
+    name_key: str = "name"
+    number_key: str = ""
     separator: str = ""
     gap: str = ""
 
@@ -57,7 +61,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read."""
-        calls = _Calls(reader, log, Markers(self.end), strict=trigger not in self.begin)
+        calls = _Calls(reader, log, self, strict=trigger not in self.begin)
         if calls.strict:
             yield from calls.read_list() if self.listed else calls.read_objects(self.separator)
         else:
@@ -87,7 +91,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
         """The format around the arguments' schemas, by function."""
         begin, end = ("", "") if self.bare else (self.begin[0] + self.gap, self.gap + (*self.end, "")[0])
         if self.listed:
-            content = schema_content(call_list_schema(schemas, self.arguments_key))
+            content = schema_content(call_list_schema(schemas, self._call_schema))
             return CallTags(tags=[CallTag(begin, content, end)], trigger=begin.strip(), whole=True)
         return CallTags(
             tags=[
@@ -100,14 +104,19 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
             separator=self.separator or "\n",
         )
 
+    def _call_schema(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        number = {self.number_key: {"type": "string", "pattern": "^[0-9]+$"}} if self.number_key else {}
+        return closed_object({**number, self.name_key: {"const": name}, self.arguments_key: arguments})
+
 
 class _Calls:
     """Reads call objects. A call's first event is logged as soon as its name is known and its arguments begin."""
 
-    def __init__(self, reader: Reader, log: EventLog, ends: Markers, *, strict: bool) -> None:
+    def __init__(self, reader: Reader, log: EventLog, form: JsonCalls, *, strict: bool) -> None:
         self._reader = reader
         self._log = log
-        self._ends = ends
+        self._ends = Markers(form.end)
+        self._name_key = form.name_key
         self.strict = strict
 
     def read_list(self) -> Steps[bool]:
@@ -153,7 +162,7 @@ class _Calls:
             yield from reader.space()
             yield from reader.expect(":")
             char = yield from reader.space()
-            if key == "name" and not name:
+            if key == self._name_key and not name:
                 name = yield from read_text(reader)
             elif key in _ARGUMENT_KEYS and name and char == "{" and not log.in_call:
                 self._start(name)

@@ -10,6 +10,7 @@ from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Step
 
 _MAX_DEPTH = 64
 _WORD = re.compile(r"[\w.+\-]*")
+_BARE_WORD = re.compile(r"[^,{}\[\]<>\n]*")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
@@ -26,15 +27,18 @@ class Notation(Struct, frozen=True):
         quotes: markers that open and close a string.
         escapes: a backslash escapes a character, and three quotes open and close a string, too.
         bare_keys: an object's keys are written without quotes.
+        bare_strings: a word that is no number, boolean or null is a string.
     """
 
     quotes: tuple[str, ...]
     escapes: bool
     bare_keys: bool
+    bare_strings: bool = False
 
 
 PYTHON = Notation(("'", '"'), escapes=True, bare_keys=False)
 ESCAPED = Notation(("<escape>",), escapes=False, bare_keys=True)
+GEMMA4 = Notation(('<|"|>',), escapes=False, bare_keys=True, bare_strings=True)
 
 
 def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0) -> Steps[None]:
@@ -67,10 +71,19 @@ def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0)
     elif opening := (yield from reader.accept(*notation.quotes)):
         yield from _read_string(reader, sink, notation, opening)
     else:
-        word = yield from reader.word(_WORD)
-        if not (yield from reader.peek()):  # the text ends, perhaps within the word
+        word = (yield from reader.word(_BARE_WORD if notation.bare_strings else _WORD)).strip()
+        if not word or not (yield from reader.peek()):  # the text ends, perhaps within the word
             raise Malformed
-        sink(scalar_to_json(word))
+        sink(_word_to_json(word, notation))
+
+
+def _word_to_json(word: str, notation: Notation) -> str:
+    try:
+        return scalar_to_json(word)
+    except Malformed:
+        if notation.bare_strings:
+            return f'"{quote(word)}"'
+        raise
 
 
 def scalar_to_json(word: str) -> str:

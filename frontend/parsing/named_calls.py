@@ -8,7 +8,7 @@ from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.json_text import read_value
-from quire.frontend.parsing.literals import ESCAPED, read_literal
+from quire.frontend.parsing.literals import Notation, read_literal
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
 
@@ -23,13 +23,13 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
     Attributes:
         section: markers that open and close a group of calls, if the model has groups.
         call_begin: the marker that opens a call.
-        prefix: the text between `call_begin` and the name.
+        prefix: the text between `call_begin` and the name; the model may leave it out up to `prefix_end`.
         name_end: the marker that ends the name; it may be missing if `name_end_optional`.
         call_id: the marker before the call's id, which the model may write between the name and `name_end`.
         arguments_end: the text right after the arguments.
         call_end: the marker that closes a call.
         separator: the text between two calls.
-        escaped: arguments are in FunctionGemma's notation, not JSON.
+        notation: how arguments are written, if not as JSON.
         indexed: the name is `functions.NAME:INDEX`, which is also the call's id. A call without an index is dropped.
         older: another format that the same `call_begin` may open.
     """
@@ -37,13 +37,14 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
     call_begin: str
     section: tuple[str, str] | None = None
     prefix: str = ""
+    prefix_end: str = ""
     name_end: str = ""
     name_end_optional: bool = False
     call_id: str = ""
     arguments_end: str = ""
     call_end: str = ""
     separator: str = ""
-    escaped: bool = False
+    notation: Notation | None = None
     indexed: bool = False
     older: JsonCalls | None = None
 
@@ -57,7 +58,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         """Literals of the format that may be special tokens."""
         every = (*(self.section or ()), self.call_begin, self.prefix, self.name_end, self.call_id)
         every += (self.arguments_end, self.call_end)
-        return tuple(marker for marker in every if marker) + (ESCAPED.quotes if self.escaped else ())
+        return tuple(marker for marker in every if marker) + (self.notation.quotes if self.notation else ())
 
     @property
     def stray(self) -> tuple[str, ...]:
@@ -92,7 +93,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         """Reads one call, after `call_begin`."""
         yield from reader.space()
         if self.prefix:
-            yield from reader.expect(self.prefix)
+            yield from reader.expect(self.prefix, *((self.prefix_end,) if self.prefix_end else ()))
         name = yield from reader.word(_NAME)
         call_id = None
         if self.call_id and (yield from reader.accept(self.call_id)):
@@ -125,8 +126,8 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         """Reads the arguments and the end of the call."""
         end = Markers((self.call_end,) if self.call_end else ())
         try:
-            if self.escaped:
-                yield from read_literal(reader, log.arguments, ESCAPED)
+            if self.notation:
+                yield from read_literal(reader, log.arguments, self.notation)
             elif not (yield from read_value(reader, log.arguments, end)):
                 return
         finally:
@@ -139,7 +140,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
-        if self.escaped:
+        if self.notation:
             return None
         return CallTags(
             tags=[self._call_tag(name, schema_content(schema)) for name, schema in schemas.items()],

@@ -14,7 +14,9 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         end: markers that close reasoning.
         opened: answers begin within reasoning even if the prompt does not open it: the model writes no `begin`.
         anywhere: reasoning may also be opened in the middle of the answer.
-        answer: markers before and after the answer that follows the reasoning, if the model writes any.
+        answers: pairs of markers before and after the answer that follows the reasoning, if the model writes any.
+        first: texts that open reasoning too, but only as the first of the answer.
+        cites: reasoning and answers name their sources, as in `<co>text</co: 0:[1]>`; the marks are dropped.
         yields_to: beginnings of calls, which end reasoning that the model forgot to close.
         dropped: markers that are never content.
     """
@@ -23,21 +25,23 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
     end: tuple[str, ...] = ("</think>",)
     opened: bool = False
     anywhere: bool = False
-    answer: tuple[str, str] | None = None
+    answers: tuple[tuple[str, str], ...] = ()
+    first: tuple[str, ...] = ()
+    cites: bool = False
     yields_to: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
-        return self.begin + self.end + (self.answer or ()) + self.dropped
+        return self.begin + self.end + sum(self.answers, ()) + self.dropped
 
     def is_opened(self, prompt_text: str) -> bool:
         """Whether an answer to this prompt begins within reasoning."""
         tail = prompt_text[-256:].rstrip()
         if tail.endswith(self.end):
             return False
-        return self.opened or tail.endswith(self.begin)
+        return self.opened or tail.endswith(tuple(mark.rstrip() for mark in self.begin))
 
     def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
         """Reads a whole answer: reasoning goes to the log, everything else to `content`.
@@ -46,15 +50,15 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             opened: the answer begins within reasoning.
             calls: calls are parsed in the content, so a call may end reasoning.
         """
-        ends = Markers(self.end + (self.yields_to if calls else ()))
+        ends = self._markers(self.end + (self.yields_to if calls else ()))
         begins = Markers(self.begin + self.dropped)
         if opened:
             log.reasoning_begins()
         reader.start_record()
         yield from reader.space()
-        first = yield from reader.accept(*self.begin, *self.end)
+        first = yield from reader.accept(*self.begin, *self.first, *self.end)
         leading = reader.stop_record()
-        reasoning = first in self.begin or (opened and not first)
+        reasoning = first in self.begin + self.first or (opened and not first)
         if not first:
             (log.reasoning if opened else content)(leading)
         elif first in self.end:  # perhaps of no reasoning at all
@@ -63,7 +67,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             log.reasoning_begins()
         while True:
             if reasoning:
-                found = yield from reader.until(ends, log.reasoning)
+                found = yield from self._until(reader, ends, log.reasoning)
                 if not found:
                     return
                 log.reasoning_ends()
@@ -81,15 +85,15 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
 
     def _read_answer(self, reader: Reader, content: Sink) -> Steps[None]:
         """Reads the answer, without the markers around it."""
-        if self.answer:
-            begin, end = self.answer
+        if self.answers:
             reader.start_record()
             yield from reader.space()
-            begun = yield from reader.accept(begin)
+            begun = yield from reader.accept(*(begin for begin, _ in self.answers))
             leading = reader.stop_record()
             if begun:
                 text = FramedText()
-                if (yield from reader.until(Markers((end,)), lambda piece: content(text.push(piece)))):
+                end = self._markers((dict(self.answers)[begun],))
+                if (yield from self._until(reader, end, lambda piece: content(text.push(piece)))):
                     text.cut()
                 yield from reader.until(Markers(()), lambda piece: content(text.push(piece)))
                 content(text.flush())
@@ -98,21 +102,62 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         while (yield from reader.until(Markers(self.dropped), content)):
             pass
 
+    def _markers(self, ends: tuple[str, ...]) -> Markers:
+        return Markers(ends + (_CITES if self.cites else ()))
 
+    def _until(self, reader: Reader, ends: Markers, sink: Sink) -> Steps[str]:
+        """Like `Reader.until`, without the marks of citations."""
+        while (found := (yield from reader.until(ends, sink, keep_partial=not self.cites))) in _CITES:
+            if found == _CITE_END:
+                yield from reader.until(Markers((">",)), lambda _: None, keep_partial=False)
+        return found
+
+
+_CITE_END = "</co:"
+_CITES = ("<co>", _CITE_END)
 _ANGLE = "<tool_call>"
 
+_HUNYUAN = ReasoningFormat(yields_to=("<tool_calls>",))
+
+
+def _cohere(*answers: tuple[str, str], opened: bool = False) -> ReasoningFormat:
+    return ReasoningFormat(
+        begin=("<|START_THINKING|>",),
+        end=("<|END_THINKING|>",),
+        opened=opened,
+        answers=answers,
+        yields_to=("<|START_ACTION|>",),
+        cites=True,
+    )
+
+
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "cohere_command3": _cohere(("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    "cohere_command4": _cohere(
+        ("<|START_TEXT|>", "<|END_TEXT|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>"), opened=True
+    ),
     "deepseek_r1": ReasoningFormat(opened=True),
     "deepseek_v3": ReasoningFormat(),
     "deepseek_v4": ReasoningFormat(yields_to=("<｜DSML｜tool_calls>",)),
-    "ernie45": ReasoningFormat(opened=True, answer=("<response>", "</response>")),
+    "deepseek_v41": ReasoningFormat(yields_to=("<｜DSML｜ calls>",)),
+    "ernie45": ReasoningFormat(opened=True, answers=(("<response>", "</response>"),)),
+    "gemma4": ReasoningFormat(
+        begin=("<|channel>thought\n", "<|channel>"),
+        end=("<channel|>",),
+        first=("thought\n",),
+        anywhere=True,
+        yields_to=("<|tool_call>",),
+        dropped=("<channel|>",),
+    ),
     "glm45": ReasoningFormat(anywhere=True, yields_to=(_ANGLE,)),
     "granite": ReasoningFormat(
         begin=("Here is my thought process:", "Here's my thought process:"),
         end=("Here is my response:", "Here's my response:"),
     ),
     "holo2": ReasoningFormat(opened=True),
-    "hunyuan_a13b": ReasoningFormat(answer=("<answer>", "</answer>")),
+    "hunyuan_a13b": ReasoningFormat(answers=(("<answer>", "</answer>"),)),
+    "hy_v3": _HUNYUAN,
+    "hy_v4": _HUNYUAN,
     "kimi_k2": ReasoningFormat(yields_to=("<|tool_calls_section_begin|>",)),
     "minimax_m2": ReasoningFormat(opened=True, yields_to=("<minimax:tool_call>",)),
     "mistral": ReasoningFormat(

@@ -45,7 +45,7 @@ def tool_call_schema(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any
         return None
     if choice.mode == "named":
         return next(iter(schemas.values()))
-    schema = call_list_schema(schemas, "parameters")
+    schema = call_list_schema(schemas)
     return {**schema, "maxItems": 1} if choice.max_calls == 1 else schema
 
 

@@ -2,12 +2,22 @@
 
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.json_calls import JsonCalls
+from quire.frontend.parsing.keyed_calls import KeyedCalls
+from quire.frontend.parsing.literals import ESCAPED, GEMMA4
 from quire.frontend.parsing.named_calls import NamedCalls
 from quire.frontend.parsing.python_calls import PythonCalls
 from quire.frontend.parsing.xml_calls import XmlCalls
 
 _HERMES = JsonCalls(begin=("<tool_call>",), end=("</tool_call>",), gap="\n")
 _LLAMA = JsonCalls(begin=("<|python_tag|>",), bare=True, arguments_key="parameters", separator=";")
+_COHERE = JsonCalls(
+    begin=("<|START_ACTION|>",),
+    end=("<|END_ACTION|>",),
+    listed=True,
+    name_key="tool_name",
+    arguments_key="parameters",
+    number_key="tool_call_id",
+)
 _DSML_KEY_ENDS = {'" string="true">': "string", '" string="false">': "json", '">': ""}
 
 
@@ -27,22 +37,41 @@ def _qwen_xml(begin: str, end: str, trim: str = "newline") -> XmlCalls:
     )
 
 
-def _dsml(block: str) -> XmlCalls:
+def _dsml(block: str, space: str = "", style: str = "deepseek_xml") -> XmlCalls:
     return XmlCalls(
-        section=(f"<｜DSML｜{block}>", f"</｜DSML｜{block}>"),
-        call_begin='<｜DSML｜invoke name="',
+        section=(f"<｜DSML｜{space}{block}>", f"</｜DSML｜{space}{block}>"),
+        call_begin=f'<｜DSML｜{space}invoke name="',
         name_end='">',
-        call_end="</｜DSML｜invoke>",
-        key_begin='<｜DSML｜parameter name="',
+        call_end=f"</｜DSML｜{space}invoke>",
+        key_begin=f'<｜DSML｜{space}parameter name="',
         key_ends=_DSML_KEY_ENDS,
-        value_end="</｜DSML｜parameter>",
+        value_end=f"</｜DSML｜{space}parameter>",
         grouped=True,
         gap="\n",
-        style="deepseek_xml",
+        style=style,
+    )
+
+
+def _hunyuan(name_end: str, gap: str) -> XmlCalls:
+    return XmlCalls(
+        section=("<tool_calls>", "</tool_calls>"),
+        call_begin="<tool_call>",
+        name_end=name_end,
+        call_end="</tool_call>",
+        key_begin="<arg_key>",
+        key_ends={"</arg_key>": ""},
+        value_begin="<arg_value>",
+        value_end="</arg_value>",
+        grouped=True,
+        gap=gap,
+        style="glm_xml",
     )
 
 
 TOOL_FORMATS: dict[str, CallShape] = {
+    "apertus": KeyedCalls(begin="<|tools_prefix|>", end="<|tools_suffix|>"),
+    "cohere_command3": _COHERE,
+    "cohere_command4": _COHERE,
     "deepseek_v3": NamedCalls(
         section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         call_begin="<｜tool▁call▁begin｜>",
@@ -60,9 +89,27 @@ TOOL_FORMATS: dict[str, CallShape] = {
     ),
     "deepseek_v32": _dsml("function_calls"),
     "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v41": _dsml("calls", " ", "deepseek_v4_1_xml"),
+    "dots": XmlCalls(
+        section=("<dots_function_call>", "</dots_function_call>"),
+        call_begin='<invoke name="',
+        name_end='">',
+        call_end="</invoke>",
+        key_begin='<parameter name="',
+        key_ends={'">': ""},
+        value_end="</parameter>",
+        trim="space",
+        grouped=True,
+        gap="\n",
+        style="minimax_xml",
+        older=JsonCalls(begin=("<dots_function_call>",), end=("</dots_function_call>",)),
+    ),
     "ernie45": _HERMES,
     "functiongemma": NamedCalls(
-        call_begin="<start_function_call>", prefix="call:", call_end="<end_function_call>", escaped=True
+        call_begin="<start_function_call>", prefix="call:", call_end="<end_function_call>", notation=ESCAPED
+    ),
+    "gemma4": NamedCalls(
+        call_begin="<|tool_call>", prefix="call:", prefix_end=":", call_end="<tool_call|>", notation=GEMMA4
     ),
     "gigachat3": JsonCalls(
         begin=("function call<|role_sep|>", "<|function_call|>"),
@@ -83,6 +130,8 @@ TOOL_FORMATS: dict[str, CallShape] = {
     "granite-20b-fc": JsonCalls(begin=("<function_call>",), gap=" "),
     "hermes": _HERMES,
     "hunyuan_a13b": JsonCalls(begin=("<tool_calls>",), end=("</tool_calls>",), listed=True),
+    "hy_v3": _hunyuan("<tool_sep>", "\n"),
+    "hy_v4": _hunyuan("", ""),
     "internlm": JsonCalls(
         begin=("<|action_start|><|plugin|>",), end=("<|action_end|>",), arguments_key="parameters", gap="\n"
     ),

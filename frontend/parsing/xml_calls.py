@@ -10,6 +10,7 @@ from typing import Any
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.json_text import quote, read_value
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
@@ -38,6 +39,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
         grouped: one section contains all calls; otherwise each call has its own section.
         gap: white space that the model writes between tags.
         style: XGrammar's name for this notation of arguments, if there is one.
+        older: another format that a section may hold.
     """
 
     call_begin: str
@@ -54,6 +56,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     grouped: bool = False
     gap: str = ""
     style: str = ""
+    older: JsonCalls | None = None
 
     @property
     def triggers(self) -> tuple[str, ...]:
@@ -63,7 +66,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     @property
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
-        every = (*(self.section or ()), self.call_begin, self.call_end, self.key_begin, *self.key_ends)
+        every = (*(self.section or ()), self.call_begin, self.name_end, self.call_end, self.key_begin, *self.key_ends)
         every += (self.value_begin, self.value_end, *re.split(r"\w+(?=<)", self.wrapper[0]), self.wrapper[1])
         return tuple(marker for marker in every if marker)
 
@@ -79,6 +82,9 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
         if trigger == self.call_begin:
             yield from _Call(self, reader, log, tools).read()
         if not self.section:
+            return
+        if self.older and trigger == self.section[0] and (yield from reader.space()) in ("[", "{"):
+            yield from self.older.read(trigger, reader, log, tools)
             return
         while True:
             first = trigger != self.call_begin
@@ -114,7 +120,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
                 for name, schema in schemas.items()
             ],
             trigger=self.triggers[0],
-            separator="\n",
+            separator=self.gap if self.grouped else "\n",
             section=(section_begin + self.gap, self.gap + section_end) if self.grouped else None,
         )
 

@@ -19,19 +19,32 @@ THOUGHT = "First, 2 < 3 & {x}.\n\nThen — ½ <b>bold</b>."
 ANSWER = "The answer:\n\n**4** </b>"
 
 HANDWRITTEN = [
+    ("cohere_command3", "<|START_THINKING|>H<co>m</co: 0:[1]>.<|END_THINKING|><|START_RESPONSE|>Hello<co>!</co: 1:[1]>"
+     "<|END_RESPONSE|>", "Hm.", "Hello!"),
+    ("cohere_command3", "<|START_RESPONSE|>Hello!<|END_RESPONSE|>", "", "Hello!"),
+    ("cohere_command3", "Hello!", "", "Hello!"),
+    ("cohere_command4", "Hm.<|END_THINKING|><|START_TEXT|>Hello!<|END_TEXT|>\n", "Hm.", "Hello!"),
+    ("cohere_command4", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Hello!<|END_RESPONSE|>", "Hm.",
+     "Hello!"),
     ("deepseek_r1", "Okay, so\n</think>\n\nHello!", "Okay, so", "Hello!"),
     ("deepseek_r1", "<think>\nOkay, so\n</think>\n\nHello!", "Okay, so", "Hello!"),
     ("deepseek_r1", "Okay, so the ans", "Okay, so the ans", ""),
     ("deepseek_v3", "Hello!", "", "Hello!"),
     ("deepseek_v4", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
+    ("deepseek_v41", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
     ("ernie45", "Hm.\n</think>\n\n<response>\nHello!\n</response>\n", "Hm.", "Hello!"),
     ("ernie45", "Hm.\n</think>\nHello!", "Hm.", "Hello!"),
+    ("gemma4", "<|channel>thought\nHm.<channel|>Hello!", "Hm.", "Hello!"),
+    ("gemma4", "thought\nHm.<channel|>Hello!", "Hm.", "Hello!"),
+    ("gemma4", "Hello, <channel|>you!", "", "Hello, you!"),
     ("glm45", "\n<think>Hm.</think>\nHello!", "Hm.", "Hello!"),
     ("granite", "Here is my thought process: Hm. Here is my response: Hello!", "Hm.", "Hello!"),
     ("granite", "Here's my thought process:\nHm.\nHere's my response:\nHello!", "Hm.", "Hello!"),
     ("granite", "Here is my response to you.", "", "Here is my response to you."),
     ("holo2", "Hm.</think>Hello!", "Hm.", "Hello!"),
     ("hunyuan_a13b", "<think>\nHm.\n</think>\n<answer>\nHello!\n</answer>", "Hm.", "Hello!"),
+    ("hy_v3", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
+    ("hy_v4", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
     ("kimi_k2", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
     ("minimax_m2", "Hm.\n</think>\n\nHello!", "Hm.", "Hello!"),
     ("mistral", "[THINK]Hm.[/THINK]Hello!", "Hm.", "Hello!"),
@@ -58,7 +71,7 @@ def written(name: str, thought: str, answer: str) -> str:
         final = f"<|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
         return f"<|channel|>analysis<|message|>{thought}<|end|>{final}"
     form = REASONING_FORMATS[name]
-    begin, end = form.answer or ("", "")
+    begin, end = form.answers[0] if form.answers else ("", "")
     return f"{form.begin[0]}\n{thought}\n{form.end[0]}\n\n{begin}{answer}{end}"
 
 
@@ -68,6 +81,7 @@ def test_every_format_has_a_handwritten_sample():
 
 def test_names_are_those_of_vllm():
     expected = {"deepseek_r1", "deepseek_v3", "ernie45", "glm45", "openai_gptoss", "granite", "holo2", "hunyuan_a13b"}
+    expected |= {"cohere_command3", "cohere_command4", "deepseek_v4", "deepseek_v41", "gemma4", "hy_v3", "hy_v4"}
     expected |= {"identity", "minimax_m2", "mistral", "olmo3", "qwen3", "seed_oss", "step3"}
     assert not expected - set(reasoning_parser_names())
     assert all(find_reasoning_parser(name) is not None for name in reasoning_parser_names() if name != "identity")
@@ -107,6 +121,8 @@ def test_identity_and_no_parser_cost_nothing():
 @pytest.mark.parametrize(
     ("reasoning", "tools"),
     [
+        ("cohere_command3", "cohere_command3"), ("cohere_command4", "cohere_command4"),
+        ("deepseek_v41", "deepseek_v41"), ("gemma4", "gemma4"), ("hy_v3", "hy_v3"), ("hy_v4", "hy_v4"),
         ("qwen3", "hermes"), ("deepseek_r1", "deepseek_v3"), ("deepseek_v3", "deepseek_v31"), ("glm45", "glm45"),
         ("kimi_k2", "kimi_k2"), ("mistral", "mistral"), ("minimax_m2", "minimax_m2"), ("seed_oss", "seed_oss"),
         ("hunyuan_a13b", "hunyuan_a13b"), ("ernie45", "ernie45"), ("step3", "step3"), ("openai_gptoss", "openai"),
@@ -129,6 +145,10 @@ def test_calls_follow_reasoning(reasoning: str, tools: str):
 @pytest.mark.parametrize(
     ("reasoning", "tools"),
     [
+        ("cohere_command3", "cohere_command3"),
+        ("deepseek_v41", "deepseek_v41"),
+        ("gemma4", "gemma4"),
+        ("hy_v4", "hy_v4"),
         ("qwen3", "hermes"),
         ("glm45", "glm45"),
         ("kimi_k2", "kimi_k2"),

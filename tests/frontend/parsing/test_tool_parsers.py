@@ -117,6 +117,8 @@ def test_names_are_those_of_vllm():
     expected |= {"granite-20b-fc", "granite", "hermes", "hunyuan_a13b", "internlm", "jamba", "kimi_k2", "llama3_json"}
     expected |= {"llama4_json", "llama4_pythonic", "longcat", "minimax", "minimax_m2", "mistral", "olmo3", "openai"}
     expected |= {"phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss", "step3", "xlam"}
+    expected |= {"apertus", "cohere_command3", "cohere_command4", "deepseek_v4", "deepseek_v41", "dots", "gemma4"}
+    expected |= {"hy_v3", "hy_v4"}
     assert not expected - set(tool_parser_names())
     assert all(find_tool_parser(name) is not None for name in tool_parser_names())
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.json_calls import JsonCalls
+from quire.frontend.parsing.keyed_calls import KeyedCalls
+from quire.frontend.parsing.literals import Notation
 from quire.frontend.parsing.named_calls import NamedCalls
 from quire.frontend.parsing.python_calls import PythonCalls
 from quire.frontend.parsing.tools import Tool
@@ -54,6 +56,9 @@ def render(form: Any, calls: list[Call]) -> str:
     match form:
         case JsonCalls():
             return _render_json(form, calls)
+        case KeyedCalls():
+            objects = [json.dumps({name: arguments}, ensure_ascii=False) for name, arguments in calls]
+            return f"{form.begin}[{', '.join(objects)}]{form.end}"
         case NamedCalls():
             return _render_named(form, calls)
         case XmlCalls():
@@ -71,8 +76,12 @@ def render(form: Any, calls: list[Call]) -> str:
 
 def _render_json(form: JsonCalls, calls: list[Call]) -> str:
     objects = [
-        f'{{"name": {json.dumps(name)}, "{form.arguments_key}": {json.dumps(arguments, ensure_ascii=False)}}}'
-        for name, arguments in calls
+        json.dumps(
+            ({form.number_key: str(index)} if form.number_key else {})
+            | {form.name_key: name, form.arguments_key: arguments},
+            ensure_ascii=False,
+        )
+        for index, (name, arguments) in enumerate(calls)
     ]
     begin, end = ("", "") if form.bare else (form.begin[0] + form.gap, form.gap + (*form.end, "")[0])
     if form.listed:
@@ -83,7 +92,7 @@ def _render_json(form: JsonCalls, calls: list[Call]) -> str:
 def _render_named(form: NamedCalls, calls: list[Call]) -> str:
     rendered = []
     for index, (name, arguments) in enumerate(calls):
-        text = _render_escaped(arguments) if form.escaped else json.dumps(arguments, ensure_ascii=False)
+        text = _render_literal(arguments, form.notation) if form.notation else json.dumps(arguments, ensure_ascii=False)
         header = f"functions.{name}:{index}" if form.indexed else name
         rendered.append(
             f"{form.call_begin}{form.prefix}{header}{form.name_end}{text}{form.arguments_end}{form.call_end}"
@@ -92,12 +101,13 @@ def _render_named(form: NamedCalls, calls: list[Call]) -> str:
     return f"{begin}{form.separator.join(rendered)}{end}"
 
 
-def _render_escaped(value: Any) -> str:
+def _render_literal(value: Any, notation: Notation) -> str:
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_render_escaped(each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_render_literal(each, notation)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_render_escaped, value)) + "]"
-    return f"<escape>{value}<escape>" if isinstance(value, str) else json.dumps(value)
+        return "[" + ",".join(_render_literal(each, notation) for each in value) + "]"
+    mark = notation.quotes[0]
+    return f"{mark}{value}{mark}" if isinstance(value, str) else json.dumps(value)
 
 
 def _render_xml(form: XmlCalls, calls: list[Call]) -> str:
@@ -110,7 +120,7 @@ def _render_xml(form: XmlCalls, calls: list[Call]) -> str:
     if not form.section:
         return "\n".join(rendered)
     if form.grouped or form.wrapper[0]:
-        return f"{before}\n" + "\n".join(rendered) + f"\n{after}"
+        return form.gap.join([before, *rendered, after])
     return "\n".join(f"{before}\n{text}\n{after}" for text in rendered)
 
 
@@ -134,6 +144,80 @@ _PARIS = ("get_weather", {"city": "Paris"})
 _DAYS = ("get_weather", {"city": "Paris", "days": 3})
 
 HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
+    (
+        "apertus",
+        'Let me see. <|tools_prefix|>[{"get_weather": {"city": "Paris"}}, {"ping": {}}]<|tools_suffix|>',
+        [_PARIS, ("ping", {})],
+        "Let me see.",
+    ),
+    (
+        "apertus",
+        '<|tools_prefix|>[{"get_weather": {"city": "Paris", "days": 3}}, {"ping": null}]',
+        [_DAYS, ("ping", {})],
+        "",
+    ),
+    (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "ping", "parameters": {}}\n]<|END_ACTION|>',
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
+        "cohere_command4",
+        'So:<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris", '
+        '"days": 3}}]<|END_ACTION|>',
+        [_DAYS],
+        "So:",
+    ),
+    (
+        "deepseek_v41",
+        'Let me check.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
+        '<｜DSML｜ parameter name="city" string="true">Paris</｜DSML｜ parameter>\n'
+        '<｜DSML｜ parameter name="days" string="false">3</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
+        [_DAYS],
+        "Let me check.",
+    ),
+    (
+        "dots",
+        '<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">\n3\n</parameter>\n</invoke>\n<invoke name="ping">\n</invoke>\n</dots_function_call>',
+        [_DAYS, ("ping", {})],
+        "",
+    ),
+    (
+        "dots",
+        'Well.<dots_function_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</dots_function_call>',
+        [_PARIS],
+        "Well.",
+    ),
+    (
+        "gemma4",
+        'Yes.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_call>call:ping{}<tool_call|>',
+        [_DAYS, ("ping", {})],
+        "Yes.",
+    ),
+    (
+        "gemma4",  # some checkpoints leave out "call" and the marks of strings
+        "<|tool_call>:get_weather{city:Paris, days: 3}<tool_call|>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "hy_v3",
+        "Checking.<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>ping<tool_sep>\n</tool_call>\n"
+        "</tool_calls>",
+        [_DAYS, ("ping", {})],
+        "Checking.",
+    ),
+    (
+        "hy_v4",
+        "<tool_calls><tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>days</arg_key>"
+        "<arg_value>3</arg_value></tool_call><tool_call>ping</tool_call></tool_calls>",
+        [_DAYS, ("ping", {})],
+        "",
+    ),
     (
         "hermes",
         'Sure.\n<tool_call>\n{"arguments": {"city": "Paris", "days": 3}, "name": "get_weather"}\n</tool_call>',
