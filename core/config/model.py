@@ -54,7 +54,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = None
     seed: Annotated[int, Meta(description="Seeds dummy weights and the seeds drawn for requests that bring none.")] = 0
     max_logprobs: Annotated[
-        int, Meta(ge=-1, description="Most logprobs a request may ask for; -1 lifts the limit.")
+        int, Meta(ge=-1, description="Most logprobs a request may ask for; -1 allows the whole vocabulary.")
     ] = 20
     logprobs_mode: Annotated[
         LogprobsMode,

@@ -104,8 +104,26 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     ] = 256 * 1024**2
     max_stored_response_seconds: Annotated[int, Meta(ge=1, description="Seconds that a response is kept.")] = 24 * 3600
     enable_force_include_usage: Annotated[
-        bool, Meta(description="End every stream with token usage, asked for or not.")
+        bool,
+        Meta(description="Report token usage in every event of every stream and at its end, asked for or not."),
     ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool,
+        Meta(
+            description="Spell tokens in logprobs as token_id:123, because several tokens may have equal text; a "
+            "request's own return_tokens_as_token_ids goes first."
+        ),
+    ] = False
+    fingerprint_mode: Annotated[
+        Literal["full", "hash", "custom", "none"],
+        Meta(
+            description="system_fingerprint of answers: version, parallelism and a hash of the model and its options "
+            "(full), the same without parallelism (hash), the text of --fingerprint-value (custom), or null (none)."
+        ),
+    ] = "full"
+    fingerprint_value: Annotated[
+        str | None, Meta(description="system_fingerprint of answers with --fingerprint-mode custom.")
+    ] = None
     enable_prompt_tokens_details: Annotated[
         bool, Meta(description="Report in usage how many prompt tokens came from the prefix cache.")
     ] = False
@@ -132,6 +150,8 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_tls()
+        if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
+            raise ConfigError("--fingerprint-mode custom and --fingerprint-value need each other.")
 
     def _check_tls(self) -> None:
         for flag, is_given in (

@@ -83,7 +83,10 @@ class ToolCall(Struct, kw_only=True):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """The model's message. Reasoning goes by two names: vLLM's, and the one that older clients read."""
+    """The model's message; `tool_calls` is left out where there are none.
+
+    Reasoning goes by two names: vLLM's, and the one that older clients read.
+    """
 
     role: str
     content: str | None
@@ -91,7 +94,7 @@ class ChatMessage(Struct, kw_only=True):
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -116,7 +119,7 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     service_tier: None = None
-    system_fingerprint: None = None
+    system_fingerprint: str | None
     usage: CompletionUsage
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_ids: list[int] | None = None
@@ -160,14 +163,17 @@ class ChatChunkChoice(Struct, kw_only=True):
 
 
 class ChatChunk(Struct, kw_only=True):
-    """One event of a chat stream; the last one before [DONE] has no choices but usage, when asked for."""
+    """One event of a chat stream; the last one before [DONE] has no choices but usage, when asked for.
+
+    Events that may be the last carry the fingerprint: the one with usage, or else each that ends a choice.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    system_fingerprint: None = None
+    system_fingerprint: str | UnsetType = UNSET
     usage: CompletionUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -197,7 +203,7 @@ class TextCompletion(Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     service_tier: None = None
-    system_fingerprint: None = None
+    system_fingerprint: str | None
     usage: CompletionUsage
 
 
@@ -214,14 +220,14 @@ class CompletionChunkChoice(Struct, kw_only=True):
 
 
 class CompletionChunk(Struct, kw_only=True):
-    """One event of a text stream."""
+    """One event of a text stream; usage and fingerprint as in a `ChatChunk`."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChunkChoice]
-    system_fingerprint: None = None
+    system_fingerprint: str | UnsetType = UNSET
     usage: CompletionUsage | UnsetType | None = UNSET
 
 

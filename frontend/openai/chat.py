@@ -11,8 +11,8 @@ from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, CompletionUsage
 from quire.frontend.openai.chat_events import ChatChunks, read_message, told_reason
-from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
-from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
+from quire.frontend.openai.generation import INLINE_CHOICES, Replies, Reply
+from quire.frontend.openai.logprobs import prompt_logprobs
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.parsing.events import Event, Finish, Usage
@@ -25,6 +25,7 @@ class ChatCompletions:
     def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
         self._server = server
+        self._replies = Replies(engine, server, "chatcmpl")
         self._conversations = conversations
         self._encoder = msgspec.json.Encoder()
 
@@ -35,7 +36,7 @@ class ChatCompletions:
             RequestError: the request cannot be served as asked.
             EngineError: the engine failed.
         """
-        reply = self._reply(request, header_id)
+        reply = self._replies.begin(request, header_id)
         turn = await self._conversations.open(request.to_chat_input(), reply.id)
         try:
             output, events = await turn.whole()
@@ -50,11 +51,11 @@ class ChatCompletions:
 
     async def stream(self, request: ChatRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
-        reply = self._reply(request, header_id)
+        reply = self._replies.begin(request, header_id)
         turn = await self._conversations.open(request.to_chat_input(), reply.id)
         try:
             yield ACCEPTED
-            formatter, role = self._formatter(request), self._role(request)
+            formatter, role = self._replies.formatter(request, request.top_logprobs), self._role(request)
             chunks = ChatChunks(request, reply, role, formatter, self._encoder, turn)
             async for output in turn.stream:
                 frame = chunks.add(output)
@@ -65,24 +66,11 @@ class ChatCompletions:
         finally:
             turn.close()
 
-    # ----------------------------------------------------------------------------------------------------- requests
-
-    def _reply(self, request: ChatRequest, header_id: str | None) -> Reply:
-        request.check()
-        self._engine.model.check_name(request.model)
-        return Reply.to(request, choose_id("chatcmpl", request, header_id), self._engine.model.name, self._server)
-
     def _role(self, request: ChatRequest) -> str:
         """Role of the answer; a message that the model continues keeps its own role."""
         if request.add_generation_prompt is not False:
             return self._server.response_role
         return str(request.messages[-1].get("role", self._server.response_role))
-
-    def _formatter(self, request: ChatRequest) -> LogprobFormatter:
-        as_ids = bool(request.return_tokens_as_token_ids)
-        return LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=as_ids)
-
-    # ------------------------------------------------------------------------------------------------------ answers
 
     def _answer(
         self,
@@ -94,7 +82,7 @@ class ChatCompletions:
         *,
         tells_ids: bool,
     ) -> ChatCompletion:
-        formatter, role = self._formatter(request), self._role(request)
+        formatter, role = self._replies.formatter(request, request.top_logprobs), self._role(request)
         echoed = request.echoed(role)
         choices = []
         for each in output.outputs:
@@ -119,6 +107,7 @@ class ChatCompletions:
             created=reply.created,
             model=reply.model,
             choices=choices,
+            system_fingerprint=reply.fingerprint,
             usage=usage,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,

@@ -55,7 +55,7 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finis
         content=content if content or not calls else None,
         reasoning=thoughts,
         reasoning_content=thoughts,
-        tool_calls=calls,
+        tool_calls=calls or UNSET,
     )
     return message, finish
 
@@ -205,6 +205,7 @@ class ChatChunks:
             created=reply.created,
             model=reply.model,
             choices=choices,
+            system_fingerprint=reply.fingerprint_of(choices),
             usage=usage if reply.include_usage else UNSET,
             prompt_token_ids=prompt_token_ids,
         )

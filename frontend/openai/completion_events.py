@@ -115,6 +115,7 @@ class CompletionChunks:
             created=reply.created,
             model=reply.model,
             choices=choices,
+            system_fingerprint=reply.fingerprint_of(choices),
             usage=usage if reply.include_usage else UNSET,
         )
         return event(chunk, self._encoder)

@@ -20,7 +20,7 @@ from quire.frontend.openai.answers import (
     TextCompletion,
 )
 from quire.frontend.openai.completion_events import CompletionChunks, prompt_text, text_of
-from quire.frontend.openai.generation import INLINE_CHOICES, Reply, choose_id
+from quire.frontend.openai.generation import INLINE_CHOICES, Replies, Reply
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.schema import CompletionRequest
 from quire.frontend.outputs import Logprob, RequestOutput
@@ -42,7 +42,7 @@ class TextCompletions:
 
     def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
-        self._server = server
+        self._replies = Replies(engine, server, "cmpl")
         self._conversations = conversations
         self._log = PromptLog(enabled=engine.model.log_requests, max_length=server.max_log_len)
         self._encoder = msgspec.json.Encoder()
@@ -54,7 +54,7 @@ class TextCompletions:
             RequestError: the request cannot be served as asked.
             EngineError: the engine failed.
         """
-        reply = self._reply(request, header_id)
+        reply = self._replies.begin(request, header_id)
         streams = await self._open(request, reply.id)
         last: dict[int, RequestOutput] = {}
         try:
@@ -68,11 +68,12 @@ class TextCompletions:
 
     async def stream(self, request: CompletionRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
-        reply = self._reply(request, header_id)
+        reply = self._replies.begin(request, header_id)
         streams = await self._open(request, reply.id)
         try:
             yield ACCEPTED
-            chunks = CompletionChunks(request, reply, self._formatter(request), self._encoder, self._engine.tokenizer)
+            formatter = self._replies.formatter(request, request.logprobs)
+            chunks = CompletionChunks(request, reply, formatter, self._encoder, self._engine.tokenizer)
             num_unfinished, is_echo_alone = len(streams), request.is_echo_alone
             async with aclosing(merge(streams)) as outputs:
                 async for index, output in outputs:
@@ -86,11 +87,6 @@ class TextCompletions:
             await close(streams)
 
     # ----------------------------------------------------------------------------------------------------- requests
-
-    def _reply(self, request: CompletionRequest, header_id: str | None) -> Reply:
-        request.check()
-        self._engine.model.check_name(request.model)
-        return Reply.to(request, choose_id("cmpl", request, header_id), self._engine.model.name, self._server)
 
     async def _open(self, request: CompletionRequest, reply_id: str) -> list[OutputStream]:
         prompts = request.prompts()
@@ -178,14 +174,10 @@ class TextCompletions:
         ids = await apart(make, is_long=len(prompt) + len(request.suffix) > INLINE_CHARACTERS)
         return Prompt(prompt if isinstance(prompt, str) else None, ids)
 
-    def _formatter(self, request: CompletionRequest) -> LogprobFormatter:
-        as_ids = bool(request.return_tokens_as_token_ids)
-        return LogprobFormatter(self._engine.tokenizer, request.logprobs or 0, as_ids=as_ids)
-
     # ------------------------------------------------------------------------------------------------------ answers
 
     def _answer(self, request: CompletionRequest, reply: Reply, outputs: list[RequestOutput]) -> TextCompletion:
-        formatter = self._formatter(request)
+        formatter = self._replies.formatter(request, request.logprobs)
         choices = []
         for prompt_index, output in enumerate(outputs):
             echoed = prompt_text(output, self._engine.tokenizer) if request.echo else ""
@@ -212,7 +204,12 @@ class TextCompletions:
             sum(output.num_cached_tokens or 0 for output in outputs),
         )
         return TextCompletion(
-            id=reply.id, created=reply.created, model=reply.model, choices=choices, usage=reply.usage(counted)
+            id=reply.id,
+            created=reply.created,
+            model=reply.model,
+            choices=choices,
+            system_fingerprint=reply.fingerprint,
+            usage=reply.usage(counted),
         )
 
     @staticmethod

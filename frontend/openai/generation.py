@@ -2,11 +2,22 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.openai.answers import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
+from quire.frontend.openai.answers import (
+    ChatChunkChoice,
+    CompletionChunkChoice,
+    CompletionTokensDetails,
+    CompletionUsage,
+    PromptTokensDetails,
+)
+from quire.frontend.openai.fingerprint import fingerprint
+from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import GenerationRequest
 from quire.frontend.parsing.events import Usage
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
@@ -24,20 +35,12 @@ class Reply(msgspec.Struct, kw_only=True):
     cache_details: bool  # usage tells how many prompt tokens were cached
     include_usage: bool  # a stream ends with usage
     continuous_usage: bool  # every event of a stream carries usage, of its choice
+    fingerprint: str | None = None
 
-    @classmethod
-    def to(cls, request: GenerationRequest, reply_id: str, model: str, server: ServerConfig) -> "Reply":
-        """The reply to `request`."""
-        options = request.stream_options
-        include_usage = server.enable_force_include_usage or bool(options and options.include_usage)
-        return cls(
-            id=reply_id,
-            model=model,
-            created=int(time.time()),
-            cache_details=server.enable_prompt_tokens_details,
-            include_usage=include_usage,
-            continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
-        )
+    def fingerprint_of(self, choices: Sequence[ChatChunkChoice | CompletionChunkChoice]) -> str | UnsetType:
+        """The fingerprint, in an event of a stream that may be the last: with usage, or else one that ends a choice."""
+        ends = not choices or (not self.include_usage and choices[0].finish_reason is not None)
+        return self.fingerprint if ends and self.fingerprint is not None else UNSET
 
     def usage(self, counted: Usage) -> CompletionUsage:
         """Token counts as the API tells them."""
@@ -49,6 +52,47 @@ class Reply(msgspec.Struct, kw_only=True):
             prompt_tokens_details=PromptTokensDetails(counted.cached_tokens) if self.cache_details else None,
             completion_tokens_details=None if reasoning is None else CompletionTokensDetails(reasoning),
         )
+
+
+class Replies:
+    """Checks requests, and begins the replies to them.
+
+    Args:
+        prefix: of the answers' ids.
+    """
+
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, prefix: str) -> None:
+        self._model = engine.model
+        self._tokenizer = engine.tokenizer
+        self._server = server
+        self._prefix = prefix
+        self._fingerprint = fingerprint(server, engine.config)
+
+    def begin(self, request: GenerationRequest, header_id: str | None) -> Reply:
+        """The reply to `request`.
+
+        Raises:
+            RequestError: a field contradicts another, or another model is asked for.
+        """
+        request.check()
+        self._model.check_name(request.model)
+        asked, forced = request.stream_options, self._server.enable_force_include_usage
+        include_usage = forced or bool(asked and asked.include_usage)
+        return Reply(
+            id=choose_id(self._prefix, request, header_id),
+            model=self._model.name,
+            created=int(time.time()),
+            cache_details=self._server.enable_prompt_tokens_details,
+            include_usage=include_usage,
+            continuous_usage=forced or (include_usage and bool(asked and asked.continuous_usage_stats)),
+            fingerprint=self._fingerprint,
+        )
+
+    def formatter(self, request: GenerationRequest, num_top: int | None) -> LogprobFormatter:
+        """What writes the log-probabilities of the reply, with `num_top` of the likeliest tokens."""
+        asked = request.return_tokens_as_token_ids
+        as_ids = self._server.return_tokens_as_token_ids if asked is None else asked
+        return LogprobFormatter(self._tokenizer, num_top or 0, as_ids=as_ids)
 
 
 def choose_id(prefix: str, request: GenerationRequest, header: str | None) -> str:

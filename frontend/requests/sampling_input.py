@@ -73,9 +73,12 @@ class SamplingInput:
         return changes
 
     def _check_count(self, name: str, asked: int | None) -> None:
-        limit = self._model.max_logprobs
-        if asked is not None and limit >= 0 and not 0 <= asked <= limit:
-            wanted = "all" if asked < 0 else str(asked)
+        """Refuses a count over the server's limit; in both, -1 stands for the size of the vocabulary."""
+        if asked is None:
+            return
+        limit = self._vocab_size if self._model.max_logprobs < 0 else self._model.max_logprobs
+        wanted = self._vocab_size if asked < 0 else asked
+        if wanted > limit:
             raise ParameterError(
                 f"{name} asks for {wanted}, but at most {limit} are allowed; the server's --max-logprobs raises it.",
                 param=name,
@@ -112,8 +115,7 @@ class SamplingInput:
     def _tokenize_words(self, words: list[str]) -> list[list[int]]:
         """Token ids of each word, as at the start of a text and as after a space.
 
-        As in vLLM, the second form counts only if the space changes the first token and adds no token. Otherwise the
-        token of a single space would be forbidden too.
+        The second form is left out where it is a space and then the first form, which forbids it already.
         """
         if self._tokenizer is None:
             raise ParameterError(
@@ -128,6 +130,6 @@ class SamplingInput:
             if not at_start:
                 raise ParameterError(f"bad_words: {word!r} has no tokens.", param="bad_words")
             sequences.append(at_start)
-            if inside and inside[0] != at_start[0] and len(inside) == len(at_start):
+            if inside[-len(at_start) :] != at_start:
                 sequences.append(inside)
         return sequences

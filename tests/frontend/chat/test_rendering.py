@@ -48,6 +48,17 @@ def refused(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["param"])
 
 
+def test_which_roles_there_are_the_template_decides(caller: Callable[..., Caller]) -> None:
+    strict = TURNS.replace("%}[", "%}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}[", 1)
+    latest = [*HELLO, {"role": "latest_reminder", "content": "Be brief."}]
+    assert render(caller(chat_template=TURNS), latest) == "[user]Hello[latest_reminder]Be brief.>"
+    assert render(caller(chat_template=strict), latest) == "[user]Hello[latest_reminder]Be brief.>"
+    messages = [{"role": "robot", "content": "a"}]
+    answer = caller(chat_template=strict)("POST", "/v1/chat/completions", json={"messages": messages})
+    assert refused(answer) == "messages"
+    assert "no robots" in answer.text
+
+
 @pytest.mark.parametrize(
     ("template", "content_format", "text"),
     [

@@ -35,7 +35,7 @@ def test_agent_loop(client: openai.OpenAI) -> None:
     result = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
     answer = ask(client, [*ASK, choice.message, result]).choices[0]
     assert (answer.message.content, answer.finish_reason) == (REPLY, "stop")
-    assert answer.message.tool_calls == []
+    assert answer.message.tool_calls is None
 
 
 def test_streamed_calls_add_up_to_whole_ones(client: openai.OpenAI) -> None:

@@ -42,6 +42,12 @@ def test_tls_files_must_be_there(tmp_path: Path) -> None:
         ServerConfig(ssl_certfile="gone.pem")
 
 
+@pytest.mark.parametrize("half", [{"fingerprint_mode": "custom"}, {"fingerprint_value": "mine"}])
+def test_a_fingerprint_of_ones_own_needs_both_flags(half: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="need each other"):
+        convert_group(ServerConfig, half)
+
+
 @pytest.mark.parametrize(
     "options",
     [

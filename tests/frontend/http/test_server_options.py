@@ -36,6 +36,12 @@ def reasoner(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     return folder
 
 
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Why?"}]},
+    "/v1/completions": {"prompt": "Why?"},
+}
+
+
 @pytest.fixture(scope="module")
 def served(reasoner: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("options")
@@ -43,6 +49,8 @@ def served(reasoner: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     process = ServerProcess(
         folder, str(reasoner), "--reasoning-parser", "qwen3", "--num-gpu-blocks-override", "128",
         "--generation-config", str(folder), "--override-generation-config", json.dumps(OVERRIDES),
+        "--enable-force-include-usage", "--return-tokens-as-token-ids",
+        "--fingerprint-mode", "custom", "--fingerprint-value", "mine",
     )  # fmt: skip
     yield process.wait_until_ready()
     process.stop()
@@ -63,6 +71,35 @@ def ask(served: ServerProcess, path: str, **body: Any) -> Any:
 
 def chat(served: ServerProcess, **body: Any) -> Any:
     return ask(served, "/v1/chat/completions", messages=[{"role": "user", "content": "Why?"}], max_tokens=30, **body)
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(("path", "first"), [("/v1/chat/completions", 0), ("/v1/completions", 1)])
+    def test_every_event_tells_usage_unasked(self, served: ServerProcess, path: str, first: int) -> None:
+        """The event that tells a message's role comes before any token."""
+        body = {**GREEDY, "stream": True, "max_tokens": 5, "ignore_eos": True, **BODIES[path]}
+        lines = httpx.post(served.base_url + path, json=body, timeout=60).text.split("\n\n")
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert (counts[0], counts[-1]) == (first, 5)
+        assert counts == sorted(counts)
+        assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+        assert chunks[-1]["choices"] == []
+
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+    def test_tokens_are_spelled_as_ids_unless_asked_otherwise(self, served: ServerProcess, path: str) -> None:
+        def tokens(**more: Any) -> list[str]:
+            logprobs = {"logprobs": True} if "chat" in path else {"logprobs": 0}
+            found = ask(served, path, **BODIES[path], **logprobs, max_tokens=4, ignore_eos=True, **more)["logprobs"]
+            return [each["token"] for each in found["content"]] if "chat" in path else found["tokens"]
+
+        assert all(token.startswith("token_id:") for token in tokens())
+        assert not any(token.startswith("token_id:") for token in tokens(return_tokens_as_token_ids=False))
+
+    def test_the_fingerprint_is_the_owners(self, served: ServerProcess) -> None:
+        for path, body in BODIES.items():
+            answer = httpx.post(served.base_url + path, json={**GREEDY, **body, "max_tokens": 1}, timeout=60)
+            assert answer.json()["system_fingerprint"] == "mine"
 
 
 class TestThinkingBudget:

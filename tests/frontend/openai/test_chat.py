@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,9 @@ import httpx
 import openai
 import pytest
 
+import quire
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
@@ -51,7 +55,8 @@ def test_answer_has_openai_shape(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 8
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
     assert answer.usage.prompt_tokens_details is None
-    assert answer.system_fingerprint is None
+    assert re.fullmatch(rf"quire-{re.escape(quire.__version__)}-[0-9a-f]{{8}}", answer.system_fingerprint)
+    assert "tool_calls" not in answer.to_dict()["choices"][0]["message"]
 
 
 def test_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
@@ -80,6 +85,19 @@ def test_stream_events_in_order(base_url: str) -> None:
     assert usage["usage"]["completion_tokens"] == 3
     assert first["usage"] is None
     assert {chunk["object"] for chunk in map(json.loads, chunks)} == {"chat.completion.chunk"}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "a"})])
+def test_the_end_of_a_stream_has_the_fingerprint(base_url: str, path: str, asked: Any, usage: bool) -> None:
+    """It is that of a whole answer, and stands in the last event alone."""
+    body = {**asked, "max_tokens": 4, "ignore_eos": True}
+    whole = httpx.post(base_url + path, json=body).json()["system_fingerprint"]
+    options = {"stream_options": {"include_usage": True}} if usage else {}
+    *chunks, _ = events(base_url, {**body, **options}, path)
+    *before, last = (json.loads(chunk).get("system_fingerprint") for chunk in chunks)
+    assert last == whole
+    assert set(before) == {None}
 
 
 def test_continuous_usage_counts_up(base_url: str) -> None:

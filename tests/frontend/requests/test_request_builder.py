@@ -81,7 +81,20 @@ class TestSampling:
             with pytest.raises(ParameterError, match=r"at most 20.*--max-logprobs") as caught:
                 build(logprobs=asked)
             assert caught.value.param == "logprobs"
-        assert build(logprobs=-1, builder=make(max_logprobs=-1))
+        for limit in (-1, VOCAB_SIZE):
+            assert build(logprobs=-1, prompt_logprobs=-1, builder=make(max_logprobs=limit))
+        with pytest.raises(ParameterError, match=f"prompt_logprobs asks for {VOCAB_SIZE}, but at most 399"):
+            build(prompt_logprobs=-1, builder=make(max_logprobs=399))
+
+    @pytest.mark.parametrize("word", ["the", " river", "xyz"])
+    def test_bad_words_are_forbidden_with_and_without_a_space(self, word: str) -> None:
+        bare, spaced = (TOKENIZER.encode(text, add_special_tokens=False) for text in (word.strip(), " " + word.strip()))
+        sequences = build(bad_words=[word]).sampling.bad_words_token_ids
+        assert sequences is not None
+        for output in (bare, spaced):
+            assert any(output[-len(each) :] == each for each in sequences)
+        assert sequences[0] == bare
+        assert len(sequences) == (1 if spaced[1:] == bare else 2), "what the first forbids is not said again"
 
     def test_without_a_tokenizer_there_is_no_text(self) -> None:
         builder = make(tokenizer=None)

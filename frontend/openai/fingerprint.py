@@ -1,0 +1,33 @@
+"""`system_fingerprint`: a name for the version, the model and the options that an answer came from."""
+
+import hashlib
+
+import msgspec
+
+import quire
+from quire.core.config.resolved import EngineConfig
+from quire.frontend.http.server_config import ServerConfig
+
+_NUM_DIGITS = 8
+
+
+def fingerprint(server: ServerConfig, config: EngineConfig) -> str | None:
+    """The fingerprint of this server's answers, in the form that `--fingerprint-mode` chooses; None without one."""
+    match server.fingerprint_mode:
+        case "none":
+            return None
+        case "custom":
+            return server.fingerprint_value
+        case "hash":
+            parts = []
+        case "full":
+            parts = [f"tp{config.tensor_parallel_size}"] if config.tensor_parallel_size > 1 else []
+    return "-".join([f"quire-{quire.__version__}", *parts, _digest(config)])
+
+
+def _digest(config: EngineConfig) -> str:
+    """Hexadecimal digits that differ where the model or the way in which it is computed differ."""
+    spec = msgspec.structs.replace(config.spec, path="")  # replicas may keep the checkpoint in different folders
+    facts = [spec, config.device, config.quantization, config.tensor_parallel_size, config.logprobs_mode]
+    facts += [config.max_model_len, config.limits, config.cache, config.logits_processors]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:_NUM_DIGITS]
