@@ -59,6 +59,7 @@ class Responses:
         state: ServerState,
     ) -> None:
         self._engine = engine
+        self._tokens_as_ids = server.return_tokens_as_token_ids
         self._conversations = conversations
         self._state = state
         self._store = ResponseStore(
@@ -190,7 +191,7 @@ class Responses:
     async def _run(self, job: _Job) -> AsyncGenerator[list[bytes], None]:
         """Reads the turn to its end; yields the frames of its stream, those of one output together."""
         builder, request = job.builder, job.request
-        formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=False)
+        formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=self._tokens_as_ids)
         started = failed = False
         try:
             async for output, events in job.turn.events():

@@ -96,6 +96,14 @@ class TestAnswers:
         assert all(token.startswith("token_id:") for token in tokens())
         assert not any(token.startswith("token_id:") for token in tokens(return_tokens_as_token_ids=False))
 
+    def test_so_are_those_of_a_response(self, served: ServerProcess) -> None:
+        body = {"input": "Why?", "max_output_tokens": 4, "include": ["message.output_text.logprobs"], "store": False}
+        body["reasoning"] = {"effort": "none"}
+        answer = httpx.post(served.base_url + "/v1/responses", json=body, timeout=60).json()
+        [text] = [part for item in answer["output"] for part in item["content"] if part["type"] == "output_text"]
+        assert text["logprobs"]
+        assert all(each["token"].startswith("token_id:") for each in text["logprobs"])
+
     def test_the_fingerprint_is_the_owners(self, served: ServerProcess) -> None:
         for path, body in BODIES.items():
             answer = httpx.post(served.base_url + path, json={**GREEDY, **body, "max_tokens": 1}, timeout=60)
