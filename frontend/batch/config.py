@@ -5,6 +5,14 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from quire.core.config.types import Positive
+from quire.frontend.chat.config import ChatConfig
+
+ANSWER_OPTIONS = [
+    *ChatConfig.__struct_fields__,
+    *("response_role", "strict_fields", "return_tokens_as_token_ids", "fingerprint_mode", "fingerprint_value"),
+    "enable_prompt_tokens_details",
+]
+"""Options of the server that shape answers, so that they hold for a batch as well."""
 
 
 class BatchConfig(Struct, frozen=True, kw_only=True):

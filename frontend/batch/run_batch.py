@@ -229,12 +229,11 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
         output = stack.enter_context(contextlib.closing(batch_files.OutputFile(target, resume=batch.resume)))
         engine = AsyncLLM.from_engine_args(engine_args, usage="llm")
         stack.push_async_callback(engine.aclose)
+        answers = BatchServer(engine, server or ServerConfig())  # a wrong option is told before the model is loaded
         await engine.start()
         total = batch_files.count_lines(source) if sys.stderr.isatty() else None
         with open_progress("Requests", total) as progress:
-            run = BatchRun(
-                BatchServer(engine, server or ServerConfig()), output, max_in_flight(engine, batch), progress
-            )
+            run = BatchRun(answers, output, max_in_flight(engine, batch), progress)
             started = time.monotonic()
             await run.run(source)
         num_failed = run.num_failed + output.num_failed_before

@@ -5,22 +5,19 @@ import asyncio
 import sys
 
 from quire.core.logging import configure
-from quire.frontend.batch.config import BatchConfig
+from quire.frontend.batch.config import ANSWER_OPTIONS, BatchConfig
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.http.server_config import ServerConfig
 
 COMMON = ["--model", "--resume", "--max-num-seqs", "--max-model-len", "--dtype", "--tensor-parallel-size", "--device"]
-ANSWERS = [
-    "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "response_role",
-    "enable_prompt_tokens_details", "max_log_len", "strict_fields",
-]  # fmt: skip
+NO_SERVER = "No server listens while a batch runs; the figures are printed at the end."
 
 
 def add_arguments(parser: CommandParser) -> None:
     parser.add_config("batch_config", BatchConfig, section="run-batch")
     add_engine_options(parser)
-    without = set(ServerConfig.__struct_fields__).difference(ANSWERS)
-    parser.add_config("server_config", ServerConfig, section="server", without=without)
+    without = set(ServerConfig.__struct_fields__).difference(ANSWER_OPTIONS)
+    parser.add_config("server_config", ServerConfig, section="server", without=without, because=NO_SERVER)
     parser.common = COMMON
 
 

@@ -20,6 +20,7 @@ from quire.frontend.flags import config_file, help_pages
 from quire.frontend.flags.dotted import DottedValue, merge
 from quire.frontend.flags.values import Field, fields_of
 from quire.frontend.launch.refusals import Refusals
+from quire.frontend.launch.unsupported import UnsupportedFlag
 
 USAGE_ERROR = 2
 NUMBER = re.compile(r"-\d*\.?\d+")
@@ -65,6 +66,7 @@ class CommandParser(argparse.ArgumentParser):
         self.fields: dict[str, Field] = {}  # by flag
         self.common: list[str] = []  # flags that plain --help shows
         self.refused_sections: list[str] = []
+        self._left_out: dict[str, UnsupportedFlag] = {}
         self._composites: list[Composite] = []
 
     # ------------------------------------------------------------------------------------------------- declaration
@@ -96,14 +98,20 @@ class CommandParser(argparse.ArgumentParser):
             shared |= {"required": True}
         group.add_argument(*names, type=field, metavar=field.metavar, help=text, **shared)
 
-    def add_config(self, dest: str, struct: type[Struct], *, section: str, without: Collection[str] = ()) -> None:
+    def add_config(
+        self, dest: str, struct: type[Struct], *, section: str, without: Collection[str] = (), because: str = ""
+    ) -> None:
         """Adds a flag for each field of `struct`; after parsing, `args.<dest>` is one of those structs.
 
         Args:
             section: of unsupported_flags.json, whose flags are refused with their reasons.
+            without: fields whose flags the command refuses, unless they have their default; `because` says why.
         """
         self.compose(dest, self.add_struct(struct, without=without), lambda given: convert_group(struct, given))
         self.refused_sections.append(section)
+        for field in fields_of(struct):
+            if field.name in without:
+                self._left_out[field.flag] = UnsupportedFlag(because, field.harmless)
 
     def compose(self, dest: str, names: list[str], build: Callable[[dict[str, Any]], Any]) -> None:
         """After parsing, `args.<dest>` is `build(the fields among names that were given)`."""
@@ -116,7 +124,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def refusals(self) -> Refusals:
-        return Refusals(self.flags, self.refused_sections)
+        return Refusals(self.flags, self.refused_sections, self._left_out)
 
     # ----------------------------------------------------------------------------------------------------- parsing
 

@@ -96,6 +96,15 @@ class Field:
             return "N"
         return "X" if isinstance(self.kind, mi.FloatType) else "TEXT"
 
+    @property
+    def harmless(self) -> str | list[Any]:
+        """The values that ask for nothing, as `UnsupportedFlag` has them, where a command does not have the option."""
+        if self.is_bool:
+            return "on" if self.default else "off"
+        if isinstance(self.default, list):
+            return self.default
+        return [] if self.default is None else [self.default]
+
     def __call__(self, text: str) -> Any:
         """The value of `text` (of one item when `is_list`), in range.
 

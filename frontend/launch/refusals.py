@@ -15,17 +15,21 @@ class Refusals:
     Args:
         known: every flag that the command takes.
         sections: of unsupported_flags.json, that hold the flags which the command refuses by name.
+        others: more flags that the command refuses by name.
     """
 
-    def __init__(self, known: Iterable[str], sections: Iterable[str]) -> None:
+    def __init__(
+        self, known: Iterable[str], sections: Iterable[str], others: Mapping[str, UnsupportedFlag] | None = None
+    ) -> None:
         self.known = set(known)
         self.sections = list(sections)
+        self.others = others or {}
 
     @functools.cached_property
-    def unsupported(self) -> Mapping[str, UnsupportedFlag]:
+    def unsupported(self) -> dict[str, UnsupportedFlag]:
         """Flags that the command refuses by name, by each of their spellings."""
         merged = {flag: known for section in self.sections for flag, known in unsupported(section).items()}
-        return {flag: known for flag, known in merged.items() if flag not in self.known}
+        return {flag: known for flag, known in (merged | self.others).items() if flag not in self.known}
 
     def find(self, flag: str) -> UnsupportedFlag | None:
         """What is known of a flag (dashes, no value) that the command does not take."""

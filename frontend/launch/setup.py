@@ -8,6 +8,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
+from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.options import UsageContext, resolve
 
@@ -41,5 +42,5 @@ class EngineSetup:
 def _check_environment() -> None:
     envs.check()
     level()
-    for name, meant in envs.misspelt():
-        logger.warning("nothing reads the environment variable %s; did you mean %s?", name, meant)
+    if names := environment.unread():
+        logger.warning("nothing reads these environment variables: %s", ", ".join(names))

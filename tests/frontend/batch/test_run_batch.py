@@ -20,6 +20,9 @@ from quire.frontend.batch import run_batch as module
 from quire.frontend.batch.config import BatchConfig
 from quire.frontend.batch.files import Answered, OutputFile, read_lines
 from quire.frontend.batch.run_batch import BatchAnswer, BatchError, BatchResponse, BatchRun, BatchServer, run_batch
+from quire.frontend.cli import run_batch as cli
+from quire.frontend.flags.parser import CommandParser
+from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.progress import open_progress
 
@@ -79,9 +82,9 @@ def run(engine: AsyncLLM, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module, "AsyncLLM", Shared)
 
-    def run(source: Path | str, target: Path | str, **options: Any) -> int:
+    def run(source: Path | str, target: Path | str, server: ServerConfig | None = None, **options: Any) -> int:
         config = BatchConfig(input_file=str(source), output_file=str(target), **options)
-        return loop.run(run_batch(EngineArgs(), config))
+        return loop.run(run_batch(EngineArgs(), config, server))
 
     return run
 
@@ -132,6 +135,39 @@ def test_unknown_fields_are_ignored_and_logged_once(
     assert run(tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 0
     [record] = [each for each in caplog.records if "temprature" in each.getMessage()]
     assert "Did you mean 'temperature'?" in record.getMessage()
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"day": {"enum": ["mon", "tue"]}}, "required": ["day"]},
+    },
+}
+
+
+def test_the_options_of_conversations_hold_for_each_line(run: Callable[..., int], tmp_path: Path) -> None:
+    """The command line's flags of templates, calls and reasoning reach the answers, as on a server."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    words = ["--chat-template", template, "--reasoning-parser", "deepseek_r1"]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--response-role", "oracle"]
+    parser = CommandParser("quire run-batch", "")
+    cli.add_arguments(parser)
+    server = parser.parse_args(["-i", "in.jsonl", "-o", "out.jsonl", *words]).server_config
+    lines = [
+        line("thought", CHAT, messages=MESSAGES),
+        line("call", CHAT, messages=MESSAGES, tools=[WEATHER], tool_choice="required", max_tokens=400, ignore_eos=False,
+             temperature=1, seed=3, thinking_token_budget=4, parallel_tool_calls=False),
+    ]  # fmt: skip
+    assert run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", server) == 0
+    found = {name: answer["response"]["body"]["choices"][0] for name, answer in answers(tmp_path / "out.jsonl").items()}
+    thought = found["thought"]["message"]
+    assert thought["role"] == "oracle"
+    assert thought["reasoning"]
+    assert not thought["content"]
+    [call] = found["call"]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])["day"] in ("mon", "tue")
 
 
 BAD_LINES = {

@@ -18,13 +18,31 @@ def test_a_wrong_value_is_told_before_anything_else(name: str, text: str, monkey
         EngineSetup.from_args(EngineArgs.from_flat(model="/no/such/folder"), "llm")
 
 
-def test_a_misspelt_name_is_pointed_out(
+def test_variables_that_nothing_reads_are_told_in_one_line(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("QUIRE_CPU_KVCACHE_SPASE", "1")
+    given = {
+        "QUIRE_CPU_KVCACHE_SPASE": "1",
+        "QUIRE_SOMETHING_ELSE": "1",
+        "VLLM_TORCH_PROFILER_DIR": "/tmp",
+        "VLLM_LOGGING_LEVEL": "INFO",  # read
+        "VLLM_PORT": "tcp://10.0.0.1:8000",  # by Kubernetes, for a service that is called vllm
+        "QUIRE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "QUIRE_PORT": "8001",
+        "MY_QUIRE_SERVICE_HOST": "10.0.0.1",
+        "QUIRE_CHAT_SERVICE_HOST": "10.0.0.1",
+        "VLLM_USAGE_SOURCE": "production-docker-image",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)  # another test may have set logging up
     EngineSetup.from_args(EngineArgs.from_flat(model=str(checkpoint())), "llm")
-    assert "QUIRE_CPU_KVCACHE_SPASE; did you mean QUIRE_CPU_KVCACHE_SPACE?" in caplog.text
+    [line] = [record.getMessage() for record in caplog.records if "environment" in record.getMessage()]
+    assert line == (
+        "nothing reads these environment variables: QUIRE_CPU_KVCACHE_SPASE (did you mean QUIRE_CPU_KVCACHE_SPACE?), "
+        "QUIRE_PORT (use --port), QUIRE_SOMETHING_ELSE, VLLM_TORCH_PROFILER_DIR (use --profiler-config)"
+    )
 
 
 def test_a_place_for_sockets_that_does_not_exist_is_refused(
