@@ -28,6 +28,7 @@ from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
 from quire.frontend.requests.request_builder import RequestBuilder
+from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.running_requests import RunningRequests
 from quire.frontend.requests.sampling_input import SamplingInput
@@ -47,6 +48,7 @@ class AsyncLLM:
         client: the engine's client.
         tokenizer: None to serve only token ids.
         metrics: counts requests; None counts nothing.
+        log: logs requests; None logs nothing.
 
     Attributes:
         limit: tokens that prompt and output may have together.
@@ -63,11 +65,13 @@ class AsyncLLM:
         client: EngineClient,
         tokenizer: Tokenizer | None,
         metrics: EngineMetrics | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.client = client
         self.metrics = metrics
+        self._log = log
         self.limit = ContextLimit(config.max_model_len)
         self.async_tokenizer = AsyncTokenizer(tokenizer, self.limit)
         self.chat_templates = ChatTemplates(tokenizer, model.name)
@@ -99,23 +103,39 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(
-        cls, args: EngineArgs | None = None, *, usage: Literal["llm", "server"] = "server", **options: Any
+        cls,
+        args: EngineArgs | None = None,
+        *,
+        usage: Literal["llm", "server"] = "server",
+        max_log_len: int | None = None,
+        log_outputs: bool = False,
+        log_deltas: bool = False,
+        **options: Any,
     ) -> "AsyncLLM":
         """Finds the checkpoint, resolves every option and prepares an engine, which starts with the first use.
 
         Args:
             args: engine options in groups. They may be keywords instead: `model="...", max_num_seqs=64`.
             usage: sets defaults that differ between offline and online use.
+            max_log_len, log_outputs, log_deltas: what the log shows of requests with `enable_log_requests`; see
+                `RequestLog`.
 
         Raises:
             ConfigError: an option or the checkpoint is wrong.
         """
         if args is not None and options:
             raise ConfigError("Give engine options either as EngineArgs or as keywords, not both.")
-        return cls.from_setup(EngineSetup.from_args(args or read_keywords(options), usage))
+        return cls.from_setup(
+            EngineSetup.from_args(args or read_keywords(options), usage),
+            max_log_len=max_log_len,
+            log_outputs=log_outputs,
+            log_deltas=log_deltas,
+        )
 
     @classmethod
-    def from_setup(cls, setup: EngineSetup) -> "AsyncLLM":
+    def from_setup(
+        cls, setup: EngineSetup, *, max_log_len: int | None = None, log_outputs: bool = False, log_deltas: bool = False
+    ) -> "AsyncLLM":
         """Like `from_engine_args`, with resolved options and an engine that may have been launched already.
 
         Raises:
@@ -126,7 +146,10 @@ class AsyncLLM:
         model = ServedModel.from_args(args, setup.folder)
         metrics = EngineMetrics(model.name, config.max_model_len) if config.log_stats else None
         client = EngineClient(setup.launcher, on_stats=metrics.on_stats if metrics else None)
-        return cls(config, model, client, tokenizer, metrics)
+        log = None
+        if args.observability.enable_log_requests:
+            log = RequestLog(max_length=max_log_len, outputs=log_outputs, deltas=log_deltas)
+        return cls(config, model, client, tokenizer, metrics, log)
 
     # ----------------------------------------------------------------------------------------------------- lifetime
 
@@ -218,7 +241,7 @@ class AsyncLLM:
         if truncation is not None:
             read = self.prompts.truncate(read, truncation, sampling.max_tokens)
         return await self._requests.open(
-            read, sampling, request_id, priority=priority, cache_salt=cache_salt, fit_context=fit_context
+            read, sampling, request_id, priority=priority, cache_salt=cache_salt, fit_context=fit_context, log=self._log
         )
 
     async def open_beams(
@@ -243,6 +266,8 @@ class AsyncLLM:
         await self.start()
         read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
         check_beams(read, params, self.max_model_len)
+        if self._log is not None:
+            self._log.add(request_id, read, params)
         open_request = functools.partial(
             self._requests.open, priority=priority, cache_salt=cache_salt, limit_logprobs=False
         )

@@ -10,9 +10,9 @@ from quire.frontend.chat.config import ChatConfig
 ANSWER_OPTIONS = [
     *ChatConfig.__struct_fields__,
     *("response_role", "strict_fields", "return_tokens_as_token_ids", "fingerprint_mode", "fingerprint_value"),
-    "enable_prompt_tokens_details",
+    *("enable_prompt_tokens_details", "max_log_len", "enable_log_outputs", "enable_log_deltas"),
 ]
-"""Options of the server that shape answers, so that they hold for a batch as well."""
+"""Options of the server that shape answers and their log, so that they hold for a batch as well."""
 
 
 class BatchConfig(Struct, frozen=True, kw_only=True):

@@ -227,9 +227,17 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
         source = await stack.enter_async_context(batch_files.open_input(batch.input_file))
         target = await stack.enter_async_context(batch_files.open_output(batch.output_file))
         output = stack.enter_context(contextlib.closing(batch_files.OutputFile(target, resume=batch.resume)))
-        engine = AsyncLLM.from_engine_args(engine_args, usage="llm")
+        server = server or ServerConfig()
+        server.check_logs(engine_args.observability)
+        engine = AsyncLLM.from_engine_args(
+            engine_args,
+            usage="llm",
+            max_log_len=server.max_log_len,
+            log_outputs=server.enable_log_outputs,
+            log_deltas=server.enable_log_deltas,
+        )
         stack.push_async_callback(engine.aclose)
-        answers = BatchServer(engine, server or ServerConfig())  # a wrong option is told before the model is loaded
+        answers = BatchServer(engine, server)  # a wrong option is told before the model is loaded
         await engine.start()
         total = batch_files.count_lines(source) if sys.stderr.isatty() else None
         with open_progress("Requests", total) as progress:

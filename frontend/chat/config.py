@@ -52,10 +52,6 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
     reasoning_parser_plugin: Annotated[
         str | None, Meta(description="Python file that defines more parsers for --reasoning-parser.")
     ] = None
-    max_log_len: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Prompt characters, or token ids, that a log line shows at most; no limit when unset."),
-    ] = None
 
     def __post_init__(self) -> None:
         if self.enable_auto_tool_choice and not self.tool_call_parser:

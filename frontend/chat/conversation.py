@@ -17,7 +17,6 @@ from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.prompt import Prompt
-from quire.frontend.requests.prompt_log import PromptLog
 
 
 class Conversations:
@@ -33,7 +32,6 @@ class Conversations:
             may_think=config.reasoning_parser is not None,
             template_defaults=config.default_chat_template_kwargs,
         )
-        self._log = PromptLog(enabled=engine.model.log_requests, max_length=config.max_log_len)
 
     async def render(self, chat: ChatInput, *, must_fit: bool = True) -> Prompt:
         """The prompt.
@@ -75,7 +73,6 @@ class Conversations:
             )
         request_id = engine_id(reply_id)
         text = prompt.text or ""
-        self._log.add(request_id, text)
         with renamed(**chat.names), renamed(prompt="messages"):
             stream = await self._open_stream(chat, prompt, request_id)
         try:

@@ -24,7 +24,6 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     stream_interval: int = 1  # tokens per output of a stream; a request may ask for more
     has_logits_processors: bool = False
     takes_embeds: bool = False  # prompts may be embeddings
-    log_requests: bool = False
     structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
 
     @property
@@ -62,6 +61,5 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             stream_interval=args.scheduler.stream_interval,
             has_logits_processors=bool(args.model.logits_processors),
             takes_embeds=args.model.enable_prompt_embeds,
-            log_requests=args.observability.enable_log_requests,
             structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
         )

@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> None:
     from quire.frontend.http.listener import bind, release
     from quire.frontend.launch.setup import EngineSetup
 
+    args.server_config.check_logs(args.engine_args.observability)
     configure("serve", args.engine_args.observability.logging)
     listener = bind(args.server_config)
     try:
@@ -53,7 +54,12 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.http.server import serve
 
-    engine = AsyncLLM.from_setup(setup)
+    engine = AsyncLLM.from_setup(
+        setup,
+        max_log_len=server.max_log_len,
+        log_outputs=server.enable_log_outputs,
+        log_deltas=server.enable_log_deltas,
+    )
     # The greeting is for people at a terminal or with the demo model; a service's log does not need it.
     greet = setup.args.model.model is None or sys.stdout.isatty()
 

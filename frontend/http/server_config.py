@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from quire.core import envs
+from quire.core.config.observability import ObservabilityConfig
 from quire.core.errors import ConfigError
 from quire.frontend.chat.config import ChatConfig
 
@@ -145,6 +146,17 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     disable_access_log_for_endpoints: Annotated[
         str | None, Meta(description="Paths, separated by commas, whose HTTP requests are never logged.")
     ] = None
+    max_log_len: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Characters of a text, or token ids, that a log line shows at most; no limit when unset."),
+    ] = None
+    enable_log_outputs: Annotated[
+        bool,
+        Meta(description="Log what the model writes; needs --enable-log-requests. Token ids show at log level DEBUG."),
+    ] = False
+    enable_log_deltas: Annotated[
+        bool, Meta(description="With --enable-log-outputs, log each part of a stream too, not only its whole text.")
+    ] = True
     log_error_stack: Annotated[bool, Meta(description="Log the stack trace of every error answer.")] = False
 
     def __post_init__(self) -> None:
@@ -152,6 +164,11 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         self._check_tls()
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
             raise ConfigError("--fingerprint-mode custom and --fingerprint-value need each other.")
+
+    def check_logs(self, engine: ObservabilityConfig) -> None:
+        """Raises ConfigError if outputs shall be logged but requests are not."""
+        if self.enable_log_outputs and not engine.enable_log_requests:
+            raise ConfigError("--enable-log-outputs needs --enable-log-requests as well.")
 
     def _check_tls(self) -> None:
         for flag, is_given in (

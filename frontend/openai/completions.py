@@ -30,7 +30,6 @@ from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream, close, merge
 from quire.frontend.requests.prompt import Prompt, PromptLike
-from quire.frontend.requests.prompt_log import PromptLog
 from quire.frontend.requests.turns import apart, in_turns
 from quire.frontend.text.fill_in_middle import fill_in_middle
 
@@ -44,7 +43,6 @@ class TextCompletions:
         self._engine = engine
         self._replies = Replies(engine, server, "cmpl")
         self._conversations = conversations
-        self._log = PromptLog(enabled=engine.model.log_requests, max_length=server.max_log_len)
         self._encoder = msgspec.json.Encoder()
 
     async def complete(self, request: CompletionRequest, header_id: str | None = None) -> TextCompletion:
@@ -97,8 +95,6 @@ class TextCompletions:
         try:
             async for index, prompt in in_turns(enumerate(prompts)):
                 request_id = engine_id(reply_id, index)
-                if not isinstance(prompt, dict):  # nobody can read embeddings in a log
-                    self._log.add(request_id, prompt)
                 streams.append(await self._open_one(prompt, request, sampling, request_id))
         except BaseException:
             await close(streams)

@@ -1,10 +1,10 @@
 """The requests that the engine works on: opens them with a read prompt, keeps them by id, and aborts them."""
 
+import functools
 from collections.abc import Iterable
 
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
-from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineRequest
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -13,11 +13,10 @@ from quire.frontend.metrics.metrics import EngineMetrics
 from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder
+from quire.frontend.requests.request_log import LoggedStream, RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.turns import in_turns
 from quire.frontend.text.tokenizer import Tokenizer
-
-logger = get_logger(__name__)
 
 
 class RunningRequests:
@@ -27,7 +26,7 @@ class RunningRequests:
         client: the engine.
         builder: makes the engine's requests.
         grammars: compiles the constraints on outputs.
-        model: how many tokens of a stream make an output, and whether requests are logged.
+        model: how many tokens of a stream make an output.
         tokenizer: None for outputs without text.
         takes_priority: the engine runs requests by priority.
         metrics: counts requests; None counts nothing.
@@ -66,6 +65,7 @@ class RunningRequests:
         cache_salt: str | None = None,
         fit_context: bool = False,
         limit_logprobs: bool = True,
+        log: RequestLog | None = None,
     ) -> RequestStream:
         """Hands a request to the engine, all its n sequences.
 
@@ -73,11 +73,14 @@ class RunningRequests:
             prompt: read and checked.
             fit_context: lower a `max_tokens` that is too large for the context, instead of refusing it.
             limit_logprobs: refuse more logprobs than the server allows.
+            log: logs the request; None logs nothing.
 
         Raises:
             ParameterError: a parameter is wrong, by name.
             EngineError: the engine cannot take requests.
         """
+        if log is not None:
+            log.add(request_id, prompt, sampling)
         constraint = sampling.structured_outputs
         grammar = await self._grammars.compile(constraint) if constraint is not None else None
         if priority and not self._takes_priority:
@@ -96,10 +99,15 @@ class RunningRequests:
             limit_logprobs=limit_logprobs,
             grammar=grammar,
         )
-        return await self._submit(request_id, prompt, sampling, request)
+        return await self._submit(request_id, prompt, sampling, request, log)
 
     async def _submit(
-        self, request_id: str, prompt: Prompt, sampling: SamplingParams, request: EngineRequest
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        request: EngineRequest,
+        log: RequestLog | None,
     ) -> RequestStream:
         """Hands the engine a request. Thousands of sequences are opened in turns: other requests do not wait."""
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
@@ -107,14 +115,15 @@ class RunningRequests:
             Completion(index, start.request_id, prompt.token_ids, sampling, self._tokenizer, interval)
             async for index, start in in_turns(enumerate(request.sequences))
         ]
-        stream = RequestStream(
+        make = RequestStream if log is None or not log.outputs else functools.partial(LoggedStream, log)
+        stream = make(
             request_id,
             prompt,
             sampling,
             completions,
             metrics=self._metrics,
             abort=self._client.abort,
-            on_close=self._on_closed,
+            on_close=functools.partial(self._on_closed, log),
         )
         if request_id in self._streams:
             raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
@@ -126,10 +135,10 @@ class RunningRequests:
             raise
         return stream
 
-    def _on_closed(self, stream: RequestStream) -> None:
+    def _on_closed(self, log: RequestLog | None, stream: RequestStream) -> None:
         self._streams.pop(stream.request_id, None)
-        if self._model.log_requests:
-            logger.info("%s", stream.summary())
+        if log is not None:
+            log.add_summary(stream)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests: their readers get a last output with finish_reason "abort". Unknown ids are ignored."""

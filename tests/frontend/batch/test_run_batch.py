@@ -71,7 +71,7 @@ def run(engine: AsyncLLM, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 
     class Shared:
         @staticmethod
-        def from_engine_args(args: EngineArgs, usage: str) -> "Shared":
+        def from_engine_args(args: EngineArgs, **options: Any) -> "Shared":
             return Shared()
 
         def __getattr__(self, name: str) -> Any:
