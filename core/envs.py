@@ -28,6 +28,7 @@ FLAGS = {
     "ALLOW_LONG_MAX_MODEL_LEN": False,
     "CONFIGURE_LOGGING": True,
     "KEEP_ALIVE_ON_ENGINE_DEATH": False,
+    "SERVER_DEV_MODE": False,
 }
 TEXTS = (
     *("API_KEY", "CACHE_ROOT", "DISABLED_KERNELS", "LOGGING_CONFIG_PATH", "LOGGING_LEVEL", "LOGGING_PREFIX"),
@@ -89,6 +90,17 @@ def check() -> None:
     for name in filter(None, map(str.strip, (read("DISABLED_KERNELS") or "").split(","))):
         if name not in KERNELS and not name.endswith("Kernel"):  # vLLM's are FooLinearKernel; none of them runs here
             raise ConfigError(f"{_source('DISABLED_KERNELS')} must be empty or {', '.join(KERNELS)}, got {name!r}.")
+
+
+def in_force() -> dict[str, str | float | bool | None]:
+    """The values of all variables, without keys; None for texts that are not set.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    texts = {name: read(name) for name in TEXTS if "KEY" not in name}
+    values = {name: read_float(name) for name in NUMBERS} | {name: read_flag(name) for name in FLAGS} | texts
+    return {f"QUIRE_{name}": values[name] for name in sorted(values)}
 
 
 def _source(name: str) -> str:

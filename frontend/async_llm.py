@@ -304,10 +304,14 @@ class AsyncLLM:
         """Number of running requests."""
         return len(self._requests)
 
-    async def reset_prefix_cache(self) -> None:
-        """Removes the pages that no request uses from the prefix cache."""
-        await self.start()
-        self.client.reset_prefix_cache()
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Removes the pages that no request uses from the prefix cache. Returns whether no page is left in it.
+
+        Args:
+            reset_running_requests: take the pages of running requests too; they are computed again and go on.
+            reset_connector: also clear caches of other engines, of which there are none.
+        """
+        return await self.client.reset_prefix_cache(preempt_running=reset_running_requests)
 
     async def start_profile(self) -> None:
         """Starts to record a timeline of engine and workers. Needs `profiler_config`."""

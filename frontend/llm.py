@@ -262,9 +262,9 @@ class LLM:
         """The checkpoint's defaults for sampling parameters."""
         return self._llm.get_default_sampling_params()
 
-    def reset_prefix_cache(self) -> None:
-        """Removes the pages that no request uses from the prefix cache."""
-        self._thread.run(self._llm.reset_prefix_cache())
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Removes the pages that no request uses from the prefix cache; arguments and result as `AsyncLLM`'s."""
+        return self._thread.run(self._llm.reset_prefix_cache(reset_running_requests, reset_connector))
 
     def start_profile(self) -> None:
         """Starts to record a timeline of engine and workers. Needs `profiler_config`."""

@@ -7,13 +7,14 @@ instead.
 """
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from quire.core.engine.lent_grammars import LentGrammars
+from quire.core.engine.pending_answers import PendingAnswers
 from quire.core.engine.restarts import Restarts
 from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor, Launcher
 from quire.core.errors import EngineError, QuireError
@@ -74,7 +75,8 @@ class EngineClient:
         self._grammars = LentGrammars()
         self._num_calls = 0
         self._calls: dict[int, asyncio.Future[list[bytes]]] = {}  # of the workers, by their number
-        self._profiling: deque[asyncio.Future[protocol.Profiled]] = deque()  # in the order of their requests
+        self._profiles: PendingAnswers[protocol.Profiled] = PendingAnswers()
+        self._cache_resets: PendingAnswers[protocol.PrefixCacheReset] = PendingAnswers()
         self._supervisor = EngineSupervisor(launcher, self, restarts or Restarts())
 
     async def start(self) -> EngineReady:
@@ -119,10 +121,22 @@ class EngineClient:
         for request_id in known:
             self._forget(request_id)
 
-    def reset_prefix_cache(self) -> None:
-        """Drops cached pages that no request uses."""
-        if self._supervisor.is_ready:  # else the next engine's cache is empty anyway
-            self._supervisor.send(protocol.ResetPrefixCache())
+    async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Drops cached pages that no request uses. Returns whether that was all of them.
+
+        Args:
+            preempt_running: take the pages of running requests too; they are computed again, and their streams go on.
+
+        Raises:
+            EngineDeadError: the engine is gone for good.
+        """
+        await self.start()
+        self.check_health()
+        if not self._supervisor.is_ready:
+            return True  # the next engine's cache is empty
+        answer = self._cache_resets.expect()
+        self._supervisor.send(protocol.ResetPrefixCache(preempt_running))
+        return (await answer).is_empty
 
     async def profile(self, active: bool) -> str | None:
         """Starts or ends a recording of the engine's timeline; returns the path of the file at the end.
@@ -134,8 +148,7 @@ class EngineClient:
         self.check_health()
         if not self._supervisor.is_ready:
             raise EngineError("The engine is being restarted, and records no timeline; try again when it is up.")
-        answer: asyncio.Future[protocol.Profiled] = asyncio.get_running_loop().create_future()
-        self._profiling.append(answer)
+        answer = self._profiles.expect()
         self._supervisor.send(protocol.Profile(active))
         done = await answer
         if done.error is not None:
@@ -201,13 +214,15 @@ class EngineClient:
             case protocol.Heartbeat():
                 self._on_stats(message.stats)
             case protocol.Profiled():
-                self._answer_profile(message)
+                self._profiles.give(message)
+            case protocol.PrefixCacheReset():
+                self._cache_resets.give(message)
             case protocol.WorkersAnswered():
                 self._answer_call(message)
 
     def on_crash(self) -> None:
-        while self._profiling:
-            self._answer_profile(protocol.Profiled(error="The engine ended while it recorded a timeline."))
+        self._profiles.give_all(protocol.Profiled(error="The engine ended while it recorded a timeline."))
+        self._cache_resets.give_all(protocol.PrefixCacheReset(is_empty=True))
         for call_id in self._calls:
             self._answer_call(
                 protocol.WorkersAnswered(call_id, [], error="The engine ended before its workers answered.")
@@ -222,11 +237,6 @@ class EngineClient:
         self._fail(self._tracked, f"The engine is gone: {error}")
 
     # ---------------------------------------------------------------------------------------------------- the requests
-
-    def _answer_profile(self, done: protocol.Profiled) -> None:
-        waiter = self._profiling.popleft()
-        if not waiter.done():  # else the caller is gone
-            waiter.set_result(done)
 
     def _answer_call(self, answer: protocol.WorkersAnswered) -> None:
         waiter = self._calls.get(answer.call_id)

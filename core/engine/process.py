@@ -119,8 +119,7 @@ class EngineProcess:
                 if self._ready is not None:
                     self._send(frontend, self._ready)
             case protocol.ResetPrefixCache():
-                if self._scheduler is not None:
-                    self._scheduler.reset_prefix_cache()
+                self._send(frontend, self._reset_prefix_cache(message.preempt_running))
             case protocol.Profile():
                 self._send(frontend, self._profile(message.active))
             case protocol.CallWorkers():
@@ -157,6 +156,13 @@ class EngineProcess:
         for request_id in request_ids:
             self._owners.pop(request_id, None)
         self._scheduler.abort(request_ids)
+
+    def _reset_prefix_cache(self, preempt_running: bool) -> protocol.PrefixCacheReset:
+        assert self._scheduler is not None, "a frontend asks only after EngineReady"
+        assert self._engine is not None
+        is_empty = self._scheduler.reset_prefix_cache(preempt_running=preempt_running)
+        asyncio.get_running_loop().call_soon(self._engine.fill)  # preempted requests may be all that there is to plan
+        return protocol.PrefixCacheReset(is_empty)
 
     def _profile(self, active: bool) -> protocol.Profiled:
         if active:

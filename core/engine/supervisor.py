@@ -39,7 +39,9 @@ _REMEDIES = {
 }
 
 
-EngineNews = protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled | protocol.WorkersAnswered
+EngineNews = (
+    protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled | protocol.PrefixCacheReset | protocol.WorkersAnswered
+)
 """Messages of an engine that its user gets."""
 
 

@@ -281,19 +281,24 @@ class Scheduler:
         request that is alone always fits, because `add` refuses requests that do not.
         """
         while (added := self._kv.grow(request, num_tokens)) is None:
-            victim = self._running.pop()
-            self._leave_slot(victim)
-            victim.forget_drafts()
-            self._kv.free(victim)
-            victim.status = RequestStatus.WAITING
-            victim.num_preemptions += 1
-            self._num_preemptions += 1
-            self._waiting.push(victim)
+            victim = self._preempt_last()
             if victim is request:
                 return False
         if any(added):
             plan.appended_pages.append((request.slot, added))
         return True
+
+    def _preempt_last(self) -> Request:
+        """Takes pages and slot from the running request that the policy puts last, and lets it wait."""
+        victim = self._running.pop()
+        self._leave_slot(victim)
+        victim.forget_drafts()
+        self._kv.free(victim)
+        victim.status = RequestStatus.WAITING
+        victim.num_preemptions += 1
+        self._num_preemptions += 1
+        self._waiting.push(victim)
+        return victim
 
     # ------------------------------------------------------------------------------------------------------- results
 
@@ -409,8 +414,14 @@ class Scheduler:
             self._in_flight.num_tokens_done,
         )
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets all cached pages that no request uses; True when no page is findable any more."""
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forgets all cached pages that no request uses; True when no page is findable any more.
+
+        Args:
+            preempt_running: take the pages of running requests too; they are computed again from their tokens.
+        """
+        while preempt_running and self._running:
+            self._preempt_last()
         return self._kv.reset_prefix_cache()
 
     def check_invariants(self) -> None:

@@ -92,7 +92,9 @@ class AbortRequests(Struct, array_like=True, tag="abort", frozen=True):
 
 
 class ResetPrefixCache(Struct, array_like=True, tag="reset_prefix_cache", frozen=True):
-    """Forget every cached page that no request uses."""
+    """Forget every cached page that no request uses; answered with `PrefixCacheReset`."""
+
+    preempt_running: bool = False  # running requests give up their pages first, and are computed again
 
 
 class Hello(Struct, array_like=True, tag="hello", frozen=True):
@@ -248,7 +250,13 @@ class WorkersAnswered(Struct, array_like=True, tag="workers_answered"):
     error: str | None = None
 
 
-EngineOutput = StepOutputs | EngineReady | EngineFailed | Heartbeat | Profiled | WorkersAnswered
+class PrefixCacheReset(Struct, array_like=True, tag="prefix_cache_reset"):
+    """`ResetPrefixCache` was done."""
+
+    is_empty: bool  # no page is findable any more; else running requests hold some
+
+
+EngineOutput = StepOutputs | EngineReady | EngineFailed | Heartbeat | Profiled | PrefixCacheReset | WorkersAnswered
 
 # --------------------------------------------------------------------------------------------- engine <-> workers
 

@@ -10,12 +10,14 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from quire.core import envs
 from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.answers import HttpAnswers
 from quire.frontend.http.auth import ApiKeyGuard
+from quire.frontend.http.dev_routes import dev_routes
 from quire.frontend.http.documents import Documentation
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.front_page import FrontPage
@@ -59,6 +61,7 @@ def create_app(
         *openai_routes(engine, server, state, answers, conversations),
         anthropic_routes(Messages(server, engine.model, conversations), answers, errors),
         *control_routes(engine, state),
+        *(dev_routes(engine, state) if envs.read_flag("SERVER_DEV_MODE") else []),
     ]
     return Litestar(
         route_handlers=[

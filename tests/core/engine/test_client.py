@@ -85,6 +85,26 @@ def test_socket_folder_is_private_and_removed() -> None:
     asyncio.run(scenario())
 
 
+def test_prefix_cache_is_reset_under_running_requests() -> None:
+    async def scenario() -> None:
+        config = engine_config(max_model_len=10_000)
+        async with client_of(EngineLauncher(config, worker_factory=NULL_WORKER)) as client:
+            assert await client.reset_prefix_cache()
+            stream = Stream(client, "a", list(range(100)), 8000)
+            while not stream.token_ids:
+                await asyncio.sleep(0)
+            assert not await client.reset_prefix_cache()
+            assert await client.reset_prefix_cache(preempt_running=True)
+            assert await stream.finish_reason() is FinishReason.LENGTH
+            assert len(stream.token_ids) == 8000
+            assert stream.last is not None
+            assert stream.last.num_preemptions == 1
+        with pytest.raises(EngineDeadError):
+            await client.reset_prefix_cache()
+
+    asyncio.run(scenario())
+
+
 def test_no_timeline_of_an_engine_that_is_gone() -> None:
     async def scenario() -> None:
         async with client_of(EngineLauncher(engine_config(), worker_factory=NULL_WORKER)) as client:

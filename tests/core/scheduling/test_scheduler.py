@@ -334,6 +334,20 @@ def test_a_finished_request_leaves_its_prompt_for_the_next() -> None:
     assert harness.plans[-4].num_scheduled == [20]
 
 
+def test_pages_of_running_requests_are_reset_only_when_that_is_asked() -> None:
+    harness = Harness(depth=2)
+    prompt = list(range(100, 120))
+    harness.add("a", prompt, max_tokens=40)
+    while len(harness.streams["a"].token_ids) < 5:
+        harness.step()
+    assert not harness.scheduler.reset_prefix_cache()
+    assert harness.scheduler.stats().num_preemptions == 0
+    assert harness.scheduler.reset_prefix_cache(preempt_running=True)
+    assert harness.scheduler.stats().num_preemptions == 1
+    harness.run()
+    assert harness.streams["a"].token_ids == alone(make_request("a", prompt, max_tokens=40), 128)[0]
+
+
 def test_salts_keep_prompts_apart() -> None:
     harness = Harness()
     for request_id, salt in (("a", "x"), ("b", "y"), ("c", None), ("d", "x")):

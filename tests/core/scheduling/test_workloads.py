@@ -95,6 +95,27 @@ def test_outputs_do_not_depend_on_the_schedule(case: dict, depth: int, policy: s
     expect_outputs(harness, requests)
 
 
+@pytest.mark.parametrize(("depth", "drafting"), [(1, False), (3, False), (2, True)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_running_requests_survive_that_their_pages_are_taken(case: dict, depth: int, drafting: bool) -> None:
+    rng = random.Random(f"{case} {depth}")
+    drafter = FakeDrafter(depth) if drafting else None
+    harness = Harness(max_model_len=MAX_MODEL_LEN, depth=depth, drafter=drafter, **case)
+    requests = random_requests(rng, 40)
+    pending = list(reversed(requests))
+    while pending or harness.scheduler.has_unfinished():
+        if pending and rng.random() < 0.7:
+            assert harness.offer(pending.pop()) is None
+        if rng.random() < 0.1:
+            assert harness.scheduler.reset_prefix_cache(preempt_running=True)
+            assert harness.scheduler.stats().kv_cache_usage == 0
+        if harness.scheduler.has_unfinished() or harness.in_flight:
+            harness.step()
+    harness.run()
+    assert harness.scheduler.stats().num_preemptions
+    expect_outputs(harness, requests)
+
+
 GROUPS = {
     "a window alone": [window(6)],
     "all and a window": [FULL, window(9)],

@@ -1,0 +1,130 @@
+"""Routes for operators and routers, asked of a real server."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.servers import ServerProcess
+
+KEY, HUB_TOKEN = "opensesame", "hf_donottell"
+SHARED = "The quick brown fox jumps over the lazy dog, again and again, until the page is full of it. " * 4
+
+
+@pytest.fixture(scope="module")
+def dev_server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server for developers, with a key."""
+    process = ServerProcess(
+        tmp_path_factory.mktemp("dev"), str(checkpoint("llama")), "--served-model-name", "tiny", "--api-key", KEY,
+        "--hf-token", HUB_TOKEN, "--enable-server-load-tracking", "--enable-prompt-tokens-details",
+        env={"QUIRE_SERVER_DEV_MODE": "1", "HF_TOKEN": HUB_TOKEN, "QUIRE_LOGGING_PREFIX": "mark: "},
+    )  # fmt: skip
+    yield process.wait_until_ready()
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def http(dev_server: ServerProcess) -> Iterator[httpx.Client]:
+    """A client with the key."""
+    with httpx.Client(base_url=dev_server.base_url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client:
+        yield client
+
+
+def complete(http: httpx.Client, prompt: str, **fields: Any) -> dict[str, Any]:
+    answer = http.post("/v1/completions", json={"model": "tiny", "prompt": prompt, "max_tokens": 2, **fields})
+    return answer.raise_for_status().json()
+
+
+def num_cached(http: httpx.Client, prompt: str) -> int:
+    return complete(http, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+# --------------------------------------------------------------------------------------------------------- development
+
+
+def test_hits_disappear_with_a_reset(http: httpx.Client) -> None:
+    complete(http, SHARED)
+    assert num_cached(http, SHARED) > 0
+    assert http.post("/reset_prefix_cache").json() == {"success": True}
+    assert num_cached(http, SHARED) == 0
+    assert num_cached(http, SHARED) > 0
+    assert http.post("/reset_prefix_cache", params={"reset_external": True}).json() == {"success": True}
+    assert num_cached(http, SHARED) == 0
+
+
+def test_running_requests_go_on_after_a_reset(dev_server: ServerProcess, http: httpx.Client) -> None:
+    fields: dict[str, Any] = {"max_tokens": 700, "ignore_eos": True, "seed": 7, "temperature": 1.0}
+    expected = complete(http, SHARED, **fields)["choices"][0]["text"]
+    begun, texts = threading.Event(), []
+
+    def stream() -> None:
+        client = openai.OpenAI(base_url=f"{dev_server.base_url}/v1", api_key=KEY)
+        extra = {"ignore_eos": fields.pop("ignore_eos")}
+        for chunk in client.completions.create(model="tiny", prompt=SHARED, stream=True, extra_body=extra, **fields):
+            texts.append(chunk.choices[0].text)
+            begun.set()
+
+    reader = threading.Thread(target=stream)
+    reader.start()
+    assert begun.wait(30)
+    held = http.post("/reset_prefix_cache").json()
+    taken = http.post("/reset_prefix_cache", params={"reset_running_requests": "true"}).json()
+    was_running = reader.is_alive()
+    reader.join()
+    assert was_running
+    assert (held, taken) == ({"success": False}, {"success": True})
+    assert "".join(texts) == expected
+    assert "vllm:num_preemptions_total{" in (metrics := http.get("/metrics").text)
+    assert [line.split()[-1] for line in metrics.splitlines() if line.startswith("vllm:num_preemptions_total")] == [
+        "1.0"
+    ]
+
+
+def test_server_info_tells_options_and_variables_but_no_secrets(http: httpx.Client) -> None:
+    answers = [http.get("/server_info", params=params) for params in ({}, {"config_format": "json"})]
+    for answer in answers:
+        assert answer.status_code == 200
+        assert KEY not in answer.text
+        assert HUB_TOKEN not in answer.text
+        info = answer.json()
+        assert set(info) == {"vllm_config", "vllm_env", "system_env"}
+        assert info["vllm_env"]["QUIRE_SERVER_DEV_MODE"] is True
+        assert info["vllm_env"]["QUIRE_LOGGING_PREFIX"] == "mark: "
+        assert not [name for name in info["vllm_env"] if "KEY" in name]
+        assert info["system_env"]["torch_version"]
+    text, parsed = (answer.json()["vllm_config"] for answer in answers)
+    assert "max_num_seqs=" in text
+    assert parsed["limits"]["max_num_seqs"] > 0
+    assert http.get("/server_info", params={"config_format": "yaml"}).status_code == 400
+
+
+def test_the_developers_routes_ask_for_the_key_and_are_documented(dev_server: ServerProcess) -> None:
+    for method, path in (("POST", "/reset_prefix_cache"), ("GET", "/server_info")):
+        assert httpx.request(method, dev_server.base_url + path).status_code == 401
+    paths = httpx.get(f"{dev_server.base_url}/openapi.json").json()["paths"]
+    names = {each["name"] for each in paths["/reset_prefix_cache"]["post"]["parameters"]}
+    assert names == {"reset_running_requests", "reset_external"}
+    assert "/server_info" in paths
+
+
+def test_other_servers_have_no_routes_for_developers(base_url: str) -> None:
+    assert httpx.post(f"{base_url}/reset_prefix_cache").status_code == 404
+    assert httpx.get(f"{base_url}/server_info").status_code == 404
+
+
+# ----------------------------------------------------------------------------------------------------------------- load
+
+
+def test_load_counts_requests_in_flight(dev_server: ServerProcess, http: httpx.Client) -> None:
+    assert http.get("/load").json() == {"server_load": 0}
+    fields = {"model": "tiny", "prompt": SHARED, "max_tokens": 700, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=fields) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert httpx.get(f"{dev_server.base_url}/load").json() == {"server_load": 1}
+        assert list(lines)
+    assert http.get("/load").json() == {"server_load": 0}
