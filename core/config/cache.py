@@ -6,6 +6,8 @@ from msgspec import Meta, Struct
 
 from quire.core.config.types import Positive
 
+DEFAULT_MEMORY_SHARE = 0.92
+
 
 class CacheConfig(Struct, frozen=True, kw_only=True):
     """Memory for the KV cache and what is kept in it."""
@@ -14,14 +16,13 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Tokens per page; 16 when unset.")
     ] = None
     gpu_memory_utilization: Annotated[
-        float,
+        Annotated[float, Meta(gt=0, le=1)] | None,
         Meta(
-            gt=0,
-            le=1,
-            description="Share of the device's memory for weights, workspace and KV cache (of free RAM on a CPU).",
+            description="Share of the device's memory for weights, workspace and KV cache; 0.92 when unset. On a CPU a "
+            "share of the free RAM; when unset, the KV cache gets 4 GiB, or what one request of full length takes.",
             extra={"aliases": ["--device-memory-utilization"]},
         ),
-    ] = 0.92
+    ] = None
     kv_cache_memory_bytes: Annotated[
         Positive | None,
         Meta(
@@ -30,7 +31,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Meta(description="Type of cached keys and values; auto is the model's."),
+        Meta(
+            description="Type of cached keys and values; auto is the model's.",
+            extra={"otherwise": "Keys and values in 8 bits or less are not there yet."},
+        ),
     ] = "auto"
     num_gpu_blocks_override: Annotated[
         Positive | None, Meta(description="Use exactly this many pages, on any device; for tests of preemption.")
@@ -40,5 +44,15 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     ] = None
     prefix_caching_hash_algo: Annotated[
         Literal["sha256"],
-        Meta(description="Hash that names a page's content; collision-resistant, so nobody can forge a hit."),
+        Meta(
+            description="Hash that names a page's content; collision-resistant, so nobody can forge a hit.",
+            extra={
+                "otherwise": "Drop this flag: the hash is of token ids alone, which is reproducible in any process."
+            },
+        ),
     ] = "sha256"
+
+    @property
+    def memory_share(self) -> float:
+        """`gpu_memory_utilization`, or its default."""
+        return self.gpu_memory_utilization or DEFAULT_MEMORY_SHARE

@@ -3,7 +3,7 @@
 Command-line flags, YAML keys, Python keywords, the documentation and validation all derive from the groups.
 """
 
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -68,8 +68,9 @@ def convert_group(kind: type, values: dict[str, Any]) -> Any:
         if str(values.get(name)).lower() == "none" and values[name] is not None:
             return convert_group(kind, {**values, name: None})
         choices = _choices(kind, name)
-        remedy = f" Choose from {', '.join(choices)}." if choices else ""
-        raise ConfigError(f"{name}: {text.split(' - at')[0]} (got {values.get(name)!r}).{remedy}") from None
+        remedy = f" Choose from {', '.join(choices)}. {_otherwise(kind, name)}".rstrip() if choices else ""
+        problem = "There is no such value" if choices else text.split(" - at")[0]
+        raise ConfigError(f"{name}: {problem} (got {values.get(name)!r}).{remedy}") from None
 
 
 def _choices(kind: type, name: str) -> list[str]:
@@ -77,3 +78,11 @@ def _choices(kind: type, name: str) -> list[str]:
     annotation = get_type_hints(kind).get(name)
     members = [annotation, *get_args(annotation)]
     return [repr(value) for member in members if get_origin(member) is Literal for value in get_args(member)]
+
+
+def _otherwise(kind: type, name: str) -> str:
+    """What a field says of values that it does not take, if anything."""
+    annotation = get_type_hints(kind, include_extras=True)[name]
+    if get_origin(annotation) is not Annotated:
+        return ""
+    return next((meta.extra["otherwise"] for meta in annotation.__metadata__ if "otherwise" in (meta.extra or {})), "")

@@ -23,9 +23,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         str | None, Meta(description="Branch, tag or commit of the tokenizer on the hub.")
     ] = None
     hf_token: Annotated[
-        str | None,
+        str | bool | None,
         Meta(
-            description="Token for gated repositories on the hub; without a value, the one that `hf auth login` saved.",
+            description="Token for gated repositories on the hub; without a value, the one that `hf auth login` saved, "
+            "which then must be there.",
             extra={"value_optional": True},
         ),
     ] = None
@@ -41,7 +42,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Meta(
             description="Make weights smaller as they are loaded: int8 keeps those of linear layers, embeddings and "
             "the output layer left out, as one byte each with a scale for each output.",
-            extra={"aliases": ["-q"]},
+            extra={
+                "aliases": ["-q"],
+                "otherwise": "Quantised checkpoints are not read yet; use one in bfloat16, float16 or float32.",
+            },
         ),
     ] = None
     max_model_len: Annotated[

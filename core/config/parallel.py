@@ -14,7 +14,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
     distributed_executor_backend: Annotated[
         Literal["uni", "mp"] | None,
         Meta(
-            description="uni runs the worker in the engine process, mp gives each its own; by worker count when unset."
+            description="uni runs the worker in the engine process, mp gives each its own; by worker count when unset.",
+            extra={"otherwise": "Workers run on one machine, without Ray."},
         ),
     ] = None
     allow_insecure_serialization: Annotated[

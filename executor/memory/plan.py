@@ -1,6 +1,6 @@
 """The memory plan: how many KV-cache pages fit beside the weights. Arithmetic, but for calls that ask the machine.
 
-budget = device memory * gpu_memory_utilization - weights - workspace        unless the options name the bytes or pages
+budget = device memory * its share - weights - workspace        unless the options name the bytes or pages
 """
 
 from bisect import bisect_right
@@ -85,8 +85,9 @@ def plan_cache(
 ) -> CachePlan:
     """Divides the device's memory.
 
-    Without `--kv-cache-memory-bytes` a CPU gets 4 GiB (more if one request of full length needs it), and nothing more
-    than `max_num_seqs` requests of full length could fill; other devices use all that is left.
+    A device gives its share, and the KV cache gets what weights and workspace leave of it. On a CPU nobody may have
+    named a share: then the cache gets 4 GiB, or more if one request of full length needs it. And it gets no more than
+    `max_num_seqs` requests of full length could fill.
 
     Raises:
         ModelLoadError: no request of `max_model_len` tokens fits; the message says what is missing and what would help.
@@ -109,8 +110,9 @@ def plan_cache(
     else:
         budget = _usable(cache, memory) - needs.weights_bytes - needs.workspace_bytes
         if device == "cpu":
-            cap = DEFAULT_CPU_CACHE_BYTES if fit_max_model_len else max(DEFAULT_CPU_CACHE_BYTES, full_request)
-            budget = min(budget, cap, max_num_seqs * full_request)
+            budget = min(budget, max_num_seqs * full_request)
+            if cache.gpu_memory_utilization is None:
+                budget = min(budget, max(DEFAULT_CPU_CACHE_BYTES, 0 if fit_max_model_len else full_request))
     num_pages = max(0, budget) // needs.page_bytes
     fitting = pages.longest(num_pages, max_model_len)
     if fitting < (1 if fit_max_model_len else max_model_len):
@@ -194,7 +196,7 @@ def _asked_bytes(cache: CacheConfig, device: str) -> int | None:
 
 
 def _usable(cache: CacheConfig, memory: DeviceMemory) -> int:
-    return min(memory.free_bytes, int(memory.total_bytes * cache.gpu_memory_utilization))
+    return min(memory.free_bytes, int(memory.total_bytes * cache.memory_share))
 
 
 def _too_much_asked(asked: int, most: int, needs: MemoryNeeds, memory: DeviceMemory) -> str:
@@ -224,7 +226,7 @@ def _too_little(
         share = (wanted + needs.weights_bytes + needs.workspace_bytes) / memory.total_bytes
         # Rounded up to four places, and worth saying only if the share is what limits.
         share = -(-share * 10_000 // 1) / 10_000
-        if cache.gpu_memory_utilization < share <= 1 and cache.kv_cache_memory_bytes is None:
+        if cache.memory_share < share <= 1 and cache.kv_cache_memory_bytes is None:
             remedies.append(f"--gpu-memory-utilization {share:.4f}")
     if not remedies:
         remedies = ["a smaller model, a smaller --max-num-batched-tokens, or --tensor-parallel-size on more devices"]

@@ -80,7 +80,7 @@ def _hint(folder: Path) -> str:
 
 
 def _download(
-    repository: str, flag: str, revision: str | None, patterns: list[str], token: str | None, cache: str | None
+    repository: str, flag: str, revision: str | None, patterns: list[str], token: str | bool | None, cache: str | None
 ) -> Path:
     # Imported here, because a local model does not need the hub client, whose import takes 0.3 s.
     import huggingface_hub
@@ -107,6 +107,10 @@ def _download(
                 f"it is not in the hub's cache{at} while the hub cannot be reached (or HF_HUB_OFFLINE is set). "
                 "Download it on a machine with network, and pass its folder or --download-dir."
             ),
+        ),
+        (
+            errors.LocalTokenNotFoundError,
+            lambda: "--hf-token asks for the token that `hf auth login` saved, and there is none: log in, or name it.",
         ),
         (errors.HfHubHTTPError, lambda: "the hub answered with an error; try again later."),
         (OSError, lambda: "downloading it failed; check the network and the space on disk."),

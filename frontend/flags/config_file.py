@@ -90,6 +90,8 @@ def _value(action: argparse.Action, value: Any, text: Any) -> Any:
         return action.type(text if isinstance(value, str) else json.dumps(value))
     if value is None:
         return _convert(action, "None")
+    if isinstance(value, bool) and action.nargs == "?":
+        return value
     if action.nargs in ("+", "*"):
         return [_convert(action, item) for item in (text if isinstance(text, list) else [text])]
     return _convert(action, text)

@@ -93,7 +93,7 @@ class CommandParser(argparse.ArgumentParser):
         if field.is_list and not field.is_json:
             shared |= {"nargs": "+", "action": "extend" if field.repeatable else ListAction}
         elif field.value_optional:
-            shared |= {"nargs": "?"}
+            shared |= {"nargs": "?", "const": True}
         if field.required:
             shared |= {"required": True}
         group.add_argument(*names, type=field, metavar=field.metavar, help=text, **shared)

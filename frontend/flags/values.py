@@ -65,6 +65,7 @@ class Field:
     parse: str | None = None
     aliases: list[str] = field(default_factory=list)
     value_optional: bool = False
+    otherwise: str | None = None
     repeatable: bool = False  # a list whose flag adds to it each time
 
     @property
@@ -119,7 +120,8 @@ class Field:
             value = self._convert(text)
             return value if self.is_list and not self.is_json else self.validate(value)
         except (ValueError, msgspec.ValidationError) as error:
-            raise argparse.ArgumentTypeError(f"{error} (got {text!r})") from None
+            otherwise = f". {self.otherwise}" if self.otherwise else ""
+            raise argparse.ArgumentTypeError(f"{error} (got {text!r}){otherwise}") from None
 
     def _convert(self, text: str) -> Any:
         if self.is_json:
@@ -201,8 +203,10 @@ def _describe(group: str, item: mi.Field, annotated: Any) -> Field:
         extra = dict(kind.extra or {})
         kind = kind.type
     nullable = isinstance(kind, mi.UnionType)
-    if isinstance(kind, mi.UnionType):
-        (kind,) = [member for member in kind.types if not isinstance(member, mi.NoneType)]
+    value_optional = extra.get("value_optional", False)
+    if isinstance(kind, mi.UnionType):  # with null, and with a bool where the flag may stand alone
+        others = (mi.NoneType, mi.BoolType) if value_optional else mi.NoneType
+        (kind,) = [member for member in kind.types if not isinstance(member, others)]
     is_list = isinstance(kind, mi.ListType)
     if isinstance(kind, mi.ListType) and extra.get("parse") != "json":
         kind = kind.item_type
@@ -210,6 +214,6 @@ def _describe(group: str, item: mi.Field, annotated: Any) -> Field:
     default = item.default if make_default is msgspec.NODEFAULT else make_default()
     return Field(
         group, item.name, default, description, kind, annotated, nullable, is_list,
-        parse=extra.get("parse"), aliases=extra.get("aliases", []), value_optional=extra.get("value_optional", False),
-        repeatable=extra.get("repeatable", False),
+        parse=extra.get("parse"), aliases=extra.get("aliases", []), value_optional=value_optional,
+        otherwise=extra.get("otherwise"), repeatable=extra.get("repeatable", False),
     )  # fmt: skip

@@ -206,7 +206,7 @@ def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
         "num_cpu_blocks": "0",
         "cache_dtype": cache.kv_cache_dtype,
         "enable_prefix_caching": str(limits.enable_prefix_caching),
-        "gpu_memory_utilization": str(cache.gpu_memory_utilization),
+        "gpu_memory_utilization": str(cache.memory_share),
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
         "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
     }

@@ -46,6 +46,8 @@ def test_a_cpu_gets_four_gibibytes_unless_told(monkeypatch: pytest.MonkeyPatch) 
     assert plan(**cpu, max_model_len=65536) == CachePlan(4096, 65536), "one full-length request must fit"
     assert plan(**cpu, max_model_len=65536, fit_max_model_len=True) == CachePlan(2048, 32768)
     assert plan(**cpu, gpu_memory_utilization=0.13).num_pages == 512
+    assert plan(**cpu, gpu_memory_utilization=0.2).num_pages == 4096, "a share that is named has no other limit"
+    assert plan(**cpu, gpu_memory_utilization=0.2, max_num_seqs=2).num_pages == 512
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "6.5")
     assert plan(**cpu).num_pages == 3328
     monkeypatch.setenv("QUIRE_CPU_KVCACHE_SPACE", "1")

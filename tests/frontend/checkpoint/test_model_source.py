@@ -70,6 +70,15 @@ class TestFinding:
         with pytest.raises(ConfigError, match=r"not in the hub's cache at revision 'v2'.*HF_HUB_OFFLINE"):
             model_source.find_model(model, LoadConfig(download_dir=str(tmp_path)))
 
+    def test_a_saved_token_that_is_asked_for_must_be_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(ConfigError, match="the token that `hf auth login` saved, and there is none"):
+            model_source.find_model(ModelConfig(model="some/model", hf_token=True), LoadConfig())
+
     def test_a_hub_model_in_the_cache_needs_no_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         cached = tmp_path / "models--some--model"

@@ -46,7 +46,7 @@ def test_help_all_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     parser = CommandParser("quire serve", "Serve a model.")
     serve.add_arguments(parser)
     assert [flag for flag in parser.fields if flag not in text] == []
-    assert "[0.92]" in text
+    assert "[8000]" in text
 
 
 def test_help_on_a_group(capsys: pytest.CaptureFixture[str]) -> None:

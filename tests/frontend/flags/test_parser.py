@@ -105,7 +105,7 @@ def test_null_negative_and_auto() -> None:
 def test_aliases_and_optional_values() -> None:
     assert engine("--device-memory-utilization", "0.5").cache.gpu_memory_utilization == 0.5
     assert engine("-tp=2").parallel.tensor_parallel_size == 2
-    assert engine("--hf-token", "--seed", "3").model == EngineArgs.from_flat(seed=3).model
+    assert engine("--hf-token", "--seed", "3").model == EngineArgs.from_flat(hf_token=True, seed=3).model
     assert engine("--hf-token", "secret").model.hf_token == "secret"
 
 
@@ -161,6 +161,7 @@ def test_the_model_may_stand_alone_or_after_its_flag(usage_error: Usage) -> None
         (["--max-num-seq", "1"], ["did you mean --max-num-seqs?"]),
         (["--zzzzzz"], ["no option --zzzzzz", "--help=all"]),
         (["-z"], ["no option -z"]),
+        (["--quantization", "awq"], ["choose from int8", "'awq'", "Quantised checkpoints are not read yet"]),
         (["--ssl-keyfile", "key.pem"], ["--ssl-certfile"]),
     ],
 )
@@ -185,6 +186,7 @@ def test_config_file_sets_and_the_command_line_wins(config_file: Callable[[str],
         hf-overrides: {rope_theta: 10000.0, deep: {list: [1, 2]}}
         allowed-origins: ["*"]
         max-model-len: auto
+        hf-token: true
         """
     )
     args = parse("--config", path, "--max-num-seqs", "8", "--hf-overrides.x", "1")
@@ -196,6 +198,7 @@ def test_config_file_sets_and_the_command_line_wins(config_file: Callable[[str],
     assert options.model.served_model_name == ["a", "b"]
     assert options.model.hf_overrides == {"rope_theta": 10000.0, "deep": {"list": [1, 2]}, "x": 1}
     assert options.model.max_model_len == -1
+    assert options.model.hf_token is True
     assert (args.server_config.api_key, args.server_config.allowed_origins) == (["one"], ["*"])
     assert parse(f"--config={path}", "mine").engine_args.model.model == "mine"
     assert parse(f"--config={path}", "--model", "mine").engine_args.model.model == "mine"
