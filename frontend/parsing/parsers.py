@@ -10,23 +10,31 @@ from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.frontend.parsing.call_ids import CHAT_PREFIX, mistral_call_id, random_call_id, with_mistral_ids
 from quire.frontend.parsing.call_shape import CallShape
+from quire.frontend.parsing.escaped_newlines import NewlineLog
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.harmony import Harmony, read_harmony
 from quire.frontend.parsing.json_calls import BareArguments, JsonCalls
+from quire.frontend.parsing.kept_reasoning import KeptReasoning
+from quire.frontend.parsing.muse_glimmer import MuseMessages
 from quire.frontend.parsing.output_parser import EventParser, Machine, OutputParser, Stage, read_calls
 from quire.frontend.parsing.plugins import PluginStage, ReasoningParser, ToolParser, load_plugin
 from quire.frontend.parsing.reader import Reader, Sink
-from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat
+from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat, ReasoningShape
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
 from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
 ToolSource: TypeAlias = CallShape | Harmony | type[ToolParser]
-ReasoningSource: TypeAlias = ReasoningFormat | Harmony | type[ReasoningParser]
+ReasoningSource: TypeAlias = ReasoningShape | Harmony | type[ReasoningParser]
 
 _HARMONY_TOOLS = "openai"
 _HARMONY_REASONING = "openai_gptoss"
 _IDENTITY = "identity"
+_OTHER_REASONING: dict[str, ReasoningShape] = {
+    "minimax_m2_append_think": KeptReasoning(),
+    "muse_glimmer": MuseMessages(),
+}
+_FRAMED = frozenset({"kimi_k3", "muse_glimmer"})  # their calls stand in messages, which the reasoning parser reads
 _REQUIRED_CALLS = JsonCalls(bare=True, listed=True, arguments_key="parameters")
 
 
@@ -66,7 +74,8 @@ class OutputParsers:
         auto_tools: bool = True,
     ) -> None:
         self._tools = find_tool_parser(tool_parser, tool_plugin)
-        self._reasoning = find_reasoning_parser(reasoning_parser, reasoning_plugin)
+        frame = tool_parser if tool_parser in _FRAMED else None
+        self._reasoning = find_reasoning_parser(reasoning_parser or frame, reasoning_plugin)
         self._auto_tools = auto_tools and self._tools is not None
         harmony = [isinstance(each, Harmony) for each in (self._tools, self._reasoning) if each is not None]
         if any(harmony) and not all(harmony):
@@ -75,6 +84,8 @@ class OutputParsers:
                 "neither goes with another parser."
             )
         self._mistral = tool_parser == "mistral"
+        breaks = isinstance(self._reasoning, ReasoningFormat) and self._reasoning.escaped_newlines
+        self._log_type = NewlineLog if breaks else EventLog
 
     @property
     def finds_calls(self) -> bool:
@@ -123,7 +134,7 @@ class OutputParsers:
         """
         choice = choice or ToolChoice()
         form = self._tool_format(tools, choice)
-        log = EventLog(mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix))
+        log = self._log_type(mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix))
         stages: list[Stage] = []
         if isinstance(self._tools, Harmony) or isinstance(self._reasoning, Harmony):
             reader = Reader()
@@ -154,7 +165,11 @@ class OutputParsers:
         form = self._reasoning
         if not isinstance(form, ReasoningFormat) or prompt_text.rstrip().endswith(form.end):
             return None
-        return ReasoningMarks(None if form.is_opened(prompt_text) else form.begin[0], form.end[0])
+        if not form.is_opened(prompt_text):
+            return ReasoningMarks(form.begin[0], form.end[0])
+        pairs = zip(form.begin, form.end, strict=False)
+        ends = [end for begin, end in pairs if prompt_text.rstrip().endswith(begin)]
+        return ReasoningMarks(None, ends[0] if ends else form.end[0])
 
     @property
     def _structured(self) -> CallShape | Harmony | None:
@@ -179,7 +194,7 @@ def tool_parser_names() -> list[str]:
 
 def reasoning_parser_names() -> list[str]:
     """Every name that `--reasoning-parser` takes without a plugin."""
-    return sorted((*REASONING_FORMATS, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY))
+    return sorted((*REASONING_FORMATS, *_OTHER_REASONING, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY))
 
 
 def find_tool_parser(name: str | None, plugin: str | None = None) -> ToolSource | None:
@@ -213,7 +228,7 @@ def find_reasoning_parser(name: str | None, plugin: str | None = None) -> Reason
     name_of_format = REASONING_ALIASES.get(name, name)
     if name_of_format == _HARMONY_REASONING:
         return Harmony()
-    form = REASONING_FORMATS.get(name_of_format)
+    form = REASONING_FORMATS.get(name_of_format) or _OTHER_REASONING.get(name_of_format)
     if form is None:
         known = ", ".join(sorted((*reasoning_parser_names(), *added)))
         raise ConfigError(f"--reasoning-parser: there is no parser {name!r}; there are {known}.")
@@ -228,7 +243,7 @@ def _open_calls(form: CallShape | type[ToolParser], log: EventLog, tools: Sequen
 
 
 def _open_reasoning(
-    form: ReasoningFormat | type[ReasoningParser],
+    form: ReasoningShape | type[ReasoningParser],
     log: EventLog,
     content: Sink,
     prompt_text: str,

@@ -1,9 +1,25 @@
 """Reasoning between two markers before the answer, and each model's markers."""
 
+from typing import Protocol
+
 from msgspec import Struct
 
 from quire.frontend.parsing.event_log import EventLog, FramedText
 from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
+
+
+class ReasoningShape(Protocol):
+    """How a model sets its reasoning apart."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+
+    def is_opened(self, prompt_text: str) -> bool:
+        """Whether an answer to this prompt begins within reasoning."""
+
+    def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
+        """Reads a whole answer: reasoning goes to the log, everything else to `content`."""
 
 
 class ReasoningFormat(Struct, frozen=True, kw_only=True):
@@ -19,6 +35,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         cites: reasoning and answers name their sources, as in `<co>text</co: 0:[1]>`; the marks are dropped.
         yields_to: beginnings of calls, which end reasoning that the model forgot to close.
         dropped: markers that are never content.
+        escaped_newlines: the model writes a line break as a backslash and a letter.
     """
 
     begin: tuple[str, ...] = ("<think>",)
@@ -30,6 +47,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
     cites: bool = False
     yields_to: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    escaped_newlines: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -50,7 +68,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             opened: the answer begins within reasoning.
             calls: calls are parsed in the content, so a call may end reasoning.
         """
-        ends = self._markers(self.end + (self.yields_to if calls else ()))
+        ends = self._markers(self.end + (self.yields_to if calls else ()) + self.dropped)
         begins = Markers(self.begin + self.dropped)
         if opened:
             log.reasoning_begins()
@@ -67,8 +85,10 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             log.reasoning_begins()
         while True:
             if reasoning:
-                found = yield from self._until(reader, ends, log.reasoning)
-                if not found:
+                while found := (yield from self._until(reader, ends, log.reasoning)):
+                    if found in self.end or found not in self.dropped:
+                        break
+                else:
                     return
                 log.reasoning_ends()
                 if found in self.yields_to:
@@ -158,8 +178,26 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "hunyuan_a13b": ReasoningFormat(answers=(("<answer>", "</answer>"),)),
     "hy_v3": _HUNYUAN,
     "hy_v4": _HUNYUAN,
+    "k2_horizon": ReasoningFormat(
+        begin=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+        end=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+        opened=True,
+        yields_to=("<ifm|tool_calls>",),
+    ),
     "kimi_k2": ReasoningFormat(yields_to=("<|tool_calls_section_begin|>",)),
+    "kimi_k3": ReasoningFormat(
+        begin=("<|open|>think<|sep|>",),
+        end=("<|close|>think<|sep|>",),
+        yields_to=("<|open|>tools<|sep|>",),
+        dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    "minicpmv": ReasoningFormat(
+        yields_to=(_ANGLE,),
+        dropped=("<|im_end|>", *(f"<{bar}reserved_{index}{bar}>" for bar in ("", "|") for index in range(12, 16))),
+        escaped_newlines=True,
+    ),
     "minimax_m2": ReasoningFormat(opened=True, yields_to=("<minimax:tool_call>",)),
+    "minimax_m3": ReasoningFormat(begin=("<mm:think>",), end=("</mm:think>",), anywhere=True),
     "mistral": ReasoningFormat(
         begin=("[THINK]", "<think>"), end=("[/THINK]", "</think>"), anywhere=True, yields_to=("[TOOL_CALLS]",)
     ),

@@ -90,4 +90,4 @@ def _assemble(tags: CallTags, choice: ToolChoice, one: bool) -> dict[str, Any]:
     section = {"type": "tag", "begin": tags.section[0], "content": group, "end": tags.section[1]}
     if choice.mode == "auto":
         return {"type": "triggered_tags", "triggers": [tags.trigger], "tags": [section], "stop_after_first": True}
-    return section
+    return {"type": "sequence", "elements": [tags.before, section]} if tags.before else section

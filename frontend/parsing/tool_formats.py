@@ -1,6 +1,8 @@
 """Each model's format of calls. One description serves both the parser and the grammar."""
 
+from quire.frontend.parsing.attribute_calls import AttributeCalls, Tag
 from quire.frontend.parsing.call_shape import CallShape
+from quire.frontend.parsing.element_calls import ElementCalls
 from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.keyed_calls import KeyedCalls
 from quire.frontend.parsing.literals import ESCAPED, GEMMA4
@@ -67,6 +69,22 @@ def _hunyuan(name_end: str, gap: str) -> XmlCalls:
         style="glm_xml",
     )
 
+
+_K3_RESPONSE = {  # the answer, which may precede Kimi K3's calls; the prompt may have opened it
+    "type": "optional",
+    "content": {
+        "type": "sequence",
+        "elements": [
+            {"type": "optional", "content": {"type": "const_string", "value": "<|open|>response<|sep|>"}},
+            {
+                "type": "tag",
+                "begin": "",
+                "content": {"type": "any_text", "excludes": ["<|open|>", "<|close|>"]},
+                "end": "<|close|>response<|sep|>",
+            },
+        ],
+    },
+}
 
 TOOL_FORMATS: dict[str, CallShape] = {
     "apertus": KeyedCalls(begin="<|tools_prefix|>", end="<|tools_suffix|>"),
@@ -136,6 +154,18 @@ TOOL_FORMATS: dict[str, CallShape] = {
         begin=("<|action_start|><|plugin|>",), end=("<|action_end|>",), arguments_key="parameters", gap="\n"
     ),
     "jamba": JsonCalls(begin=("<tool_calls>",), end=("</tool_calls>",), listed=True),
+    "k2_horizon": XmlCalls(
+        section=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        call_begin="<ifm|tool_call>",
+        call_end="</ifm|tool_call>",
+        key_begin="<ifm|arg_key>",
+        key_ends={"</ifm|arg_key>": ""},
+        type=("<ifm|arg_type>", "</ifm|arg_type>"),
+        value_begin="<ifm|arg_value>",
+        value_end="</ifm|arg_value>",
+        grouped=True,
+        json=JsonCalls(begin=("<ifm|tool_call>",), end=("</ifm|tool_call>",)),
+    ),
     "kimi_k2": NamedCalls(
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         call_begin="<|tool_call_begin|>",
@@ -143,11 +173,31 @@ TOOL_FORMATS: dict[str, CallShape] = {
         call_end="<|tool_call_end|>",
         indexed=True,
     ),
+    "kimi_k3": AttributeCalls(
+        section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        call=Tag("<|open|>call", "<|sep|>", "<|close|>call<|sep|>"),
+        name="tool",
+        number="index",
+        argument=Tag("<|open|>argument", "<|sep|>", "<|close|>argument<|sep|>"),
+        key="key",
+        type="type",
+        style="kimi_k3_xml",
+        before=_K3_RESPONSE,
+    ),
     "lfm2": PythonCalls(begin=("<|tool_call_start|>",), end=("<|tool_call_end|>",), echoed=True),
     "llama3_json": _LLAMA,
     "llama4_pythonic": PythonCalls(begin=("<|python_start|>",), end=("<|python_end|>",), bare=True),
     "longcat": JsonCalls(begin=("<longcat_tool_call>",), end=("</longcat_tool_call>",), gap="\n"),
     "mimo": _qwen_xml("<tool_call>", "</tool_call>", trim=""),
+    "minicpm5": AttributeCalls(
+        call=Tag("<function", ">", "</function>"),
+        name="name",
+        argument=Tag("<param", ">", "</param>"),
+        key="name",
+        gap="\n",
+        offered=True,
+        escaped=True,
+    ),
     "minimax": JsonCalls(begin=("<tool_calls>",), end=("</tool_calls>",), gap="\n"),
     "minimax_m2": XmlCalls(
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
@@ -161,12 +211,21 @@ TOOL_FORMATS: dict[str, CallShape] = {
         gap="\n",
         style="minimax_xml",
     ),
+    "minimax_m3": ElementCalls(namespace="]<]minimax[>[", style="minimax_m3_xml"),
     "mistral": NamedCalls(
         call_begin="[TOOL_CALLS]",
         name_end="[ARGS]",
         name_end_optional=True,
         call_id="[CALL_ID]",
         older=JsonCalls(begin=("[TOOL_CALLS]",), listed=True),
+    ),
+    "muse_glimmer": AttributeCalls(
+        section=("<atem:function_calls>", "</atem:function_calls>"),
+        call=Tag("<atem:invoke", ">", "</atem:invoke>"),
+        name="name",
+        argument=Tag("<atem:parameter", ">", "</atem:parameter>"),
+        key="name",
+        gap="\n",
     ),
     "olmo3": PythonCalls(begin=("<function_calls>",), end=("</function_calls>",)),
     "phi4_mini_json": JsonCalls(begin=("functools",), listed=True),

@@ -20,7 +20,12 @@ def argument_types(tool: Tool | None, argument: str) -> frozenset[str]:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not isinstance(schema, dict):
         return frozenset()
-    return frozenset(_types(properties.get(argument), schema, 0))
+    return schema_types(properties.get(argument), schema)
+
+
+def schema_types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
+    """The JSON types that `schema`, a part of `root`, allows; empty if it does not say."""
+    return frozenset(_types(schema, root, 0))
 
 
 def _types(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:

@@ -38,6 +38,8 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
         trim: white space around strings that belongs to the format: "newline" (one on each side), "space" or "".
         grouped: one section contains all calls; otherwise each call has its own section.
         gap: white space that the model writes between tags.
+        type: markers before and after a value's type, which the model may write before the value.
+        json: the format of a call that is written as a JSON object instead.
         style: XGrammar's name for this notation of arguments, if there is one.
         older: another format that a section may hold.
     """
@@ -55,6 +57,8 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     trim: str = ""
     grouped: bool = False
     gap: str = ""
+    type: tuple[str, str] | None = None
+    json: JsonCalls | None = None
     style: str = ""
     older: JsonCalls | None = None
 
@@ -67,6 +71,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
         every = (*(self.section or ()), self.call_begin, self.name_end, self.call_end, self.key_begin, *self.key_ends)
+        every += self.type or ()
         every += (self.value_begin, self.value_end, *re.split(r"\w+(?=<)", self.wrapper[0]), self.wrapper[1])
         return tuple(marker for marker in every if marker)
 
@@ -137,7 +142,9 @@ class _Call:
 
     def read(self) -> Steps[None]:
         form, reader, log = self._form, self._reader, self._log
-        yield from reader.space()
+        if (yield from reader.space()) == "{" and form.json:
+            yield from form.json.read(form.call_begin, reader, log, self._tools)
+            return
         name = yield from reader.word(_NAME)
         if form.name_end:
             yield from reader.expect(form.name_end)
@@ -195,6 +202,7 @@ class _Call:
         end = yield from reader.accept(*form.key_ends)
         if form.value_begin:
             yield from reader.space()
+        written = (yield from self._read_type()) if form.type else ""
         if not end or (form.value_begin and not (yield from reader.accept(form.value_begin))):
             if (yield from reader.peek()):  # else the text ends here
                 self._junk.append(form.key_begin + key + end)
@@ -202,7 +210,19 @@ class _Call:
         typing = form.key_ends[end]
         if typing == "string":
             return key.strip(), _STRING
-        return key.strip(), frozenset() if typing == "json" else argument_types(self._tools.get(name), key.strip())
+        types = frozenset() if typing == "json" else argument_types(self._tools.get(name), key.strip())
+        if written and (not types or (written in types)):
+            types = _STRING if written == "any" else frozenset({written})
+        return key.strip(), types
+
+    def _read_type(self) -> Steps[str]:
+        """Reads the type of the next value, if the model writes one; returns it, or ""."""
+        begin, end = self._form.type or ("", "")
+        pieces: list[str] = []
+        if (yield from self._reader.accept(begin)):
+            yield from self._reader.until(Markers((end,)), pieces.append)
+            yield from self._reader.space()
+        return "".join(pieces).partition("[")[0].strip().lower()
 
     def _read_value(self, types: frozenset[str]) -> Steps[str | None]:
         """Passes on a value. Returns "" after `value_end`, another marker that ended the value, or None at the end."""

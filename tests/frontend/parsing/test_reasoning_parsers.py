@@ -45,6 +45,21 @@ HANDWRITTEN = [
     ("hunyuan_a13b", "<think>\nHm.\n</think>\n<answer>\nHello!\n</answer>", "Hm.", "Hello!"),
     ("hy_v3", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
     ("hy_v4", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
+    ("k2_horizon", "Hm.</ifm|think>Hello!", "Hm.", "Hello!"),
+    ("k2_horizon", "<ifm|think_fast>Hm.</ifm|think_fast>Hello!", "Hm.", "Hello!"),
+    ("kimi_k3", "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Hello!<|close|>response<|sep|>"
+     "<|close|>message<|sep|>", "Hm.", "Hello!"),
+    ("kimi_k3", "Hello!<|close|>response<|sep|><|close|>message<|sep|>", "", "Hello!"),
+    ("minicpmv", "<think><reserved_12>A\\nb</think><|reserved_13|>`a\\n` $\\nu$ a\\\\n c\\r\\nd\\<|im_end|>", "A\nb",
+     "`a\\n` $\\nu$ a\\\\n c\nd\\"),
+    ("minimax_m2_append_think", "Hm.\n</think>\n\nHello!", "", "<think>Hm.\n</think>\n\nHello!"),
+    ("minimax_m3", "<mm:think>Hm.</mm:think>Hello!", "Hm.", "Hello!"),
+    ("minimax_m3", "</mm:think>Hello!", "", "Hello!"),
+    ("muse_glimmer", " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Hello!<|eot|>",
+     "Hm.", "Hello!"),
+    ("muse_glimmer", " to=self<|message|>Hm, to=5. to=user<|message|>Hello!<|eot|>", "Hm, to=5.", "Hello!"),
+    ("muse_glimmer", " <|message|>Hello!", "", "Hello!"),
+    ("muse_glimmer", " Hello!", "", " Hello!"),
     ("kimi_k2", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
     ("minimax_m2", "Hm.\n</think>\n\nHello!", "Hm.", "Hello!"),
     ("mistral", "[THINK]Hm.[/THINK]Hello!", "Hm.", "Hello!"),
@@ -62,7 +77,8 @@ HANDWRITTEN = [
     ("step3", "Hm.\n</think>\nHello!", "Hm.", "Hello!"),
     ("step3p5", "Hm.\n</think>\nHello!", "Hm.", "Hello!"),
 ]  # fmt: skip
-FORMATS = [*REASONING_FORMATS, "openai_gptoss"]
+FORMATS = [*REASONING_FORMATS, "openai_gptoss", "muse_glimmer"]
+KEEPING = "minimax_m2_append_think"
 
 
 def written(name: str, thought: str, answer: str) -> str:
@@ -70,13 +86,15 @@ def written(name: str, thought: str, answer: str) -> str:
     if name == "openai_gptoss":
         final = f"<|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
         return f"<|channel|>analysis<|message|>{thought}<|end|>{final}"
+    if name == "muse_glimmer":
+        return f" to=self<|message|>{thought}<|eom|><|start|>assistant to=user<|message|>{answer}<|eot|>"
     form = REASONING_FORMATS[name]
     begin, end = form.answers[0] if form.answers else ("", "")
     return f"{form.begin[0]}\n{thought}\n{form.end[0]}\n\n{begin}{answer}{end}"
 
 
 def test_every_format_has_a_handwritten_sample():
-    assert {name for name, *_ in HANDWRITTEN} == set(FORMATS)
+    assert {name for name, *_ in HANDWRITTEN} == {*FORMATS, KEEPING}
 
 
 def test_names_are_those_of_vllm():

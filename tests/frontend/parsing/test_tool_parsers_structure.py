@@ -45,7 +45,8 @@ MOVE: Call = ("move", {"to": {"x": 1}})
 REQUIRED = ToolChoice(mode="required")
 
 FORMATS = [*TOOL_FORMATS, "openai"]
-WITHOUT = {"functiongemma", "gemma4", "lfm2", "llama4_pythonic", "olmo3", "pythonic", "step3"}
+WITHOUT = {"functiongemma", "gemma4", "k2_horizon", "lfm2", "llama4_pythonic"}
+WITHOUT |= {"minicpm5", "muse_glimmer", "olmo3", "pythonic", "step3"}
 WITH = [name for name in FORMATS if name not in WITHOUT]
 SINGLE = {"openai"}
 

@@ -1,8 +1,11 @@
 """Calls in each model's format: written by hand after the models' templates and cards, and rendered by shape."""
 
+import html
 import json
 from typing import Any
 
+from quire.frontend.parsing.attribute_calls import AttributeCalls
+from quire.frontend.parsing.element_calls import ElementCalls
 from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.keyed_calls import KeyedCalls
@@ -13,6 +16,11 @@ from quire.frontend.parsing.tools import Tool
 from quire.frontend.parsing.xml_calls import XmlCalls
 
 Call = tuple[str, dict[str, Any]]
+
+_STOPS = {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "array"}]}}
+_LEG = {"type": "object", "properties": {"to": {"type": "string"}, "via": _STOPS}}
+_DEEP = {"type": "object", "properties": {"er": {"type": "object", "properties": {"null": {"type": "null"}}}}}
+_OPTIONS = {"type": "object", "properties": {"deep": _DEEP}}
 
 TOOLS = [
     Tool(
@@ -28,10 +36,10 @@ TOOLS = [
             "type": "object",
             "properties": {
                 "legs": {"type": "array", "items": {"$ref": "#/$defs/Leg"}},
-                "options": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+                "options": {"anyOf": [_OPTIONS, {"type": "null"}]},
                 "note": {"type": "string"},
             },
-            "$defs": {"Leg": {"type": "object", "properties": {"to": {"type": "string"}}}},
+            "$defs": {"Leg": _LEG},
         },
     ),
     Tool(name="ping", parameters={"type": "object", "properties": {}}),
@@ -65,6 +73,10 @@ def render(form: Any, calls: list[Call]) -> str:
             return _render_xml(form, calls)
         case PythonCalls():
             return _render_python(form, calls)
+        case AttributeCalls():
+            return _render_attributes(form, calls)
+        case ElementCalls():
+            return _render_elements(form, calls)
         case Harmony():
             return "".join(
                 f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
@@ -130,6 +142,44 @@ def _render_parameter(form: XmlCalls, key: str, value: Any) -> str:
     end = next((end for end, typing in form.key_ends.items() if typing == kind), next(iter(form.key_ends)))
     newline = "\n" if form.trim == "newline" else ""
     return f"{form.key_begin}{key}{end}{form.value_begin}{newline}{text}{newline}{form.value_end}"
+
+
+def _render_attributes(form: AttributeCalls, calls: list[Call]) -> str:
+    rendered = []
+    for index, (name, arguments) in enumerate(calls, 1):
+        number = f' {form.number}="{index}"' if form.number else ""
+        text = f'{form.call.begin} {form.name}="{name}"{number}{form.call.header_end}{form.gap}'
+        for key, value in arguments.items():
+            kinds = {str: "string", bool: "boolean", int: "number", list: "array", dict: "object"}
+            kind = f' {form.type}="{kinds[type(value)]}"' if form.type else ""
+            body = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            body = html.escape(body, quote=False) if form.escaped else body
+            text += f'{form.argument.begin} {form.key}="{key}"{kind}{form.argument.header_end}{body}{form.argument.end}'
+            text += form.gap
+        rendered.append(text + form.call.end)
+    if not form.section:
+        return form.gap.join(rendered)
+    before, after = form.section
+    return before + form.gap + form.gap.join(rendered) + form.gap + after
+
+
+def _render_elements(form: ElementCalls, calls: list[Call]) -> str:
+    def element(name: str, value: Any) -> str:
+        if isinstance(value, dict):
+            body = "".join(element(key, each) for key, each in value.items())
+        elif isinstance(value, list):
+            body = "".join(element("item", each) for each in value)
+        else:
+            body = value if isinstance(value, str) else json.dumps(value)
+        return f"{form.namespace}<{name}>{body}{form.namespace}</{name}>"
+
+    rendered = [
+        f'{form.namespace}<invoke name="{name}">'
+        + "".join(element(key, value) for key, value in arguments.items())
+        + f"{form.namespace}</invoke>"
+        for name, arguments in calls
+    ]
+    return "\n".join([form.triggers[0], *rendered, form.stray[0]])
 
 
 def _render_python(form: PythonCalls, calls: list[Call]) -> str:
@@ -381,12 +431,45 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "",
     ),
     (
+        "k2_horizon",
+        "So.<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Paris</ifm|arg_value>"
+        "<ifm|arg_key>days</ifm|arg_key>\n<ifm|arg_value> 3 </ifm|arg_value></ifm|tool_call>\n"
+        "<ifm|tool_call>ping</ifm|tool_call></ifm|tool_calls>",
+        [_DAYS, ("ping", {})],
+        "So.",
+    ),
+    (
+        "k2_horizon",  # the typed notation, with a type that the schema leaves open
+        "<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string</ifm|arg_type>"
+        "<ifm|arg_value>Paris</ifm|arg_value><ifm|arg_key>id</ifm|arg_key><ifm|arg_type>string</ifm|arg_type>"
+        "<ifm|arg_value>7</ifm|arg_value></ifm|tool_call></ifm|tool_calls>",
+        [("get_weather", {"city": "Paris", "id": "7"})],
+        "",
+    ),
+    (
+        "k2_horizon",  # the notation in JSON
+        '<ifm|tool_calls><ifm|tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</ifm|tool_call>\n'
+        '<ifm|tool_call> {"name": "ping", "arguments": {}} </ifm|tool_call></ifm|tool_calls>',
+        [_PARIS, ("ping", {})],
+        "",
+    ),
+    (
         "kimi_k2",  # an id without an index makes no call
         "So.<|tool_calls_section_begin|><|tool_call_begin|>functions.ping.0 <|tool_call_argument_begin|>{"
         '"a": "}"} <|tool_call_end|><|tool_call_begin|>get_weather:7 <|tool_call_argument_begin|> {"city": "Paris"} '
         "<|tool_call_end|><|tool_call_begin|>ping<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
         [_PARIS],
+        "So.",
+    ),
+    (
+        "kimi_k3",
+        "<|open|>response<|sep|>So.<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Paris'
+        '<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="ping" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>",
+        [_DAYS, ("ping", {})],
         "So.",
     ),
     (
@@ -416,10 +499,71 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "",
     ),
     (
+        "minicpm5",
+        'So.\n<function name="get_weather"><param name="city">a &lt; "b"</param><param name="days">3</param></function>'
+        "<functionname='ping'>\n</function>",
+        [("get_weather", {"city": 'a < "b"', "days": 3}), ("ping", {})],
+        "So.",
+    ),
+    (
+        "minicpm5",  # other functions than those offered are text
+        '<function name="get_weather"><param name="city"><![CDATA[Pa<b>\n&amp;]]></param></function>'
+        '<function name="f"><param name="x">1',
+        [("get_weather", {"city": "Pa<b>\n&amp;"})],
+        '<function name="f"><param name="x">1',
+    ),
+    (
+        "minicpm5",  # all arguments in one
+        "<function name=\"get_weather\"><param name=\"properties\">{'city': 'Paris', 'days': 3}</param></function>",
+        [_DAYS],
+        "",
+    ),
+    (
+        "minimax_m3",
+        'So.]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris'
+        "]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke "
+        "name='book_trip'>]<]minimax[>[<legs>]<]minimax[>[<item>]<]minimax[>[<to>A]<]minimax[>[</to>"
+        "]<]minimax[>[</item>]<]minimax[>[</legs>]<]minimax[>[<options>]<]minimax[>[</options>"
+        "]<]minimax[>[<note>\n  a <b>\n]<]minimax[>[</note>]<]minimax[>[<x>1]<]minimax[>[</x>"
+        "]<]minimax[>[<x>hi ]<]minimax[>[<k>v]<]minimax[>[</k>]<]minimax[>[</x>"
+        "]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name=ping>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+        [
+            _DAYS,
+            (
+                "book_trip",
+                {"legs": [{"to": "A"}], "options": {}, "note": "\n  a <b>\n", "x": ["1", {"k": "v", "$text": "hi "}]},
+            ),
+            ("ping", {}),
+        ],
+        "So.",
+    ),
+    (
+        "minimax_m3",  # from the first malformed element on, arguments are dropped
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris'
+        "]<]minimax[>[</city>junk]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+        [_PARIS],
+        "",
+    ),
+    (
         "minimax_m2",
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
         '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="ping">\n</invoke>\n</minimax:tool_call>',
         [_DAYS, ("ping", {})],
+        "",
+    ),
+    (
+        "muse_glimmer",  # calls that reasoning mentions are not made
+        ' to=self<|message|>Not <atem:invoke name="ping"></atem:invoke> to=5.<|eom|><|start|>assistant to=get_weather'
+        '<|message|><atem:function_calls>\n<atem:invoke name="get_weather.get_weather">\n<atem:parameter name="city">'
+        'Paris</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls><|eom|><|start|>assistant to=user<|message|>So.<|eot|>",
+        [_DAYS],
+        "So.",
+    ),
+    (
+        "muse_glimmer",  # without any message
+        '<atem:function_calls><atem:invoke name="ping"></atem:invoke></atem:function_calls>',
+        [("ping", {})],
         "",
     ),
     (

@@ -1,0 +1,91 @@
+"""Muse Glimmer's messages: reasoning, calls and the answer are messages to a recipient, in one text.
+
+` to=self<|message|>...<|eom|><|start|>assistant to=user<|message|>...<|eot|>`; the prompt ends with
+`<|start|>assistant`. Only messages to a function hold calls: reasoning and answers may mention them.
+"""
+
+import re
+
+from msgspec import Struct
+
+from quire.frontend.parsing.event_log import EventLog
+from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
+
+_MARKERS = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+_ENDS = ("<|eom|>", "<|eot|>")
+_BODY_ENDS = Markers((*_MARKERS, "to="))
+_NAME = re.compile(r"[\w.\-]*")
+_HEADER = re.compile(r"[^<]*")
+
+
+class MuseMessages(Struct, frozen=True):
+    """Muse Glimmer's messages."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Literals of the format that may be special tokens."""
+        return _MARKERS
+
+    def is_opened(self, prompt_text: str) -> bool:
+        """Whether an answer to this prompt begins within reasoning."""
+        return prompt_text.endswith("to=self<|message|>")
+
+    def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
+        """Reads a whole answer: calls go to `content`, and so does text without any message; all else to the log."""
+        messages = _Messages(log, content)
+        found = ""
+        if opened:
+            messages.open("self")
+        else:
+            reader.start_record()
+            yield from reader.space()
+            space = reader.stop_record()
+            found = yield from reader.accept("<|start|>", "<|message|>", "to=")
+            if not found:
+                content(space)
+        while found := found or (yield from reader.until(_BODY_ENDS, messages.write)):
+            if found in _ENDS:
+                messages.close()
+            else:
+                yield from _read_header(found, reader, messages)
+            found = ""
+
+
+class _Messages:
+    """Passes each message's text on. Text before the first message is content, text between two is dropped."""
+
+    def __init__(self, log: EventLog, content: Sink) -> None:
+        self._log = log
+        self._content = content
+        self._thinks = False
+        self.write: Sink = content
+
+    def open(self, recipient: str) -> None:
+        """Begins a message; a message without a recipient is for the user."""
+        self.close()
+        self._thinks = recipient == "self"
+        if self._thinks:
+            self._log.reasoning_begins()
+            self.write = self._log.reasoning
+        else:
+            self.write = self._log.text if recipient in ("", "user") else self._content
+
+    def close(self) -> None:
+        """Ends the message, if any."""
+        if self._thinks:
+            self._log.reasoning_ends()
+        self._thinks = False
+        self.write = lambda _: None
+
+
+def _read_header(found: str, reader: Reader, messages: _Messages) -> Steps[None]:
+    """Reads a message's header, whose first marker was just read. What is no header is text."""
+    if found == "<|message|>":
+        messages.open("")
+        return
+    header = yield from reader.word(_NAME if found == "to=" else _HEADER)
+    if (yield from reader.accept("<|message|>")):
+        recipient = header if found == "to=" else header.partition("to=")[2].strip()
+        messages.open(recipient)
+    elif found == "to=":
+        messages.write(found + header)
