@@ -50,7 +50,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "requests": "checkpoint metrics outputs text grammar",
         "async_llm": "checkpoint metrics outputs launch text grammar requests",
         "llm": "outputs progress launch text requests async_llm",
-        "chat": "checkpoint outputs text parsing requests async_llm",
+        "chat": "checkpoint outputs text grammar parsing requests async_llm",
         "http": "async_llm chat",
         "anthropic": "checkpoint parsing chat http",
         "openai": "outputs text parsing requests async_llm chat http",

@@ -127,7 +127,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             sampling={**sampling, "logprobs": None, "structured_outputs": form},
             call_prefix=CALL_PREFIX,
             **answer,
-        ).checked(format_field=None if form is None else FORMAT)
+        ).checked()
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

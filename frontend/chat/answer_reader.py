@@ -80,10 +80,13 @@ class AnswerReader:
         return self._parsers.thinking_marks(prompt_text, encode)
 
     def _constraint(self, chat: ChatInput, prompt_text: str) -> StructuredOutputsParams | None:
-        """The constraint on answers after the reasoning: the client's format, or the calls that the client requires."""
+        """The constraint on answers after the reasoning: the client's format, or calls, or either of the two."""
         asked: StructuredOutputsParams | None = chat.sampling.get("structured_outputs")
         functions, choice = chat.tools.functions, chat.tools.choice
-        if functions and (calls := self._parsers.constraint(functions, choice)) is not None:
+        if asked is not None and choice.mode == "auto":
+            if (tag := self._parsers.calls_alone(functions, choice)) is not None:
+                asked = constraints.or_calls(asked, tag)
+        elif functions and (calls := self._parsers.constraint(functions, choice)) is not None:
             asked = constraints.of_calls(calls)
         if asked is None:
             return None

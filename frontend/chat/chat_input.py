@@ -4,7 +4,6 @@ from typing import Any, Self
 
 from msgspec import Struct, field
 
-from quire.core.errors import ParameterError
 from quire.frontend.chat.list_price import check_lists
 from quire.frontend.chat.tool_fields import ToolSet, check_messages
 from quire.frontend.parsing.call_ids import CHAT_PREFIX
@@ -68,23 +67,14 @@ class ChatInput(Struct, frozen=True, kw_only=True):
         total = sum(100 + (len(each) if isinstance(each, str) else 1000 * _num_parts(each)) for each in contents)
         return total + 500 * (len(self.tools.described or ()) + len(self.documents or ()))
 
-    def checked(self, *, format_field: str | None = None) -> Self:
+    def checked(self) -> Self:
         """This input, once its fields are found not to contradict each other.
-
-        Args:
-            format_field: the client's field that constrains the answer's form; None without one.
 
         Raises:
             ParameterError: the field, by name.
         """
         check_lists(self.sampling, self.num_choices)
         check_messages(self.messages)
-        if self.tools.choice.mode != "none" and format_field is not None:
-            raise ParameterError(
-                f"tools and {format_field} contradict each other: an answer is either a call or has that format. "
-                "Leave one out, or set tool_choice to none.",
-                param=format_field,
-            )
         return self
 
 

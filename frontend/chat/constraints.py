@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from quire.core.wire.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
+from quire.frontend.grammar.structural_tag import read_format
 from quire.frontend.parsing.parsers import CallConstraint, ReasoningMarks
 
 
@@ -14,6 +15,18 @@ def of_calls(constraint: CallConstraint) -> StructuredOutputsParams:
     if constraint.structural_tag is not None:
         return StructuredOutputsParams(structural_tag=constraint.structural_tag)
     return StructuredOutputsParams(json=constraint.json_schema)
+
+
+def or_calls(asked: StructuredOutputsParams, calls: dict[str, Any]) -> StructuredOutputsParams:
+    """The constraint that makes an answer either follow the client's format or consist of calls.
+
+    Args:
+        calls: the calls as a structural tag.
+    """
+    form = _format(asked)
+    if form is None:
+        return asked
+    return _as_tag(asked, {"type": "or", "elements": [calls["format"], form]})
 
 
 def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None) -> StructuredOutputsParams:
@@ -30,15 +43,27 @@ def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None
     whole: dict[str, Any] = {"type": "sequence", "elements": [thought, gap, form]}
     if marks.begin is not None:  # reasoning is optional
         whole = {"type": "or", "elements": [whole, form]}
-    tag = {"type": "structural_tag", "format": whole}
+    return _as_tag(asked, whole)
+
+
+def _as_tag(asked: StructuredOutputsParams, form: dict[str, Any]) -> StructuredOutputsParams:
+    """The format as a structural tag, with the options of `asked`."""
+    tag = {"type": "structural_tag", "format": form}
     return msgspec.structs.replace(asked, **{**dict.fromkeys(CONSTRAINT_KINDS), "structural_tag": tag})
 
 
 def _format(asked: StructuredOutputsParams) -> dict[str, Any] | None:
-    """The constraint as a part of a structural tag; None if it cannot be one."""
+    """The constraint as a part of a structural tag; None if it is malformed, which the compiler reports."""
+    try:
+        return _read_format(asked)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _read_format(asked: StructuredOutputsParams) -> dict[str, Any]:
     match asked.kind:
         case "json":
-            return {"type": "json_schema", "json_schema": asked.json} if isinstance(asked.json, dict) else None
+            return {"type": "json_schema", "json_schema": _decoded(asked.json)}
         case "json_object":
             return {"type": "json_schema", "json_schema": {"type": "object"}}
         case "regex":
@@ -48,5 +73,9 @@ def _format(asked: StructuredOutputsParams) -> dict[str, Any] | None:
         case "choice":
             return {"type": "regex", "pattern": "|".join(map(re.escape, asked.choice or ()))}
         case "structural_tag":
-            tag = asked.structural_tag
-            return tag.get("format") if isinstance(tag, dict) else None
+            return read_format(_decoded(asked.structural_tag))
+
+
+def _decoded(given: Any) -> Any:
+    """A value that a client may also send as JSON text."""
+    return msgspec.json.decode(given) if isinstance(given, str) else given

@@ -202,6 +202,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.logprob_token_ids and not self.logprobs:
             raise ParameterError("logprob_token_ids needs logprobs=true.", param="logprob_token_ids")
+        if isinstance(self.tool_choice, dict) and self.format_field not in (None, "response_format"):
+            raise ParameterError(
+                f"{self.format_field} and a tool_choice that names a function contradict each other: the answer is a "
+                "call. Leave one out.",
+                param=self.format_field,
+            )
 
     def to_chat_input(self) -> ChatInput:
         """The request in the form that all protocols share.
@@ -237,7 +243,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             beams=self.beam_fields() if self.use_beam_search else None,
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
-        ).checked(format_field=self.format_field)
+        ).checked()
 
     def echoed(self, role: str) -> str:
         """With `echo`, the last message's text if the answer continues in the same role; else empty."""

@@ -160,6 +160,16 @@ class OutputParsers:
         schema = tool_call_schema(tools, choice)
         return CallConstraint(json_schema=schema) if schema else None
 
+    def calls_alone(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+        """The structural tag of an answer that consists of calls, though the model may make none.
+
+        Returns:
+            None if calls are not parsed, or no structural tag describes them.
+        """
+        if not self._auto_tools or self._structured is None:
+            return None
+        return tool_call_structure(self._structured, tools, ToolChoice(mode="required", max_calls=choice.max_calls))
+
     def reasoning_marks(self, prompt_text: str) -> ReasoningMarks | None:
         """The markers around the reasoning in an answer to this prompt; None if there is none, or none is described."""
         form = self._reasoning

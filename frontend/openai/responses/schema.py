@@ -195,7 +195,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             call_prefix=CALL_PREFIX,
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
-        ).checked(format_field=form.format_field)
+        ).checked()
 
 
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any, cast
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -251,11 +252,75 @@ def test_parsed_outputs_come_after_reasoning(client: openai.OpenAI) -> None:
     assert isinstance(response.output_parsed, Sum)
 
 
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+EXTRACT = "Extract the data as JSON. Ben is 42 years old. Keys: name (string), age (integer)."
+PERSON_SCHEMA: Any = {**Person.model_json_schema(), "additionalProperties": False}
+PERSON: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON_SCHEMA}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_an_answer_is_a_call_or_has_the_format(client: openai.OpenAI, stream: bool, effort: Any) -> None:
+    """Agents of typed answers send tools and a format with each request. A bias keeps the model from calling."""
+
+    def message(question: str, **options: Any) -> Any:
+        options |= {"response_format": PERSON, "tools": [WEATHER, CLOCK], "reasoning_effort": effort}
+        options |= {"max_tokens": 200, "temperature": 0}
+        messages: Any = [{"role": "user", "content": question}]
+        if stream:
+            with client.chat.completions.stream(model="quire-demo", messages=messages, **options) as events:
+                return events.get_final_completion().choices[0]
+        return client.chat.completions.create(model="quire-demo", messages=messages, **options).choices[0]
+
+    called = message(QUESTION)
+    [call] = called.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", asked("Paris"))
+    assert called.finish_reason == "tool_calls"
+    assert not called.message.content
+    begin: Any = httpx.post(str(client.base_url.join("/tokenize")), json={"prompt": "<tool_call>"}).json()["tokens"]
+    answered = message(EXTRACT, logit_bias={str(begin[0]): -100})
+    assert Person.model_validate_json(answered.message.content)
+    assert not answered.message.tool_calls
+    assert answered.finish_reason == "stop"
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})]
+    "form",
+    [
+        {"response_format": PERSON},
+        {"structured_outputs": {"json": json.dumps(Person.model_json_schema())}},
+        {"guided_regex": "yes|no"},
+    ],
 )
-def test_an_answer_is_a_call_or_has_a_format(client: openai.OpenAI, field: str, value: Any) -> None:
+def test_a_call_stands_beside_every_kind_of_format(client: openai.OpenAI, form: dict[str, Any]) -> None:
+    """A question for the weather gets a call; a call that the client requires takes the format's place."""
+    for choice in ("auto", "required"):
+        message = ask(client, tool_choice=choice, extra_body=form).choices[0].message
+        assert [call.function.name for call in message.tool_calls] == ["get_weather"]
+        assert not message.content
+    assert not ask(client, tool_choice="none", max_tokens=20, extra_body=form).choices[0].message.tool_calls
+
+
+def test_a_named_function_and_a_constraint_of_vllms_contradict(client: openai.OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    assert ask(client, tool_choice=named, extra_body={"response_format": PERSON}).choices[0].message.tool_calls
     with pytest.raises(openai.BadRequestError, match="contradict each other") as caught:
-        ask(client, extra_body={field: value})
-    assert caught.value.param == field
-    assert ask(client, tool_choice="none", max_tokens=20, extra_body={field: value})
+        ask(client, tool_choice=named, extra_body={"structured_outputs": {"regex": "a"}})
+    assert caught.value.param == "structured_outputs"
+
+
+def test_other_protocols_take_tools_beside_a_format(client: openai.OpenAI, demo_server: ServerProcess) -> None:
+    question: Any = {"temperature": 0, "tools": [{"type": "function", **WEATHER_FUNCTION}], "input": QUESTION}
+    response = client.responses.create(
+        model="quire-demo", text={"format": {"type": "json_schema", "name": "p", "schema": PERSON_SCHEMA}}, **question
+    )
+    assert [item.type for item in response.output] == ["function_call"]
+    body = {"model": "quire-demo", "max_tokens": 100, "temperature": 0, "messages": ASK}
+    body["tools"] = [{"name": "get_weather", "input_schema": WEATHER_FUNCTION["parameters"]}]
+    body["output_config"] = {"format": {"type": "json_schema", "schema": PERSON_SCHEMA}}
+    answer = httpx.post(f"{demo_server.base_url}/v1/messages", json=body, timeout=60).json()
+    assert [part["type"] for part in answer["content"]] == ["tool_use"]
