@@ -69,6 +69,12 @@ def configure(part: str, config: LoggingConfig) -> None:
     root.propagate = False
 
 
+def configure_for_program(part: str, config: LoggingConfig) -> None:
+    """Sets up logging for a program that uses Quire as a library, unless the program has set up logging itself."""
+    if not logging.getLogger("quire").hasHandlers():
+        configure(part, config)
+
+
 def level() -> str:
     """The lowest level that is logged, from `QUIRE_LOGGING_LEVEL`.
 

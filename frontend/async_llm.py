@@ -3,29 +3,34 @@
 import asyncio
 import functools
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.engine.supervisor import EngineStatus
 from quire.core.errors import ConfigError, EngineDeadError
-from quire.core.logging import get_logger
+from quire.core.logging import configure_for_program, get_logger
 from quire.core.wire import function_call
 from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.keywords import read_keywords
+from quire.frontend.launch.not_offered import explain
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.reader import Metric, read_metrics
+from quire.frontend.metrics.stats_log import StatsLog
 from quire.frontend.outputs import RequestOutput
+from quire.frontend.requests.arguments import Tokenization, refuse
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.prompt import Prompt, PromptLike, with_text
 from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
 from quire.frontend.requests.request_builder import RequestBuilder
 from quire.frontend.requests.request_log import RequestLog
@@ -99,12 +104,17 @@ class AsyncLLM:
         )
         self._tokenizer = tokenizer
         self._ready: EngineReady | None = None
+        self._stats_log = StatsLog(metrics) if metrics is not None else None
+        self._logging_stats: asyncio.Task[None] | None = None
         self._end_at_exit = weakref.finalize(self, client.close_nowait)
 
     @classmethod
     def from_engine_args(
         cls,
-        args: EngineArgs | None = None,
+        engine_args: EngineArgs | EngineOptions | None = None,
+        start_engine_loop: bool = True,
+        usage_context: object = None,
+        stat_loggers: Iterable[object] | None = None,
         *,
         usage: Literal["llm", "server"] = "server",
         max_log_len: int | None = None,
@@ -115,7 +125,9 @@ class AsyncLLM:
         """Finds the checkpoint, resolves every option and prepares an engine, which starts with the first use.
 
         Args:
-            args: engine options in groups. They may be keywords instead: `model="...", max_num_seqs=64`.
+            engine_args: engine options. They may be keywords instead: `model="...", max_num_seqs=64`.
+            start_engine_loop: either value means the same, because the first use starts the engine.
+            usage_context: a label of vLLM's telemetry, which Quire does not have.
             usage: sets defaults that differ between offline and online use.
             max_log_len, log_outputs, log_deltas: what the log shows of requests with `enable_log_requests`; see
                 `RequestLog`.
@@ -123,10 +135,15 @@ class AsyncLLM:
         Raises:
             ConfigError: an option or the checkpoint is wrong.
         """
-        if args is not None and options:
+        refuse(stat_loggers=stat_loggers)
+        if engine_args is not None and options:
             raise ConfigError("Give engine options either as EngineArgs or as keywords, not both.")
+        if isinstance(engine_args, EngineOptions):
+            engine_args = engine_args.grouped()
+        engine_args = engine_args or read_keywords(options)
+        configure_for_program(usage, engine_args.observability.logging)
         return cls.from_setup(
-            EngineSetup.from_args(args or read_keywords(options), usage),
+            EngineSetup.from_args(engine_args, usage),
             max_log_len=max_log_len,
             log_outputs=log_outputs,
             log_deltas=log_deltas,
@@ -163,6 +180,8 @@ class AsyncLLM:
         if self._ready is None:
             self._ready = await self.client.start()
             self.limit.max_model_len = self._ready.max_model_len
+            if self._stats_log is not None and self._logging_stats is None:
+                self._logging_stats = asyncio.create_task(self._stats_log.run())
         return self._ready
 
     async def check_health(self) -> None:
@@ -174,23 +193,40 @@ class AsyncLLM:
         return self.client.status()
 
     @property
-    def errored(self) -> bool:
-        """Whether the engine is dead and will not be restarted."""
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine is dead and will not be restarted; None while it is not."""
         try:
             self.client.check_health()
-        except EngineDeadError:
-            return True
-        return False
+        except EngineDeadError as error:
+            return error
+        return None
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead and will not be restarted."""
+        return self.dead_error is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """The same as `errored`."""
+        return self.errored
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken. The first one starts the engine."""
+        return not self.errored
 
     async def aclose(self) -> None:
         """Ends running requests with finish_reason "abort", then the engine, in order."""
         self._requests.close()
         self.async_tokenizer.close()
+        if self._logging_stats is not None:
+            self._logging_stats.cancel()
         await self.client.close()
         self._end_at_exit.detach()
 
-    def shutdown(self) -> None:
-        """Ends the engine by force, without waiting; for use outside an event loop."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Ends the engine by force, without waiting, whatever the timeout; for use outside an event loop."""
         self.async_tokenizer.close()
         self._end_at_exit()
 
@@ -214,6 +250,7 @@ class AsyncLLM:
         add_special_tokens: bool = True,
         truncation: Truncation | None = None,
         fit_context: bool = False,
+        arrival_time: float | None = None,
     ) -> RequestStream:
         """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.
 
@@ -226,6 +263,7 @@ class AsyncLLM:
             cache_salt: only requests with the same salt share pages in the prefix cache.
             truncation: cuts a prompt that is too long; None refuses it.
             fit_context: reduce a `max_tokens` that does not fit the context, instead of refusing it.
+            arrival_time: Unix seconds, from which latencies count; None for now.
 
         Returns:
             The stream of outputs. Close a stream that is not read to its end: that aborts the request.
@@ -241,7 +279,14 @@ class AsyncLLM:
         if truncation is not None:
             read = self.prompts.truncate(read, truncation, sampling.max_tokens)
         return await self._requests.open(
-            read, sampling, request_id, priority=priority, cache_salt=cache_salt, fit_context=fit_context, log=self._log
+            read,
+            sampling,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            fit_context=fit_context,
+            arrival_time=arrival_time,
+            log=self._log,
         )
 
     async def open_beams(
@@ -281,28 +326,67 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         request_id: str,
         *,
+        prompt_text: str | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: object = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields outputs of one request as they arrive; arguments and errors are those of `open`.
+        """Yields outputs of one request as they arrive; errors, and arguments not told here, are those of `open`.
 
         Closing the iterator, or cancelling the task that reads it, aborts the request.
+
+        Args:
+            prompt_text: the text that outputs show for a prompt of token ids.
+            tokenization_kwargs: see `Tokenization.read`.
         """
-        stream = await self.open(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        refuse(
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            data_parallel_rank=data_parallel_rank,
+            session_id=session_id,
+            kv_hints=kv_hints,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
+        )
+        tokenization = Tokenization.read(tokenization_kwargs)
+        stream = await self.open(
+            with_text(prompt, prompt_text),
+            sampling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            add_special_tokens=tokenization.add_special_tokens,
+            truncation=tokenization.truncation,
+        )
         try:
             async for output in stream:
                 yield output
         finally:
             stream.close()
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests. Their streams end with an output with finish_reason "abort". Unknown ids are ignored."""
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """Ends requests. Their streams end with an output with finish_reason "abort". Unknown ids are ignored.
+
+        Args:
+            internal: an id is the same inside the engine and outside, so either value means the same.
+        """
         self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
 
     @property
     def num_unfinished(self) -> int:
         """Number of running requests."""
         return len(self._requests)
+
+    def get_num_unfinished_requests(self) -> int:
+        """The same as `num_unfinished`."""
+        return self.num_unfinished
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Removes the pages that no request uses from the prefix cache. Returns whether no page is left in it.
@@ -313,8 +397,15 @@ class AsyncLLM:
         """
         return await self.client.reset_prefix_cache(preempt_running=reset_running_requests)
 
-    async def start_profile(self) -> None:
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
         """Starts to record a timeline of engine and workers. Needs `profiler_config`."""
+        refuse(profile_prefix=profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
         await self._profile(True)
 
     async def stop_profile(self) -> str | None:
@@ -360,7 +451,30 @@ class AsyncLLM:
             results = await self.client.call_workers(function_call.FUNCTION_CALL, payload)
         return [function_call.unpack(result) for result in results]
 
+    async def do_log_stats(self) -> None:
+        """Logs a line of statistics now, unless the engine has been idle, or `disable_log_stats` is set."""
+        if self._stats_log is not None:
+            self._stats_log.log()
+
     # -------------------------------------------------------------------------------------------------------- facts
+
+    def get_metrics(self) -> list[Metric]:
+        """The metrics at this moment, by vLLM's names.
+
+        Raises:
+            ConfigError: nothing is counted, because of `disable_log_stats`.
+        """
+        if self.metrics is None:
+            raise ConfigError("Nothing is counted with disable_log_stats; start with disable_log_stats=False.")
+        return read_metrics(self.metrics.collect())
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model can do, in vLLM's words."""
+        return ("generate",)
+
+    async def is_tracing_enabled(self) -> bool:
+        """Never: Quire sends no traces."""
+        return False
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -372,6 +486,17 @@ class AsyncLLM:
         """Most tokens of prompt and output together; final when the engine has started."""
         return self.limit.max_model_len
 
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer as Transformers' own class."""
+        from transformers import AutoTokenizer  # imported here: it takes 5 s, and nothing else needs it
+
+        return AutoTokenizer.from_pretrained(str(self.async_tokenizer.tokenizer.folder))
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's defaults for sampling parameters."""
         return self.sampling_input.default_params()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(explain(type(self), name))

@@ -1,28 +1,31 @@
 """The blocking Python API: `LLM(model).generate(prompts)` for scripts and notebooks."""
 
-import asyncio
-import itertools
 import os
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ParameterError
-from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.launch.event_loop import EventLoopThread
+from quire.frontend.launch.engine_options import EngineOptions
+from quire.frontend.launch.not_offered import explain
+from quire.frontend.metrics.reader import Metric
+from quire.frontend.offline.arguments import conversations_of, one_each, prompts_of
+from quire.frontend.offline.batch import Batch, BatchRunner
+from quire.frontend.offline.engine import LLMEngine
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.progress import open_progress
+from quire.frontend.progress import MakeBar, RequestProgress, open_progress
+from quire.frontend.requests.arguments import Tokenization, refuse
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearchOutput
-from quire.frontend.requests.prompt import Prompt, PromptLike
-from quire.frontend.text.chat_template import Message
+from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.text.chat_template import Message, read_template
 
-_TOKENIZED_AT_ONCE = 256
-"""Prompts per batch of tokenization. The engine works on the first batch while the second is tokenized."""
+T = TypeVar("T")
 
-OnOutput = Callable[[RequestOutput], None]
+Conversations = Sequence[Message] | Sequence[Sequence[Message]]
+ContentChoice = Literal["auto", "string", "openai"]
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -37,93 +40,180 @@ class LLM:
 
     Args:
         model: folder or hub id; None for the embedded demo model.
-        options: any engine option, by the flag's name: `max_model_len=4096`, `tensor_parallel_size=2`.
+        chat_template: a Jinja template for `chat`, or a file with one; None for the checkpoint's.
+        options: any engine option, by the flag's name: `max_model_len=4096`, `tensor_parallel_size=2`. Statistics are
+            neither counted nor logged unless `disable_log_stats=False`.
 
     Raises:
         ConfigError: an option or the checkpoint is wrong.
+
+    Attributes:
+        llm_engine: the engine, and the thread that talks to it.
     """
 
-    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        self._thread = EventLoopThread("quire-llm")
-        try:
-            self._llm = AsyncLLM.from_engine_args(usage="llm", model=model, **options)
-        except BaseException:
-            self._thread.close()
-            raise
-        # The finalizer must not refer to self, or self would never be collected. It runs at interpreter exit, too.
-        self._end = weakref.finalize(self, _end, self._thread, self._llm)
-        self._request_numbers = itertools.count()
-        try:
-            self._thread.run(self._llm.start())
-        except BaseException:
-            self._end()
-            raise
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._chat_template = None if chat_template is None else read_template(os.fspath(chat_template))
+        options.setdefault("disable_log_stats", True)
+        self.llm_engine = LLMEngine(AsyncLLM.from_engine_args(usage="llm", model=model, **options))
+        self._llm = self.llm_engine.async_llm
+        self._batches = BatchRunner(self._llm)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineOptions) -> "LLM":
+        """A model with these options."""
+        return cls(**vars(engine_args))
 
     # --------------------------------------------------------------------------------------------------- generation
 
     def generate(
         self,
         prompts: PromptLike | Sequence[PromptLike],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
-        use_tqdm: bool | None = None,
-        priority: Sequence[int] | None = None,
+        use_tqdm: bool | MakeBar | None = None,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts; outputs are in the order of the prompts.
 
         Args:
-            prompts: one or many; each a text, a list of token ids, `{"prompt_token_ids": [...]}`, or with
-                `enable_prompt_embeds=True` `{"prompt_embeds": rows}`, a tensor or an array [num_tokens, hidden].
+            prompts: one or many; each a text, a list of token ids, a `TextPrompt`, a `TokensPrompt`, or with
+                `enable_prompt_embeds=True` an `EmbedsPrompt`.
             sampling_params: for all prompts, or one each; None for the checkpoint's defaults. If `max_tokens` does not
                 fit the context, the output ends at the context's limit.
-            use_tqdm: show a progress bar; None shows it only on a terminal.
-            priority: one number a prompt; lower runs first, with `scheduling_policy="priority"`.
+            use_tqdm: show a progress bar; None shows it only on a terminal. A function makes the bar, as `tqdm` does.
+            priority: one number for all, or one a prompt; lower runs first, with `scheduling_policy="priority"`.
+            tokenization_kwargs: see `Tokenization.read`.
 
         Raises:
             ParameterError: a prompt or parameter is wrong; all running requests are aborted.
         """
-        many = _listed(prompts)
-        return self._run(many, _one_each(many, sampling_params), priority, use_tqdm, add_special_tokens=True)
+        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        tokenization = Tokenization.read(tokenization_kwargs)
+        return self._run(self._batch(prompts_of(prompts), sampling_params, priority, tokenization), use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool | None = None,
-        tools: list[dict[str, Any]] | None = None,
+        messages: Conversations,
+        sampling_params: Params = None,
+        use_tqdm: bool | MakeBar | None = None,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
-        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        chat_template_content_format: ContentChoice = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or each of several. A conversation is a list of OpenAI-style messages.
+
+        Args:
+            chat_template: a Jinja template for this call; None for the one of `LLM`.
+            tokenization_kwargs: as for `generate`, but special tokens are left to the template.
 
         Raises:
             ParameterError: the template refuses a conversation, or a parameter is wrong.
         """
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        prompts: list[PromptLike] = [
-            self._llm.chat_templates.render(
-                list(conversation),  # type: ignore[arg-type]
-                tools=tools,
-                chat_template=chat_template,
-                content_format=chat_template_content_format,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
-        return self._run(prompts, _one_each(prompts, sampling_params), None, use_tqdm, add_special_tokens=False)
+        batch = self._chat_batch(
+            messages,
+            sampling_params,
+            lora_request,
+            priority,
+            chat_template,
+            chat_template_content_format,
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            chat_template_kwargs,
+            tokenization_kwargs,
+            mm_processor_kwargs,
+        )
+        return self._run(batch, use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: Params = None,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: bool | MakeBar | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Hands prompts to the engine, which works on them from now on, and returns the requests' ids.
+
+        `wait_for_completion` returns their outputs. Arguments and errors are those of `generate`.
+        """
+        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        tokenization = Tokenization.read(tokenization_kwargs)
+        return self._submit(self._batch(prompts_of(prompts), sampling_params, priority, tokenization), use_tqdm)
+
+    def enqueue_chat(
+        self,
+        messages: Conversations,
+        sampling_params: Params = None,
+        use_tqdm: bool | MakeBar | None = None,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentChoice = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Like `enqueue`, with the arguments and errors of `chat`."""
+        batch = self._chat_batch(
+            messages,
+            sampling_params,
+            lora_request,
+            priority,
+            chat_template,
+            chat_template_content_format,
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            chat_template_kwargs,
+            tokenization_kwargs,
+            mm_processor_kwargs,
+        )
+        return self._submit(batch, use_tqdm)
+
+    def wait_for_completion(
+        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool | MakeBar | None = None
+    ) -> list[RequestOutput]:
+        """The outputs of everything that was enqueued, in that order; waits until all are complete.
+
+        Args:
+            output_type: what the outputs are expected to be: `RequestOutput`, the only kind there is.
+
+        Raises:
+            QuireError: the engine failed at a request; the others are aborted.
+        """
+        if output_type is not None and not issubclass(RequestOutput, output_type):
+            raise TypeError(f"Outputs are RequestOutput, not {output_type}.")
+        with open_progress("Generating", self._batches.num_submitted, use_tqdm) as progress:
+            return self.llm_engine.run(self._batches.wait(_counted_by(progress)))
 
     def beam_search(
         self,
         prompts: PromptLike | Sequence[PromptLike],
         params: BeamSearchParams,
-        *,
-        use_tqdm: bool | None = None,
+        lora_request: object = None,
+        use_tqdm: bool | MakeBar | None = None,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest completions of each prompt, best first; outputs are in the order of the prompts.
@@ -131,127 +221,72 @@ class LLM:
         Args:
             prompts: as for `generate`.
             params: for all prompts.
-            use_tqdm: show a progress bar; None shows it only on a terminal.
+            use_tqdm: as for `generate`.
             concurrency_limit: prompts searched at once; None for as many as the engine's queue takes.
 
         Raises:
             ParameterError: a prompt or parameter is wrong; all running searches are aborted.
         """
-        many = _listed(prompts)
+        refuse(lora_request=lora_request)
+        many = prompts_of(prompts)
         with open_progress("Searching", len(many), use_tqdm) as progress:
+            return self.llm_engine.run(self._batches.search(many, params, concurrency_limit, _counted_by(progress)))
 
-            def on_output(output: RequestOutput) -> None:
-                progress.advance(sum(len(each.token_ids) for each in output.outputs))
-
-            return self._thread.run(self._search_all(many, params, concurrency_limit, on_output))
-
-    async def _search_all(
-        self, prompts: list[PromptLike], params: BeamSearchParams, limit: int | None, on_output: OnOutput
-    ) -> list[BeamSearchOutput]:
-        queue = self._llm.config.limits.max_num_queued_reqs or len(prompts) * params.beam_width
-        places = asyncio.Semaphore(limit or max(1, queue // params.beam_width))
-
-        async def search(prompt: PromptLike) -> BeamSearchOutput:
-            async with places:
-                found = await self._llm.open_beams(prompt, params, f"llm-{next(self._request_numbers)}")
-                sequences = await found.sequences()
-                on_output(found.output(sequences))
-                return BeamSearchOutput([found.with_prompt(each) for each in sequences])
-
-        tasks = [asyncio.create_task(search(prompt)) for prompt in prompts]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:  # if a task failed or the caller gave up, the others end
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _run(
+    def _chat_batch(
         self,
-        prompts: list[PromptLike],
-        params: list[SamplingParams | None],
-        priority: Sequence[int] | None,
-        use_tqdm: bool | None,
-        *,
-        add_special_tokens: bool,
-    ) -> list[RequestOutput]:
-        if priority is not None and len(priority) != len(prompts):
-            raise ParameterError(
-                f"priority has {len(priority)} entries for {len(prompts)} prompts; give one each.", param="priority"
+        messages: Conversations,
+        sampling_params: Params,
+        lora_request: object,
+        priority: int | Sequence[int] | None,
+        chat_template: str | None,
+        chat_template_content_format: ContentChoice,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: list[dict[str, Any]] | None,
+        chat_template_kwargs: dict[str, Any] | None,
+        tokenization_kwargs: dict[str, Any] | None,
+        mm_processor_kwargs: dict[str, Any] | None,
+    ) -> Batch:
+        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        tokenization = Tokenization.read(tokenization_kwargs, add_special_tokens=False)
+        prompts = [
+            self._llm.chat_templates.render(
+                conversation,
+                tools=tools,
+                chat_template=chat_template or self._chat_template,
+                content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
             )
-        priorities = list(priority or [0] * len(prompts))
-        with open_progress("Generating", len(prompts), use_tqdm) as progress:
+            for conversation in conversations_of(messages)
+        ]
+        return self._batch(prompts, sampling_params, priority, tokenization)
 
-            def on_output(output: RequestOutput) -> None:
-                progress.advance(output.metrics.num_generation_tokens if output.metrics else 0)
-
-            return self._thread.run(self._generate_all(prompts, params, priorities, add_special_tokens, on_output))
-
-    async def _generate_all(
+    def _batch(
         self,
-        prompts: list[PromptLike],
-        params: list[SamplingParams | None],
-        priorities: list[int],
-        add_special_tokens: bool,
-        on_output: OnOutput,
-    ) -> list[RequestOutput]:
-        """Submits all prompts at once, or as many as the engine's queue takes."""
-        places = asyncio.Semaphore(self._llm.config.limits.max_num_queued_reqs or len(prompts) or 1)
-        tasks: list[asyncio.Task[RequestOutput]] = []
-        try:
-            for start in range(0, len(prompts), _TOKENIZED_AT_ONCE):
-                batch = slice(start, start + _TOKENIZED_AT_ONCE)
-                tokenized = await self._tokenize(prompts[batch], add_special_tokens)
-                for prompt, sampling, priority in zip(tokenized, params[batch], priorities[batch], strict=True):
-                    work = self._generate_one(prompt, sampling, priority, places, on_output)
-                    tasks.append(asyncio.create_task(work))
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:  # if a task failed or the caller gave up, the others end
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        prompts: Sequence[PromptLike],
+        sampling_params: Params,
+        priority: int | Sequence[int] | None,
+        tokenization: Tokenization,
+    ) -> Batch:
+        count = len(prompts)
+        params = one_each("sampling_params", sampling_params, SamplingParams, count, self.get_default_sampling_params())
+        return Batch(prompts, params, one_each("priority", priority, int, count, 0), tokenization)
 
-    async def _tokenize(self, prompts: list[PromptLike], add_special_tokens: bool) -> list[PromptLike | Prompt]:
-        """The prompts, with token ids added to those that are plain text."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        if not texts:
-            return [*prompts]
-        tokenize = self._llm.async_tokenizer.tokenize_batch
-        rows = iter(await tokenize(texts, add_special_tokens=add_special_tokens))
-        return [Prompt(prompt, next(rows)) if isinstance(prompt, str) else prompt for prompt in prompts]
+    def _run(self, batch: Batch, use_tqdm: bool | MakeBar | None) -> list[RequestOutput]:
+        with open_progress("Generating", len(batch.prompts), use_tqdm) as progress:
+            return self.llm_engine.run(self._batches.run(batch, _counted_by(progress)))
 
-    async def _generate_one(
-        self,
-        prompt: PromptLike | Prompt,
-        sampling: SamplingParams | None,
-        priority: int,
-        places: asyncio.Semaphore,
-        on_output: OnOutput,
-    ) -> RequestOutput:
-        sampling = sampling or self.get_default_sampling_params()
-        async with places:
-            stream = await self._llm.open(
-                prompt,
-                sampling.replace(output_kind=RequestOutputKind.FINAL_ONLY),
-                f"llm-{next(self._request_numbers)}",
-                priority=priority,
-                fit_context=True,
-            )
-            try:
-                async for output in stream:
-                    on_output(output)
-                    return output
-            finally:
-                stream.close()
-        raise AssertionError("a stream ends with an output")
+    def _submit(self, batch: Batch, use_tqdm: bool | MakeBar | None) -> list[str]:
+        with open_progress("Adding", len(batch.prompts), use_tqdm) as progress:
+            return self.llm_engine.run(self._batches.submit(batch, lambda: progress.advance(0)))
 
     # -------------------------------------------------------------------------------------------------------- others
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer as Transformers' own class."""
-        from transformers import AutoTokenizer  # imported here: it takes 5 s, and nothing else needs it
-
-        return AutoTokenizer.from_pretrained(str(self._llm.async_tokenizer.tokenizer.folder))
+        return self._llm.get_tokenizer()
 
     @property
     def config(self) -> EngineConfig:
@@ -262,21 +297,54 @@ class LLM:
         """The checkpoint's defaults for sampling parameters."""
         return self._llm.get_default_sampling_params()
 
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Workers of the model. There is one engine, so `include_dp` makes no difference."""
+        return self.config.tensor_parallel_size
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can do, in vLLM's words."""
+        return self.llm_engine.get_supported_tasks()
+
+    def get_metrics(self) -> list[Metric]:
+        """The metrics at this moment, by vLLM's names. Needs `disable_log_stats=False`."""
+        return self._llm.get_metrics()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Calls something on every worker between two steps; see `AsyncLLM.collective_rpc`."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[[Any], T]) -> list[T]:
+        """The results of `func` on each worker's model, by rank; see `LLMEngine.apply_model`."""
+        return self.llm_engine.apply_model(func)
+
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Removes the pages that no request uses from the prefix cache; arguments and result as `AsyncLLM`'s."""
-        return self._thread.run(self._llm.reset_prefix_cache(reset_running_requests, reset_connector))
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
-    def start_profile(self) -> None:
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
         """Starts to record a timeline of engine and workers. Needs `profiler_config`."""
-        self._thread.run(self._llm.start_profile())
+        self.llm_engine.start_profile(profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
 
     def stop_profile(self) -> str | None:
         """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`; returns the file's path."""
-        return self._thread.run(self._llm.stop_profile())
+        return self.llm_engine.stop_profile()
 
     def shutdown(self) -> None:
         """Ends the engine. Idempotent."""
-        self._end()
+        self.llm_engine.shutdown()
 
     def __enter__(self) -> "LLM":
         return self
@@ -284,40 +352,11 @@ class LLM:
     def __exit__(self, *error: object) -> None:
         self.shutdown()
 
+    if not TYPE_CHECKING:
 
-def _end(thread: EventLoopThread, llm: AsyncLLM) -> None:
-    if thread.is_inherited:  # a forked process ends, which must not end its parent's engine
-        return
-    try:
-        if not thread.is_current:  # the garbage collector may run in the event loop's own thread
-            thread.run(llm.aclose())
-    finally:
-        llm.shutdown()
-        thread.close()
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(explain(type(self), name))
 
 
-def _listed(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """The prompts as a list. A list of numbers is one prompt."""
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise ParameterError(f"prompts must be one prompt or a list, not {type(prompts).__name__}.", param="prompts")
-    many: list[Any] = list(prompts)
-    return [many] if many and all(isinstance(each, int) for each in many) else many
-
-
-def _one_each(
-    prompts: list[PromptLike], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams | None]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * len(prompts)
-    if not isinstance(sampling_params, (list, tuple)) or not all(
-        isinstance(each, SamplingParams) or each is None for each in sampling_params
-    ):
-        raise ParameterError("sampling_params must be SamplingParams, or a list of them.", param="sampling_params")
-    if len(sampling_params) != len(prompts):
-        raise ParameterError(
-            f"sampling_params has {len(sampling_params)} entries for {len(prompts)} prompts; give one, or one each.",
-            param="sampling_params",
-        )
-    return list(sampling_params)
+def _counted_by(progress: RequestProgress) -> Callable[[RequestOutput], None]:
+    return lambda output: progress.advance(sum(len(each.token_ids) for each in output.outputs))

@@ -3,8 +3,11 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+MakeBar = Callable[..., Any]
+"""Makes a bar as `tqdm.tqdm` does, of `total`, `desc` and `dynamic_ncols`; the bar has `update` and `close`."""
 
 
 class RequestProgress(Protocol):
@@ -19,14 +22,29 @@ class _NoProgress:
         """Shows nothing."""
 
 
+class _MadeBar:
+    """A bar of the program's own, with tqdm's interface."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def advance(self, num_tokens: int) -> None:
+        """Counts a request; such a bar has no place for tokens."""
+        self._bar.update(1)
+
+
 @contextlib.contextmanager
-def open_progress(title: str, total: int | None, show: bool | None = None) -> Iterator[RequestProgress]:
+def open_progress(title: str, total: int | None, show: bool | MakeBar | None = None) -> Iterator[RequestProgress]:
     """A bar on stderr for the duration of the `with` block.
 
     Args:
         total: number of requests; None if unknown.
-        show: None shows the bar only on a terminal.
+        show: None shows the bar only on a terminal; a function makes the bar.
     """
+    if callable(show):
+        with contextlib.closing(show(total=total, desc=title, dynamic_ncols=True)) as bar:
+            yield _MadeBar(bar)
+        return
     if show is False or (show is None and not sys.stderr.isatty()):
         yield _NoProgress()
         return

@@ -1,51 +1,88 @@
 """Quire serves large language models. `from quire import LLM, AsyncLLM, SamplingParams`."""
 
-import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.core.wire.sampling_params import SamplingParams
+    from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
     from quire.core.wire.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.async_llm import AsyncLLM as AsyncLLMEngine
+    from quire.frontend.launch.engine_options import EngineOptions as AsyncEngineArgs
+    from quire.frontend.launch.engine_options import EngineOptions as EngineArgs
     from quire.frontend.llm import LLM
+    from quire.frontend.offline.engine import LLMEngine
     from quire.frontend.outputs import CompletionOutput, RequestOutput
     from quire.frontend.requests.beam_params import BeamSearchParams
+    from quire.frontend.requests.prompt import EmbedsPrompt, TextPrompt, TokensPrompt
+    from quire.frontend.requests.prompt import PromptLike as PromptType
 
     __version__: str
+    __version_tuple__: tuple[int | str, ...]
 
 _LAZY = {
-    "LLM": "quire.frontend.llm",
-    "AsyncLLM": "quire.frontend.async_llm",
-    "SamplingParams": "quire.core.wire.sampling_params",
-    "StructuredOutputsParams": "quire.core.wire.structured_outputs",
-    "GuidedDecodingParams": "quire.core.wire.structured_outputs",
-    "BeamSearchParams": "quire.frontend.requests.beam_params",
-    "LogitsProcessor": "quire.executor.sampling.custom",
-    "RequestOutput": "quire.frontend.outputs",
-    "CompletionOutput": "quire.frontend.outputs",
+    "LLM": "quire.frontend.llm:LLM",
+    "LLMEngine": "quire.frontend.offline.engine:LLMEngine",
+    "AsyncLLM": "quire.frontend.async_llm:AsyncLLM",
+    "AsyncLLMEngine": "quire.frontend.async_llm:AsyncLLM",
+    "EngineArgs": "quire.frontend.launch.engine_options:EngineOptions",
+    "AsyncEngineArgs": "quire.frontend.launch.engine_options:EngineOptions",
+    "SamplingParams": "quire.core.wire.sampling_params:SamplingParams",
+    "RequestOutputKind": "quire.core.wire.sampling_params:RequestOutputKind",
+    "StructuredOutputsParams": "quire.core.wire.structured_outputs:StructuredOutputsParams",
+    "GuidedDecodingParams": "quire.core.wire.structured_outputs:GuidedDecodingParams",
+    "BeamSearchParams": "quire.frontend.requests.beam_params:BeamSearchParams",
+    "LogitsProcessor": "quire.executor.sampling.custom:LogitsProcessor",
+    "RequestOutput": "quire.frontend.outputs:RequestOutput",
+    "CompletionOutput": "quire.frontend.outputs:CompletionOutput",
+    "PromptType": "quire.frontend.requests.prompt:PromptLike",
+    "TextPrompt": "quire.frontend.requests.prompt:TextPrompt",
+    "TokensPrompt": "quire.frontend.requests.prompt:TokensPrompt",
+    "EmbedsPrompt": "quire.frontend.requests.prompt:EmbedsPrompt",
 }
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbedsPrompt",
+    "EngineArgs",
     "GuidedDecodingParams",
+    "LLMEngine",
     "LogitsProcessor",
+    "PromptType",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
+    "__version_tuple__",
 ]
+_POOLING = "Quire's models generate text; none of them embeds, classifies or scores."
+_NOT_OFFERED = {
+    **dict.fromkeys(("PoolingParams", "PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput"), _POOLING),
+    **dict.fromkeys(("EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput"), _POOLING),
+    **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _POOLING),
+    "ModelRegistry": "Quire's model families are listed in quire.executor.models.registry.",
+    "initialize_ray_cluster": "Quire runs on one host, without Ray.",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public class on first use, so that a process imports only the code that it runs."""
     if name == "__version__":
         return _version()
+    if name == "__version_tuple__":
+        return tuple(int(part) if part.isdigit() else part for part in _version().split("."))
     if name not in _LAZY:
-        raise AttributeError(f"module 'quire' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+        reason = f": {_NOT_OFFERED[name]}" if name in _NOT_OFFERED else ""
+        raise AttributeError(f"module 'quire' has no attribute {name!r}{reason}")
+    return pkgutil.resolve_name(_LAZY[name])
 
 
 def _version() -> str:

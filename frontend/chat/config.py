@@ -1,12 +1,11 @@
 """Options of conversations in every protocol, declared as in `core/config/`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta, Struct
 
-from quire.core.errors import ConfigError, ParameterError
+from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.serving_defaults import ServingDefaults
 
 if TYPE_CHECKING:
@@ -96,15 +95,6 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         """
         if self.chat_template is None:
             return None
-        from quire.frontend.text.chat_template import ChatTemplate  # imported here: most options need no Jinja
+        from quire.frontend.text.chat_template import read_template  # imported here: most options need no Jinja
 
-        text = self.chat_template
-        try:
-            if not any(mark in text for mark in ("{{", "{%", "\n")):
-                text = Path(text).read_text(encoding="utf-8")
-            ChatTemplate(text, {})
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template: cannot read {self.chat_template!r}: {error}.") from None
-        except ParameterError as error:
-            raise ConfigError(f"--chat-template: {error}") from None
-        return text
+        return read_template(self.chat_template)

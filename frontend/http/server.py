@@ -30,7 +30,6 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.user_middleware import wrapped
 from quire.frontend.http.uvicorn_config import uvicorn_config
-from quire.frontend.metrics.stats_log import StatsLog
 
 logger = get_logger(__name__)
 
@@ -83,7 +82,7 @@ class HttpServer:
                 # Told to stop as loading ends: the socket may be closed by now, and nobody waits for the model.
                 if loading.done() and not self._uvicorn.should_exit:
                     self._on_ready(loading.result())
-                    watchers += self._watch()
+                    watchers.append(asyncio.create_task(self._watch_engine()))
                 await serving
             finally:
                 await self._end([serving, loading, *watchers])
@@ -112,12 +111,6 @@ class HttpServer:
         logger.info("ready       %s after %.1f s", url, seconds)
         if self._greet:
             print(greeting(url, self._engine.model.name, needs_key=bool(self._server.accepted_api_keys)), flush=True)
-
-    def _watch(self) -> list[asyncio.Task[None]]:
-        watchers = [asyncio.create_task(self._watch_engine())]
-        if self._engine.metrics is not None:
-            watchers.append(asyncio.create_task(StatsLog(self._engine.metrics).run()))
-        return watchers
 
     async def _watch_engine(self) -> None:
         """Stops the server when the engine is gone for good, so that whoever supervises us starts us anew."""

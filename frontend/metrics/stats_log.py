@@ -1,6 +1,7 @@
 """One log line every few seconds while the engine works: throughput, queue, cache."""
 
 import asyncio
+import time
 
 from quire.core import envs
 from quire.core.logging import get_logger
@@ -17,16 +18,23 @@ class StatsLog:
         self._interval_seconds = envs.read_float("LOG_STATS_INTERVAL")
         self._before = self._counters()
         self._was_idle = True
+        self._told_at = time.monotonic()
 
     async def run(self) -> None:
         """Logs until cancelled."""
         while True:
             await asyncio.sleep(self._interval_seconds)
-            if line := self.next_line():
-                logger.info("%s", line)
+            self.log()
 
-    def next_line(self) -> str | None:
-        """The changes since the last call; None if this interval and the last one were idle."""
+    def log(self) -> None:
+        """Logs a line at once, unless the engine is idle and that was told."""
+        now = time.monotonic()
+        seconds, self._told_at = now - self._told_at, now
+        if line := self.next_line(seconds):
+            logger.info("%s", line)
+
+    def next_line(self, seconds: float) -> str | None:
+        """The changes since the last call, `seconds` ago; None if the engine was idle before that call and since."""
         now = self._counters()
         prompt, output, queries, hits = (a - b for a, b in zip(now, self._before, strict=True))
         self._before = now
@@ -36,7 +44,6 @@ class StatsLog:
         if idle and was_idle:
             return None
         hit_rate = f"{100 * hits / queries:.1f}%" if queries else "-"
-        seconds = self._interval_seconds
         return (
             f"prompt {prompt / seconds:.1f} tokens/s, output {output / seconds:.1f} tokens/s, "
             f"running {stats.num_running}, waiting {stats.num_waiting}, "

@@ -1,7 +1,7 @@
 """The forms in which a prompt may come, and `Prompt`, its form once it has been read."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from quire.core.errors import ParameterError
 from quire.core.wire.protocol import PromptEmbeds
@@ -14,20 +14,34 @@ ReadEmbeds = Callable[[Any, int], tuple[PromptEmbeds, int]]
 """Reads (given value, max_model_len) into (rows, number of rows); raises ParameterError."""
 
 
-class PromptDict(TypedDict, total=False):
-    """A prompt as a dictionary: one of `prompt`, `prompt_token_ids` and `prompt_embeds`, and its options.
-
-    A `prompt` beside one of the others is its text, for outputs to show. Embeddings are [num_tokens, hidden]: a torch
-    tensor, a NumPy array, or a safetensors file as bytes or in base64.
-    """
+class TextPrompt(TypedDict):
+    """A prompt as text. Only requests with the same `cache_salt` share pages in the prefix cache."""
 
     prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; a `prompt` is their text, for outputs to show."""
+
     prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+class EmbedsPrompt(TypedDict):
+    """A prompt as embeddings [num_tokens, hidden]: a torch tensor, a NumPy array, or a safetensors file as bytes or in
+    base64. A `prompt` is its text, for outputs to show.
+    """
+
     prompt_embeds: Any
-    cache_salt: str
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
+PromptDict = TextPrompt | TokensPrompt | EmbedsPrompt
 PromptLike = str | list[int] | PromptDict
+_KEYS = {key for kind in (TextPrompt, TokensPrompt, EmbedsPrompt) for key in kind.__annotations__}
 
 
 class Prompt(NamedTuple):
@@ -56,8 +70,15 @@ def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str 
     )
 
 
-def _split_dict(prompt: PromptDict) -> tuple[str | None, list[int] | None, str | None]:
-    unknown = set(prompt) - PromptDict.__optional_keys__
+def with_text(prompt: PromptLike, text: str | None) -> PromptLike:
+    """A prompt of token ids with the text that outputs show for it; any other prompt as it is."""
+    if text is None or not isinstance(prompt, (list, tuple)):
+        return prompt
+    return TokensPrompt(prompt_token_ids=list(prompt), prompt=text)
+
+
+def _split_dict(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None, str | None]:
+    unknown = {key for key, value in prompt.items() if value is not None} - _KEYS
     if unknown:
         raise ParameterError(f"A prompt cannot hold {sorted(unknown)[0]!r}.", param="prompt")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")

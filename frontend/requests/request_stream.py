@@ -26,6 +26,7 @@ class RequestStream:
         completions: one for each of the n sequences, in order.
         abort: tells the engine to forget requests, by id.
         on_close: called once, when no more deltas will come.
+        arrival_time: Unix seconds, from which latencies count; None for now.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class RequestStream:
         metrics: EngineMetrics | None,
         abort: Callable[[list[str]], None],
         on_close: Callable[["RequestStream"], None],
+        arrival_time: float | None = None,
     ) -> None:
         self.request_id = request_id
         self._prompt = prompt
@@ -51,8 +53,10 @@ class RequestStream:
         self._metrics = metrics
         self._abort_in_engine = abort
         self._on_close = on_close
-        self._arrived_at = time.monotonic()
-        self._arrival_time = time.time()
+        self._arrived_at, self._arrival_time = time.monotonic(), time.time()
+        if arrival_time is not None:
+            self._arrived_at -= self._arrival_time - arrival_time
+            self._arrival_time = arrival_time
         self._finished_at: float | None = None
         self._error: QuireError | None = None
         self._loop = asyncio.get_running_loop()

@@ -66,6 +66,7 @@ class RunningRequests:
         fit_context: bool = False,
         limit_logprobs: bool = True,
         log: RequestLog | None = None,
+        arrival_time: float | None = None,
     ) -> RequestStream:
         """Hands a request to the engine, all its n sequences.
 
@@ -74,6 +75,7 @@ class RunningRequests:
             fit_context: lower a `max_tokens` that is too large for the context, instead of refusing it.
             limit_logprobs: refuse more logprobs than the server allows.
             log: logs the request; None logs nothing.
+            arrival_time: Unix seconds, from which latencies count; None for now.
 
         Raises:
             ParameterError: a parameter is wrong, by name.
@@ -99,7 +101,7 @@ class RunningRequests:
             limit_logprobs=limit_logprobs,
             grammar=grammar,
         )
-        return await self._submit(request_id, prompt, sampling, request, log)
+        return await self._submit(request_id, prompt, sampling, request, log, arrival_time)
 
     async def _submit(
         self,
@@ -108,6 +110,7 @@ class RunningRequests:
         sampling: SamplingParams,
         request: EngineRequest,
         log: RequestLog | None,
+        arrival_time: float | None,
     ) -> RequestStream:
         """Hands the engine a request. Thousands of sequences are opened in turns: other requests do not wait."""
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
@@ -124,6 +127,7 @@ class RunningRequests:
             metrics=self._metrics,
             abort=self._client.abort,
             on_close=functools.partial(self._on_closed, log),
+            arrival_time=arrival_time,
         )
         if request_id in self._streams:
             raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")

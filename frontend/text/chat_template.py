@@ -5,12 +5,13 @@ Templates are not trusted: they run in a sandbox (`template_sandbox.py`) and get
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from jinja2 import nodes
 
-from quire.core.errors import ParameterError
+from quire.core.errors import ConfigError, ParameterError
 from quire.core.logging import get_logger
 from quire.frontend.text.template_sandbox import SandboxedTemplate
 
@@ -32,6 +33,24 @@ _END_MARK = "\ue0fe\ue0ff "
 a space, which shows whether the template trims messages."""
 
 Message = dict[str, Any]
+
+
+def read_template(source: str) -> str:
+    """The text of a template, read from its file unless `source` is a template itself.
+
+    Raises:
+        ConfigError: neither a readable file nor Jinja text.
+    """
+    text = source
+    try:
+        if not any(mark in text for mark in ("{{", "{%", "\n")):
+            text = Path(text).read_text(encoding="utf-8")
+        ChatTemplate(text, {})
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template: cannot read {source!r}: {error}.") from None
+    except ParameterError as error:
+        raise ConfigError(f"--chat-template: {error}") from None
+    return text
 
 
 class ChatTemplate:

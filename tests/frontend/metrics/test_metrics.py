@@ -197,13 +197,13 @@ def test_length_buckets_stop_at_the_model_length() -> None:
 
 def test_stats_line_tells_what_changed_and_then_falls_silent(metrics: EngineMetrics) -> None:
     log = StatsLog(metrics)
-    assert log.next_line() is None
+    assert log.next_line(10.0) is None
     metrics.on_first_tokens(1, 0.1, 99, 0)
     metrics.on_stats(SchedulerStats(num_running=1, kv_cache_usage=0.5, prefix_cache_queries=100, prefix_cache_hits=25))
-    line = log.next_line()
+    line = log.next_line(10.0)
     assert line is not None
     for words in ("prompt 9.9 tokens/s", "output 0.1 tokens/s", "running 1", "KV cache 50.0%", "hits 25.0%"):
         assert words in line
     metrics.on_stats(SchedulerStats())
-    assert "running 0" in (log.next_line() or "")
-    assert log.next_line() is None
+    assert "running 0" in (log.next_line(10.0) or "")
+    assert log.next_line(10.0) is None

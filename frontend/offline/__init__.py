@@ -1,0 +1,1 @@
+"""Blocking use of the engine: batches of prompts, and a loop that the program drives itself."""

@@ -1,0 +1,46 @@
+"""Arguments that are one thing or a list of them, as lists."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from quire.core.errors import ParameterError
+from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.text.chat_template import Message
+
+T = TypeVar("T")
+
+
+def prompts_of(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """The prompts as a list. A list of numbers is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Iterable):
+        raise ParameterError(f"prompts must be one prompt or a list, not {type(prompts).__name__}.", param="prompts")
+    many: list[Any] = list(prompts)
+    return [many] if many and all(isinstance(each, int) for each in many) else many
+
+
+def conversations_of(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    """The conversations as lists of messages."""
+    several: Any = [messages] if messages and isinstance(messages[0], dict) else messages
+    return [list(conversation) for conversation in several]
+
+
+def one_each(name: str, given: T | Sequence[T | None] | None, kind: type[T], count: int, default: T) -> list[T]:
+    """An entry for each of `count` prompts.
+
+    Args:
+        name: the argument's.
+        given: one for all, or a list.
+        default: in the place of None.
+
+    Raises:
+        ParameterError: an entry is of another type, or there are more or fewer than prompts.
+    """
+    if given is None or isinstance(given, kind):
+        return [default if given is None else given] * count
+    if not isinstance(given, (list, tuple)) or not all(each is None or isinstance(each, kind) for each in given):
+        raise ParameterError(f"{name} must be {kind.__name__}, or a list of them.", param=name)
+    if len(given) != count:
+        raise ParameterError(f"{name} has {len(given)} entries for {count} prompts; give one, or one each.", param=name)
+    return [default if each is None else each for each in given]

@@ -1,0 +1,71 @@
+"""Arguments of vLLM's methods: those that Quire refuses, and the options of its tokenization."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from quire.core.errors import ParameterError
+from quire.frontend.text.truncation import Truncation
+
+_REASONS = {
+    "lora_request": "Quire has no adapters; merge the adapter into the checkpoint.",
+    "mm_processor_kwargs": "Quire's models read text alone.",
+    "trace_headers": "Quire sends no traces.",
+    "session_id": "there is one engine, so requests of a session need not meet again.",
+    "kv_hints": "Quire's KV cache takes no hints.",
+    "data_parallel_rank": "there is one engine.",
+    "reasoning_ended": "the grammar of an output holds from its beginning.",
+    "reasoning_parser_kwargs": "the grammar of an output holds from its beginning.",
+    "stat_loggers": "Quire logs its statistics itself; get_metrics returns them.",
+    "profile_prefix": "the name of a timeline's file is the time at which it was written.",
+    "delay_iterations": "a timeline begins at once.",
+    "max_iterations": "a timeline ends with stop_profile.",
+}
+
+
+def refuse(**given: Any) -> None:
+    """Raises ParameterError, which names the argument, unless every one of these asks for nothing."""
+    for name, value in given.items():
+        if value not in (None, False, {}, [], ()):
+            raise ParameterError(f"{name} is not supported: {_REASONS[name]} Leave it out.", param=name)
+
+
+class Tokenization(NamedTuple):
+    """How a prompt of text becomes token ids."""
+
+    add_special_tokens: bool = True
+    truncation: Truncation | None = None  # None refuses a prompt that is too long
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any] | None, *, add_special_tokens: bool = True) -> "Tokenization":
+        """Reads `tokenization_kwargs`.
+
+        Args:
+            options: `add_special_tokens`, `truncate_prompt_tokens` or `truncation` with `max_length`, and
+                `truncation_side`.
+            add_special_tokens: the default.
+
+        Raises:
+            ParameterError: an option has no effect here, by name.
+        """
+        rest = dict(options or {})
+        special = rest.pop("add_special_tokens", add_special_tokens)
+        most, length, cut = (rest.pop(name, None) for name in ("truncate_prompt_tokens", "max_length", "truncation"))
+        side = rest.pop("truncation_side", None)
+        for name in ("padding", "pad_prompt_tokens"):
+            if rest.get(name) in (None, False, "do_not_pad"):
+                rest.pop(name, None)
+        if rest:
+            raise ParameterError(
+                f"tokenization_kwargs takes add_special_tokens, truncate_prompt_tokens, truncation, max_length and "
+                f"truncation_side; not {sorted(rest)[0]!r}.",
+                param="tokenization_kwargs",
+            )
+        if cut not in (None, True, False, "longest_first", "do_not_truncate"):
+            raise ParameterError(f"truncation must be True or False, got {cut!r}.", param="tokenization_kwargs")
+        if cut in (True, "longest_first"):
+            most = -1 if length is None else length
+        elif length is not None:
+            raise ParameterError(
+                "max_length needs truncation=True; set max_model_len to limit prompts.", param="tokenization_kwargs"
+            )
+        return cls(bool(special), None if most is None else Truncation(most, side))

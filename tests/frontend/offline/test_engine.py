@@ -1,0 +1,120 @@
+"""`LLMEngine`: a program adds requests and takes their outputs step by step."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from quire.core.errors import ConfigError, ParameterError
+from tests.checkpoints import VOCAB_SIZE
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def options(checkpoint: Callable[..., Path]) -> EngineArgs:
+    return EngineArgs(
+        str(checkpoint("llama")), max_model_len=256, num_gpu_blocks_override=256, max_num_seqs=8, device="cpu"
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(options: EngineArgs) -> Iterator[LLMEngine]:
+    engine = LLMEngine.from_engine_args(options)
+    yield engine
+    engine.shutdown()
+
+
+def drive(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    """Outputs by request, until none is unfinished."""
+    seen: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            seen.setdefault(output.request_id, []).append(output)
+    return seen
+
+
+def test_requests_run_together_and_each_ends_with_its_whole_output(engine: LLMEngine) -> None:
+    lengths = {"a": 3, "b": 12, "c": 7}
+    for request_id, length in lengths.items():
+        assert engine.add_request(request_id, "Hello " + request_id, GREEDY.replace(max_tokens=length)) == request_id
+    assert engine.get_num_unfinished_requests() == 3
+    seen = drive(engine)
+    assert {request_id: len(outputs[-1].outputs[0].token_ids) for request_id, outputs in seen.items()} == lengths
+    for outputs in seen.values():
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        counts = [len(output.outputs[0].token_ids) for output in outputs]
+        assert counts == sorted(counts)
+    assert engine.get_num_unfinished_requests() == 0
+    assert engine.step() == []
+
+
+def test_parts_of_an_output_add_up(engine: LLMEngine) -> None:
+    engine.add_request("whole", "Hello", GREEDY)
+    engine.add_request("parts", "Hello", GREEDY.replace(output_kind=RequestOutputKind.DELTA))
+    engine.add_request("last", "Hello", GREEDY.replace(output_kind=RequestOutputKind.FINAL_ONLY))
+    seen = drive(engine)
+    whole = seen["whole"][-1].outputs[0]
+    assert "".join(output.outputs[0].text for output in seen["parts"]) == whole.text
+    assert [output.outputs[0].text for output in seen["last"]] == [whole.text]
+
+
+def test_an_aborted_request_has_no_more_outputs(engine: LLMEngine) -> None:
+    engine.add_request("long", "Hello", GREEDY.replace(max_tokens=200))
+    engine.add_request("short", "Hello", GREEDY)
+    engine.step()
+    engine.abort_request(["long", "unknown"])
+    assert engine.get_num_unfinished_requests() <= 1
+    assert set(drive(engine)) <= {"short"}
+    engine.add_request("long", "Hello", GREEDY)  # the id is free
+    assert drive(engine)["long"][-1].finished
+
+
+def test_wrong_requests_are_refused_as_they_are_added(engine: LLMEngine) -> None:
+    engine.add_request("first", "Hello", GREEDY)
+    for arguments, message in (
+        (("first", "Hello", GREEDY), "'first' is in use"),
+        (("second", [VOCAB_SIZE], GREEDY), "outside the model's vocabulary"),
+        (("second", "Hello", GREEDY, None, "adapter"), "lora_request is not supported"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            engine.add_request(*arguments)
+    with pytest.raises(TypeError, match="request_id must be a string"):
+        engine.add_request(5, "Hello", GREEDY)
+    assert list(drive(engine)) == ["first"]
+
+
+def test_arrival_text_and_tokenization(engine: LLMEngine) -> None:
+    arrived = time.time() - 5
+    engine.add_request("ids", [5, 9], GREEDY, arrival_time=arrived, prompt_text="shown")
+    engine.add_request("cut", "a b c d e f g h", GREEDY, tokenization_kwargs={"truncate_prompt_tokens": 3})
+    seen = drive(engine)
+    [output] = seen["ids"][-1:]
+    assert (output.prompt, output.prompt_token_ids) == ("shown", [5, 9])
+    assert output.metrics.arrival_time == arrived
+    assert output.metrics.first_token_latency > 5
+    assert len(seen["cut"][-1].prompt_token_ids) == 3
+
+
+def test_options_are_one_object_for_all_classes(options: EngineArgs) -> None:
+    assert (options.max_num_seqs, options.block_size) == (8, None)
+    with pytest.raises(ConfigError, match="max_num_seq"):
+        EngineArgs(max_num_seq=3)
+    changed = EngineArgs(**vars(options))
+    changed.max_num_seqs = "many"
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        LLMEngine.from_engine_args(changed)
+    changed.max_num_seqs = 4
+    with LLM.from_engine_args(changed) as llm:
+        assert llm.config.limits.max_num_seqs == 4
+        assert llm.llm_engine.get_supported_tasks() == ("generate",)
+
+
+def test_what_vllms_engine_has_beside_is_explained(engine: LLMEngine) -> None:
+    assert not hasattr(engine, "add_lora")
+    with pytest.raises(AttributeError, match="merge the adapter"):
+        engine.add_lora("x")
+    with pytest.raises(AttributeError, match="LLMEngine has no 'no_such_thing'"):
+        engine.no_such_thing()
