@@ -36,10 +36,10 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
 
 
 def find_tokenizer(model: ModelConfig, load: LoadConfig, model_folder: Path) -> Path:
-    """The local folder of the tokenizer: the checkpoint's own, unless `--tokenizer` names another."""
-    if model.tokenizer is None:
-        return model_folder
-    return _find(model.tokenizer, "--tokenizer", model.tokenizer_revision, _TOKENIZER_FILES, model, load)
+    """The local folder of the tokenizer: the checkpoint's own, unless another, or another revision, is named."""
+    revision = model.tokenizer_revision
+    name = model.tokenizer or (model.model if revision not in (None, model.revision) else None)
+    return model_folder if name is None else _find(name, "--tokenizer", revision, _TOKENIZER_FILES, model, load)
 
 
 def _demo_folder() -> Path:

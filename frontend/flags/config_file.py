@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from quire.core.errors import ConfigError
 from quire.frontend.flags.dotted import DottedValue
 from quire.frontend.flags.values import Field
@@ -65,6 +63,8 @@ def read(
 
 def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The file's mapping twice: with YAML's types, and with every scalar as text."""
+    import yaml  # imported here, because most command lines name no file, and every --help would wait for it
+
     try:
         text = Path(path).read_text(encoding="utf-8")
         typed, texts = yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)

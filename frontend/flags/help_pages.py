@@ -54,7 +54,7 @@ def page(parser: "CommandParser", topic: str) -> str:
     if flag in parser.flags:
         return _option(parser, parser.flags[flag], groups)
     if parser.refusals.find(flag) is not None:
-        return _wrap(parser.refusals.explain(flag))
+        return _wrap(parser.refusals.describe(flag))
     return _search(parser, word, groups)
 
 
@@ -134,23 +134,22 @@ def _spelling(parser: "CommandParser", action: argparse.Action) -> str:
 def _description(parser: "CommandParser", action: argparse.Action) -> str:
     text = (action.help or "") % (vars(action) | {"prog": parser.prog})
     default = _default(parser, action)
-    return f"{text} [{default}]" if default and "default" not in text.lower() else text
+    is_told = "default" in text.lower() or (default == "unset" and "unset" in text)
+    has_one = canonical(action) in parser.fields or default not in ("off", "unset")
+    return f"{text} [{default}]" if has_one and not is_told and not action.required else text
 
 
 def _default(parser: "CommandParser", action: argparse.Action) -> str:
-    """The default as a command line spells it; empty if there is nothing to show."""
+    """The default as a command line spells it."""
     flag = canonical(action)
     value = parser.fields[flag].default if flag in parser.fields else action.default
+    if value is False or (action.nargs == 0 and value is argparse.SUPPRESS):
+        return "off"
     if value in (None, argparse.SUPPRESS, NODEFAULT, {}, []):
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else ""
+        return "unset"
+    if value is True:
+        return "on"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _no_default(parser: "CommandParser", action: argparse.Action) -> str:
-    field = parser.fields.get(canonical(action))
-    return "off" if action.nargs == 0 and (field is None or field.default is False) else "unset"
 
 
 def _option(parser: "CommandParser", action: argparse.Action, groups: list[Group]) -> str:
@@ -160,7 +159,7 @@ def _option(parser: "CommandParser", action: argparse.Action, groups: list[Group
     rows = [_row("  " + _spelling(parser, action), (action.help or "") % vars(action))]
     flag = canonical(action)
     group = next(title for title, _, actions in groups if action in actions)
-    facts = [("group", group), ("default", _default(parser, action) or _no_default(parser, action))]
+    facts = [("group", group), ("default", _default(parser, action))]
     if flag in parser.fields:
         facts.append(("in YAML", f"{flag[2:]}: ..."))
         if parser.fields[flag].is_json:
@@ -180,6 +179,13 @@ def _search(parser: "CommandParser", word: str, groups: list[Group]) -> str:
             found.append(_group(parser, title, doc, hits))
     if found:
         return "\n\n".join(found)
+    unsupported: dict[str, list[str]] = {}
+    for flag, known in parser.refusals.unsupported.items():
+        if word in flag or word in known.reason.lower():
+            unsupported.setdefault(known.reason, []).append(flag)
+    if unsupported:
+        rows = (_wrap(f"{' '.join(flags)}: {reason}") for reason, flags in unsupported.items())
+        return "\n".join(["Flags of vLLM's that are not supported:", *rows])
     topics: Iterable[str] = [*(flag[2:] for flag in parser.flags if flag.startswith("--")), *(row[0] for row in groups)]
     near = get_close_matches(word, topics, n=1, cutoff=0.6)
     hint = f"did you mean --help={near[0]}?" if near else "--help=all lists every option."
@@ -190,7 +196,7 @@ def _search(parser: "CommandParser", word: str, groups: list[Group]) -> str:
 
 
 def _wrap(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, width(), initial_indent=indent, subsequent_indent=indent or "  ")
+    return textwrap.fill(text, width(), initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
 
 
 def _row(left: str, text: str) -> str:

@@ -55,6 +55,13 @@ class Refusals:
             has_other_values = isinstance(known.harmless, list) and known.harmless  # else the value may be a secret
             raise ConfigError(self.explain(f"{flag} {value}" if has_other_values else flag, named=name))
 
+    def describe(self, flag: str) -> str:
+        """All about a flag that `find` knows: `explain`, and the values that are taken because they ask for nothing."""
+        known, text = self.find(flag), self.explain(flag)
+        if known is None or not isinstance(known.harmless, list) or not known.harmless:
+            return text
+        return f"{text} Taken as {' or '.join(map(str, known.harmless))}, which asks for nothing."
+
     def explain(self, flag: str, *, named: str | None = None) -> str:
         """One sentence about a flag that the command does not take; `named` is its spelling in the table, if known."""
         named = named or self._name(flag)

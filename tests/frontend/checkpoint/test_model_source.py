@@ -87,8 +87,13 @@ class TestFinding:
         snapshot = cached / "snapshots" / ("a" * 40)
         snapshot.mkdir(parents=True)
         write(snapshot)
-        found = model_source.find_model(ModelConfig(model="some/model"), LoadConfig(download_dir=str(tmp_path)))
-        assert found == snapshot
+        load = LoadConfig(download_dir=str(tmp_path))
+        assert model_source.find_model(ModelConfig(model="some/model"), load) == snapshot
+        (cached / "refs" / "newer").write_text("b" * 40)
+        newer = write(cached / "snapshots" / ("b" * 40))
+        tokenizer = ModelConfig(model="some/model", tokenizer_revision="newer")
+        assert model_source.find_tokenizer(tokenizer, load, snapshot) == newer
+        assert model_source.find_tokenizer(ModelConfig(model="some/model"), load, snapshot) == snapshot
 
 
 class TestSpec:

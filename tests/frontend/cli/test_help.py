@@ -47,6 +47,9 @@ def test_help_all_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     serve.add_arguments(parser)
     assert [flag for flag in parser.fields if flag not in text] == []
     assert "[8000]" in text
+    lines = " ".join(text.split())
+    assert "Listen on this Unix socket instead of --host and --port. [unset]" in lines
+    assert "Log the stack trace of every error answer. [off]" in lines
 
 
 def test_help_on_a_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +84,9 @@ def test_help_searches_names_and_descriptions(capsys: pytest.CaptureFixture[str]
 
 def test_help_knows_unsupported_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not supported: LoRA" in show("--help=enable-lora", capsys=capsys)
+    assert "Taken as 1, which asks for nothing." in show("--help=nnodes", capsys=capsys)
+    assert "--enforce-eager changes nothing" in show("--help=enforce-eager", capsys=capsys)
+    assert "--max-lora-rank" in show("--help=lora", capsys=capsys)
 
 
 def test_help_on_nothing_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
