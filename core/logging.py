@@ -18,6 +18,7 @@ LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
 DATE_FORMAT = "%H:%M:%S"
 _JSON_FIELDS = "%(asctime)s %(levelname)s %(name)s %(process)d %(message)s"
 _VLLM = "vllm"
+_HINTS = "quire.ops"
 
 
 class LoggingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,15 +45,20 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure(part: str, config: LoggingConfig) -> None:
+def configure(part: str, config: LoggingConfig, *, hints: bool = True) -> None:
     """Sets up logging for this process. `part` names its role: serve, engine, worker-tp0.
 
     `QUIRE_LOGGING_PREFIX` goes before each line of text.
+
+    Args:
+        hints: whether to log what is slow on this machine; False where another process has said the same.
 
     Raises:
         ConfigError: an environment variable or the logging configuration file is wrong.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if not hints:
+        logging.getLogger(_HINTS).setLevel(logging.ERROR)
     if not config.is_wanted:
         if config.pylogging_config_file:
             raise ConfigError("A logging configuration file does nothing with configure_logging off; leave one out.")

@@ -107,6 +107,19 @@ def running_requests(server: ServerProcess) -> int:
     raise AssertionError("no such metric")
 
 
+def test_hints_about_the_machine_are_said_once(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Not by each rank, nor by each engine."""
+    folder, options = str(checkpoint("llama")), ("--dtype", "bfloat16", "--tensor-parallel-size", "2")
+    server = ServerProcess(tmp_path, folder, *options, "--num-gpu-blocks-override", "64").wait_until_ready()
+    kill_engine(server)
+    server.stop()
+    hints = [line for line in server.logs().splitlines() if "WARNING" in line and "bfloat16" in line]
+    if not hints:
+        pytest.skip("this processor computes in bfloat16")
+    [hint] = hints
+    assert " worker-tp0 " in hint
+
+
 def test_everything_ends_when_the_frontend_is_killed(own_server: ServerProcess) -> None:
     engine = engine_of(own_server)
     [folder] = {Path(each.laddr).parent for each in engine.net_connections("unix") if "quire-" in str(each.laddr)}

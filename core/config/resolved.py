@@ -70,6 +70,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: list[str] = []  # module:Class
     logging: LoggingConfig = LoggingConfig()
+    is_restart: bool = False  # an engine with these options ran before
     trace_folder: str | None = None  # where timelines are written; None records none
     allow_insecure_serialization: bool = False  # workers run functions that the program sends
     first_touch_seconds: float = 1.0  # that start-up may spend on having the KV cache's memory at hand; CPUs only

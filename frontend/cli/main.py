@@ -14,7 +14,7 @@ INTERRUPTED = 130
 QUIRE = Program(
     "Serves large language models.",
     {
-        "serve": Command("quire.frontend.cli.serve", "Serve a model over HTTP with OpenAI's API."),
+        "serve": Command("quire.frontend.cli.serve", "Serve a model over HTTP with OpenAI's API.", is_service=True),
         "run-batch": Command("quire.frontend.cli.run_batch", "Run a JSONL file of requests through a model."),
         "chat": Command("quire.frontend.cli.chat", "Chat with the model of a running server."),
         "complete": Command("quire.frontend.cli.complete", "Complete text with the model of a running server."),

@@ -6,6 +6,7 @@ A command's module is imported only when the command is named, so that overviews
 
 import importlib
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -28,9 +29,12 @@ class Command:
     module: str
     summary: str
     refused_sections: tuple[str, ...] = ()  # of unsupported_flags.json, besides those of its option Structs
+    is_service: bool = False  # SIGTERM is the usual end: the exit code is 0, from the first moment on
 
     def run(self, prog: str, arguments: list[str]) -> int:
         """The exit code; errors of Quire's own tree become one line on stderr."""
+        if self.is_service:
+            signal.signal(signal.SIGTERM, _leave)
         from quire.core.errors import QuireError  # imported here and below, so that overviews are quick
         from quire.frontend.flags.parser import CommandParser
 
@@ -87,6 +91,10 @@ class Program:
                 rows.append(textwrap.fill(command.summary, width, initial_indent="    ", subsequent_indent="    "))
         rows += ["", textwrap.fill(f"`{prog} COMMAND --help` tells more; --version prints the version.", width)]
         return "\n".join(rows)
+
+
+def _leave(*_: object) -> None:
+    sys.exit(0)
 
 
 def complain(prog: str, message: str, code: int) -> int:

@@ -208,11 +208,12 @@ def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
 @contextlib.contextmanager
 def _signal_handlers(stop: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for each in signals:
+    former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in former:
         loop.add_signal_handler(each, stop)
     try:
         yield
     finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
+        for each, handler in former.items():
+            loop.remove_signal_handler(each)  # leaves the system's default, which would end the process with the signal
+            signal.signal(each, handler)

@@ -34,7 +34,7 @@ def main() -> None:
     parent = os.getppid()
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
-    configure("engine", start.config.logging)
+    configure("engine", start.config.logging, hints=not start.config.is_restart)
     code = uvloop.run(_run_engine(start))
     if start.address.startswith("ipc://") and _outlives(parent):  # a dead parent cannot remove its folder
         shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)

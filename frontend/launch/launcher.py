@@ -97,7 +97,8 @@ class EngineLauncher:
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )
         assert process.stdin is not None
-        start = msgspec.msgpack.encode(EngineStart(self._config, address, keys, self._worker_factory))
+        config = msgspec.structs.replace(self._config, is_restart=self._launched > 1)
+        start = msgspec.msgpack.encode(EngineStart(config, address, keys, self._worker_factory))
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()

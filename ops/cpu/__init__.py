@@ -2,6 +2,7 @@
 
 from quire.ops.backend import Backend
 from quire.ops.cpu.compiler import load_kernels
+from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.memory import keep_freed_memory
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear
@@ -11,5 +12,6 @@ from quire.ops.eager.backend import EagerBackend
 def bind() -> Backend:
     """Returns the backend of the C++ kernels, or plain torch if they cannot be built, and prepares this process."""
     keep_freed_memory()
-    kernels, plain = load_kernels(), EagerBackend(OneDnnLinear())
-    return plain if kernels is None else NativeBackend(kernels, plain)
+    fallbacks = Fallbacks()
+    kernels, plain = load_kernels(), EagerBackend(OneDnnLinear(fallbacks))
+    return plain if kernels is None else NativeBackend(kernels, plain, fallbacks)

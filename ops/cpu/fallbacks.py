@@ -13,14 +13,19 @@ _Result = TypeVar("_Result")
 
 
 class Fallbacks:
-    """Logs each reason once."""
+    """Logs each reason once.
+
+    Attributes:
+        has_int8: most linear layers have weights of one byte, whose kernel every processor has.
+    """
 
     def __init__(self) -> None:
         self._said: set[Hashable] = set()
+        self.has_int8 = False
 
     def say(self, reason: str) -> None:
-        """Logs `reason` as a warning, unless it has been logged."""
-        if reason not in self._said:
+        """Logs why linear layers are slow as a warning, unless that has been logged, or concerns few layers."""
+        if reason not in self._said and not self.has_int8:
             self._said.add(reason)
             logger.warning(reason)
 

@@ -55,10 +55,12 @@ class NativePlan(AttentionPlan):
 class NativeBackend(Backend[NativePlan, PackedWeight]):
     """See `Backend`."""
 
-    def __init__(self, kernels: ctypes.CDLL, eager: EagerBackend[OneDnnWeight]) -> None:
+    def __init__(
+        self, kernels: ctypes.CDLL, eager: EagerBackend[OneDnnWeight], fallbacks: Fallbacks | None = None
+    ) -> None:
         """`kernels` comes from `quire.ops.cpu.compiler`; `eager` takes the calls that the kernels do not cover."""
         self._eager = eager
-        self._fallbacks = fallbacks = Fallbacks()
+        self._fallbacks = fallbacks = fallbacks or Fallbacks()
         self._launcher = launcher = Launcher(kernels)
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
@@ -147,11 +149,13 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
 
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedWeight:
         if isinstance(weight, Int8Weight):
+            self._fallbacks.has_int8 = True
             return self._int8.pack(weight, bias)
         return self._panels.pack(weight, bias) or self._eager.pack_linear(weight, bias)
 
     def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedWeight:
         if isinstance(weight, Int8Weight):
+            self._fallbacks.has_int8 = True
             return self._int8.pack(weight, bias)
         return self._panels.pack(weight, bias, is_gated=True) or self._eager.pack_gated_linear(weight, bias)
 

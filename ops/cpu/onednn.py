@@ -9,8 +9,8 @@ from torch import Tensor
 from quire.ops.cpu.fallbacks import Fallbacks
 
 _NO_KERNEL = (
-    "oneDNN has no kernel for linear layers in %s on this processor, so they run in plain torch, which is far slower "
-    "with many tokens. --dtype float32 avoids this, if the weights fit into memory."
+    "oneDNN has no kernel for %s on this processor, so linear layers run in plain torch, which is far slower with long "
+    "prompts and many requests at once. --dtype float32 or --quantization int8 avoids this; float32 takes more memory."
 )
 
 
@@ -26,11 +26,11 @@ class OneDnnWeight:
 class OneDnnLinear:
     """See `LinearLayers`."""
 
-    def __init__(self) -> None:
-        self._fallbacks = Fallbacks()
+    def __init__(self, fallbacks: Fallbacks | None = None) -> None:
+        self._fallbacks = fallbacks or Fallbacks()
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> OneDnnWeight:
-        if _has_kernel(weight.dtype):
+        if has_kernel(weight.dtype):
             return OneDnnWeight(_blocked(weight), bias, is_blocked=True)
         self._fallbacks.say(_NO_KERNEL % str(weight.dtype).removeprefix("torch."))
         return OneDnnWeight(weight, bias, is_blocked=False)
@@ -47,7 +47,8 @@ def _blocked(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight)
 
 
-def _has_kernel(dtype: torch.dtype) -> bool:
+def has_kernel(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies by weights of this type on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

@@ -11,6 +11,7 @@ from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
+from quire.ops.cpu.onednn import has_kernel
 
 _NO_INSTRUCTIONS = (
     "Linear layers in bfloat16 are left to oneDNN, because this processor has neither AMX nor AVX512-BF16. Long "
@@ -57,7 +58,10 @@ class PanelLinear:
         out_features, in_features = weight.shape
         size = self._size(out_features, in_features, is_gated)
         if size <= 0:
-            self._fallbacks.say(_NO_PERMISSION if size < 0 else _NO_INSTRUCTIONS)
+            if size < 0:
+                self._fallbacks.say(_NO_PERMISSION)
+            elif has_kernel(weight.dtype):  # else `OneDnnLinear` tells of layers that are slower still
+                self._fallbacks.say(_NO_INSTRUCTIONS)
             return None
         if bias is not None and bias.dtype != torch.bfloat16:
             self._fallbacks.say(_OTHER_BIAS % str(bias.dtype).removeprefix("torch."))

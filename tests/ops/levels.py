@@ -9,6 +9,7 @@ import pytest
 from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.builds import BuildError
 from quire.ops.cpu.compiler import SOURCES, THIS_PROCESSOR, kernel_build
+from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
 
@@ -33,7 +34,8 @@ class Level:
             build = kernel_build(SOURCES, self.target)
         except BuildError as error:
             pytest.skip(str(error))
-        return NativeBackend(ctypes.CDLL(str(build.library())), EagerBackend(OneDnnLinear()))
+        fallbacks = Fallbacks()
+        return NativeBackend(ctypes.CDLL(str(build.library())), EagerBackend(OneDnnLinear(fallbacks)), fallbacks)
 
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])

@@ -1,0 +1,52 @@
+"""`quire serve` is told to stop before it is ready."""
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.servers import START_SECONDS, ServerProcess
+
+
+def handles_sigterm(server: ServerProcess) -> bool:
+    """Whether the process handles SIGTERM; before, the interpreter itself is starting, and nothing is there to end."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def has_bound(server: ServerProcess) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", server.port)) == 0
+
+
+def has_engine(server: ServerProcess) -> bool:
+    return bool(psutil.Process(server.process.pid).children())
+
+
+def answers(server: ServerProcess) -> bool:
+    try:
+        return httpx.get(f"{server.base_url}/health", timeout=0.2).status_code > 0
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize("moment", [handles_sigterm, has_bound, has_engine, answers])
+def test_sigterm_ends_a_starting_server_cleanly(
+    moment: Callable[[ServerProcess], bool], checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    server = ServerProcess(tmp_path, str(checkpoint("llama")))
+    while not moment(server):
+        assert server.process.poll() is None
+        assert time.monotonic() - server.started_at < START_SECONDS
+        time.sleep(0.001)
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert server.stop() == 0
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert "Traceback" not in server.logs()
+    assert "Exception" not in server.logs()
