@@ -83,7 +83,8 @@ def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _value(action: argparse.Action, value: Any, text: Any) -> Any:
     if action.nargs == 0:
-        if not isinstance(value, bool):
+        value = {"true": True, "false": False}.get(str(value).lower())
+        if value is None:
             raise ValueError(f"must be true or false (got {text!r})")
         return action.const if value else not action.const
     if isinstance(action.type, Field) and action.type.is_json and value is not None:

@@ -8,7 +8,8 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,6 +25,7 @@ from quire.frontend.launch.unsupported import UnsupportedFlag
 
 USAGE_ERROR = 2
 NUMBER = re.compile(r"-\d*\.?\d+")
+TRUTHS = {"true": True, "false": False}
 ARGPARSE_WORDS = {
     "expected one argument": "needs a value",
     "expected at least one argument": "needs at least one value",
@@ -160,8 +162,9 @@ class CommandParser(argparse.ArgumentParser):
     def _read(self, tokens: list[str]) -> CommandLine:
         """Sorts `tokens`; refuses the flags that the parser does not take."""
         line = CommandLine()
-        rest = iter(tokens)
-        for token in rest:
+        rest = deque(tokens)
+        while rest:
+            token = rest.popleft()
             if token == "--":
                 line.tokens += [token, *rest]
                 break
@@ -171,48 +174,57 @@ class CommandParser(argparse.ArgumentParser):
                 continue
             name = normalize(name)
             base = name.split(".")[0].removesuffix("+")
+            if equals:
+                rest.appendleft(value)
             if name not in self.flags and base in self.fields and self.fields[base].is_json:
-                line.dotted.append(self._dotted(name, value if equals else next(rest, None)))
+                line.dotted.append(self._dotted(name, rest))
             elif name == "--config" and name in self.flags:
-                line.config_path = self._value_of(name, value if equals else next(rest, None))
+                line.config_path = self._value_of(name, rest)
             elif name not in self.flags and not self._is_glued(name):
-                self._drop(name, value if equals else None, rest)
+                self._drop(name, rest, has_value=bool(equals))
+            elif name in self.flags and self.flags[name].nargs == 0:
+                line.tokens.append(self._switch(name, rest, has_value=bool(equals)))
             else:
-                self._check_value(name, value if equals else None)
                 line.seen.add(name)
-                line.tokens.append(name + equals + value)
+                line.tokens.append(name + equals + (rest.popleft() if equals else ""))
         return line
 
     def _is_glued(self, name: str) -> bool:
         """Whether `name` is a short flag with its value, as in `-iFILE`."""
         return name[1] != "-" and name[:2] in self.flags
 
-    def _drop(self, name: str, value: str | None, rest: Iterator[str]) -> None:
+    def _drop(self, name: str, rest: deque[str], *, has_value: bool) -> None:
         """Leaves out a flag that is not taken, with its value, if it asks for nothing; refuses it otherwise."""
         refusals = self.refusals
         if name.startswith("-O") and name[2:].isdigit():  # -O2
-            name, value = "-O", name[2:]
+            rest.appendleft(name[2:])
+            name = "-O"
         known = refusals.find(name)
-        if known is not None and not known.is_switch and value is None:
-            value = self._value_of(name, next(rest, None))
+        value: str | bool = True
+        if known is not None and (not known.is_switch or has_value or _is_truth(rest)):
+            value = self._value_of(name, rest)
         try:
-            refusals.drop(name, True if value is None else value)
+            refusals.drop(name, value)
         except ConfigError as error:
             self.error(str(error))
 
-    def _check_value(self, name: str, value: str | None) -> None:
-        """Refuses a value (after `=`) for a flag that takes none."""
-        if value is not None and name in self.flags and self.flags[name].nargs == 0:
-            off = f"; --no-{name[2:]} turns it off" if name in self.fields else ""
-            self.error(f"{name} takes no value (got {value!r}){off}")
+    def _switch(self, name: str, rest: deque[str], *, has_value: bool) -> str:
+        """The spelling of a switch in the state that it is told to have: `--x`, `--no-x`, `--x=false`, `--x False`."""
+        if not has_value and not _is_truth(rest):
+            return name
+        text, negated = rest.popleft(), f"--no-{name[2:]}"
+        if text.lower() not in TRUTHS or negated not in self.flags:
+            off = f"; {negated} turns it off" if negated in self.flags else ""
+            self.error(f"{name} takes no value (got {text!r}){off}")
+        return name if TRUTHS[text.lower()] else negated
 
-    def _value_of(self, name: str, text: str | None) -> str:
-        if text is None or text.startswith("--"):
+    def _value_of(self, name: str, rest: deque[str]) -> str:
+        if not rest or rest[0].startswith("--"):
             self.error(f"{name}: needs a value")
-        return text
+        return rest.popleft()
 
-    def _dotted(self, name: str, text: str | None) -> DottedValue:
-        text = self._value_of(name, text)
+    def _dotted(self, name: str, rest: deque[str]) -> DottedValue:
+        text = self._value_of(name, rest)
         flag, *keys = name.removesuffix("+").split(".")
         if not all(keys):
             self.error(f"{name}: a dotted key has an empty part")
@@ -232,7 +244,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def _settle_model(self, result: dict[str, Any], seen: set[str]) -> None:
         """Takes the model from its position or --model, from both only if they agree; both override the file's."""
-        tag = result.pop("model_tag", None)
+        if "model_tag" not in result:
+            return
+        tag = result.pop("model_tag")
+        names = result.get("served_model_name") or []
+        if tag is None and "model" not in result and len(names) > 1 and "/" in names[-1]:
+            self.error(f"--served-model-name takes every word after it, {names[-1]!r} too; put the model first")
         if tag is None:
             return
         if "--model" in seen and result["model"] != tag:
@@ -256,6 +273,11 @@ class CommandParser(argparse.ArgumentParser):
             text = re.sub(r"^invalid float value: (.*)", r"needs a number (got \1)", text)
             message = f"{flag}: {ARGPARSE_WORDS.get(text, text)}"
         self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def _is_truth(rest: deque[str]) -> bool:
+    """Whether the next word says true or false; no model is called so."""
+    return bool(rest) and rest[0].lower() in TRUTHS
 
 
 def normalize(flag: str) -> str:

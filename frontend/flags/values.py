@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -166,7 +167,22 @@ class Field:
         try:
             return msgspec.convert(value, self.check)
         except msgspec.ValidationError as error:
-            raise ValueError(str(error).lower().replace("`", "")) from None
+            raise ValueError(self._problem(str(error))) from None
+
+    def _problem(self, text: str) -> str:
+        """msgspec's complaint about a value, with the keys or the choices that there are."""
+        unknown = re.match(r"Object contains unknown field `(.*?)`", text)
+        if unknown and isinstance(self.kind, mi.StructType):
+            keys = [each.name for each in self.kind.fields]
+            near = get_close_matches(unknown[1], keys, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(keys)}"
+            return f"there is no key {unknown[1]}{hint}"
+        wrong = re.match(r"Invalid enum value (.*) - at `\$\.(\w+)`", text)
+        if wrong and isinstance(self.kind, mi.StructType):
+            [kind] = [each.type for each in self.kind.fields if each.name == wrong[2]]
+            if isinstance(kind, mi.LiteralType):
+                return f"{wrong[2]}: choose from {', '.join(map(str, kind.values))}"
+        return text.lower().replace("`", "")
 
 
 def _in_range(kind: mi.IntType | mi.FloatType, value: float) -> bool:

@@ -76,6 +76,6 @@ def _plain(value: Any) -> Any:
     if text in ("", "none", "null"):
         return None
     try:
-        return json.loads(value)
+        return json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         return text

@@ -85,6 +85,11 @@ def test_booleans_have_three_states() -> None:
     assert engine("--no_enable_prefix_caching").cache.enable_prefix_caching is False
     assert engine("--no-use-tqdm-on-load").load.use_tqdm_on_load is False
     assert engine("--enable-log-requests", "--no-enable-log-requests").observability.enable_log_requests is False
+    for words in (["--enable-chunked-prefill=False"], ["--enable-chunked-prefill", "False"]):
+        assert engine("m", *words).scheduler.enable_chunked_prefill is False
+    assert engine("--enable-chunked-prefill", "True", "--port", "1").scheduler.enable_chunked_prefill is True
+    assert engine("--enable-chunked-prefill", "m").model.model == "m"
+    assert engine("m", "--enable-lora", "False", "--enforce-eager", "True") == engine("m")
 
 
 def test_lists_take_one_value_or_several() -> None:
@@ -155,7 +160,11 @@ def test_the_model_may_stand_alone_or_after_its_flag(usage_error: Usage) -> None
         (["--max-num-batched-tokens", "2.5K"], ["lower-case", "2.5k"]),
         (["--max-num-seqs"], ["--max-num-seqs", "needs a value"]),
         (["--api-key"], ["--api-key", "needs at least one value"]),
-        (["--enable-prefix-caching=false"], ["takes no value", "--no-enable-prefix-caching"]),
+        (["--enable-prefix-caching=off"], ["takes no value", "'off'", "--no-enable-prefix-caching turns it off"]),
+        (["--served-model-name", "mine", "owner/model"], ["takes every word", "'owner/model'", "model first"]),
+        (["--structured-outputs-config.backnd", "xgrammar"], ["no key backnd", "did you mean backend?"]),
+        (["--structured-outputs-config", '{"x": 1}'], ["no key x", "backend, "]),
+        (["--structured-outputs-config", '{"backend": "x"}'], ["backend: choose from ", "xgrammar"]),
         (["--hf-overrides", "{"], ["--hf-overrides", "JSON object"]),
         (["--max-num-sqs", "1"], ["did you mean --max-num-seqs?"]),
         (["--max-num-seq", "1"], ["did you mean --max-num-seqs?"]),
@@ -187,6 +196,7 @@ def test_config_file_sets_and_the_command_line_wins(config_file: Callable[[str],
         allowed-origins: ["*"]
         max-model-len: auto
         hf-token: true
+        async-scheduling: "False"
         """
     )
     args = parse("--config", path, "--max-num-seqs", "8", "--hf-overrides.x", "1")
@@ -199,6 +209,7 @@ def test_config_file_sets_and_the_command_line_wins(config_file: Callable[[str],
     assert options.model.hf_overrides == {"rope_theta": 10000.0, "deep": {"list": [1, 2]}, "x": 1}
     assert options.model.max_model_len == -1
     assert options.model.hf_token is True
+    assert options.scheduler.async_scheduling is False
     assert (args.server_config.api_key, args.server_config.allowed_origins) == (["one"], ["*"])
     assert parse(f"--config={path}", "mine").engine_args.model.model == "mine"
     assert parse(f"--config={path}", "--model", "mine").engine_args.model.model == "mine"
