@@ -57,6 +57,11 @@ class EventLog:
         self._reasoning.cut()
         self._text.cut()
 
+    def next_message(self) -> None:
+        """Notes that another message begins: its content starts on a new line."""
+        for text in (self._text, self._reasoning):
+            text.new_line()
+
     def call_starts(self, name: str, call_id: str | None = None) -> None:
         """Begins a call of the function `name`."""
         self._text.cut()
@@ -135,6 +140,12 @@ class FramedText:
             self._gap, self._held = self._held, []
             self._gap_is_before = any(self._gap)
         self._after_cut = True
+
+    def new_line(self) -> None:
+        """Marks a cut after which text continues on a new line."""
+        self.cut()
+        if self._any:
+            self._gap, self._gap_is_before = ["\n"], True
 
     def flush(self) -> str:
         """Returns the white space that is held, which ends the text."""

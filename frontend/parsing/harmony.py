@@ -15,6 +15,7 @@ from quire.frontend.parsing.reader import Markers, Reader, Steps
 _MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 _HEADER_ENDS = Markers(("<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"))
 _BODY_ENDS = Markers(("<|start|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"))
+_BUILT_IN = ("", "assistant", "browser", "container", "python")  # recipients that are no functions
 _HEADER_BEGINS = ("<|start|>", "<|channel|>", " to=")
 
 
@@ -68,8 +69,10 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
         return end
     raw = reader.stop_record()
     channel, recipient = _parse_header("".join(pieces))
-    if recipient.startswith("functions.") and calls:
-        log.call_starts(recipient.removeprefix("functions."))
+    function = _function(recipient)
+    log.next_message()
+    if function and calls:
+        log.call_starts(function)
         empty = (yield from reader.space()) in ("", "<")
         end = yield from reader.until(_BODY_ENDS, log.arguments, keep_partial=False)
         if empty:
@@ -85,6 +88,12 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
     else:
         end = yield from reader.until(_BODY_ENDS, log.text)
     return end
+
+
+def _function(recipient: str) -> str:
+    """The function that a message calls; empty if its recipient is none. The prefix may be missing."""
+    name = recipient.removeprefix("functions.")
+    return "" if name == recipient and recipient.partition(".")[0] in _BUILT_IN else name
 
 
 def _parse_header(header: str) -> tuple[str, str]:

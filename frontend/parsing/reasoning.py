@@ -1,5 +1,6 @@
 """Reasoning between two markers before the answer, and each model's markers."""
 
+import re
 from typing import Protocol
 
 from msgspec import Struct
@@ -33,7 +34,9 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         answers: pairs of markers before and after the answer that follows the reasoning, if the model writes any.
         first: texts that open reasoning too, but only as the first of the answer.
         cites: reasoning and answers name their sources, as in `<co>text</co: 0:[1]>`; the marks are dropped.
-        yields_to: beginnings of calls, which end reasoning that the model forgot to close.
+        yields_to: beginnings of calls, which end reasoning that the model forgot to close. Reasoning may mention them:
+            only a bracket after them shows that there is a call.
+        named: calls begin with the function's name, so a letter shows it too.
         dropped: markers that are never content.
         escaped_newlines: the model writes a line break as a backslash and a letter.
     """
@@ -46,6 +49,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
     first: tuple[str, ...] = ()
     cites: bool = False
     yields_to: tuple[str, ...] = ()
+    named: bool = False
     dropped: tuple[str, ...] = ()
     escaped_newlines: bool = False
 
@@ -85,10 +89,8 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             log.reasoning_begins()
         while True:
             if reasoning:
-                while found := (yield from self._until(reader, ends, log.reasoning)):
-                    if found in self.end or found not in self.dropped:
-                        break
-                else:
+                found = yield from self._read_reasoning(reader, log, ends)
+                if not found:
                     return
                 log.reasoning_ends()
                 if found in self.yields_to:
@@ -102,6 +104,18 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             log.reasoning_begins()
             reasoning = True
         yield from self._read_answer(reader, content)
+
+    def _read_reasoning(self, reader: Reader, log: EventLog, ends: Markers) -> Steps[str]:
+        """Reads reasoning to its end; returns the marker that ends it, or "" at the end of the text."""
+        while found := (yield from self._until(reader, ends, log.reasoning)):
+            if found in self.end:
+                return found
+            if found in self.yields_to:
+                text = yield from reader.ahead(_SPACE)
+                if not text.strip() or text[-1] in "{<[" or (self.named and text[-1].isalpha()):
+                    return found
+                log.reasoning(found)
+        return ""
 
     def _read_answer(self, reader: Reader, content: Sink) -> Steps[None]:
         """Reads the answer, without the markers around it."""
@@ -133,9 +147,11 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         return found
 
 
+_SPACE = re.compile(r"\s*")
 _CITE_END = "</co:"
 _CITES = ("<co>", _CITE_END)
 _ANGLE = "<tool_call>"
+_END = ("</think>",)  # where a model may write it again, within the answer
 
 _HUNYUAN = ReasoningFormat(yields_to=("<tool_calls>",))
 
@@ -158,7 +174,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     ),
     "deepseek_r1": ReasoningFormat(opened=True),
     "deepseek_v3": ReasoningFormat(),
-    "deepseek_v4": ReasoningFormat(yields_to=("<｜DSML｜tool_calls>",)),
+    "deepseek_v4": ReasoningFormat(yields_to=("<｜DSML｜tool_calls>",), dropped=_END),
     "deepseek_v41": ReasoningFormat(yields_to=("<｜DSML｜ calls>",)),
     "ernie45": ReasoningFormat(opened=True, answers=(("<response>", "</response>"),)),
     "gemma4": ReasoningFormat(
@@ -167,9 +183,10 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         first=("thought\n",),
         anywhere=True,
         yields_to=("<|tool_call>",),
+        named=True,
         dropped=("<channel|>",),
     ),
-    "glm45": ReasoningFormat(anywhere=True, yields_to=(_ANGLE,)),
+    "glm45": ReasoningFormat(anywhere=True, yields_to=(_ANGLE,), named=True, dropped=_END),
     "granite": ReasoningFormat(
         begin=("Here is my thought process:", "Here's my thought process:"),
         end=("Here is my response:", "Here's my response:"),
@@ -184,7 +201,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         opened=True,
         yields_to=("<ifm|tool_calls>",),
     ),
-    "kimi_k2": ReasoningFormat(yields_to=("<|tool_calls_section_begin|>",)),
+    "kimi_k2": ReasoningFormat(yields_to=("<|tool_calls_section_begin|>",), dropped=_END),
     "kimi_k3": ReasoningFormat(
         begin=("<|open|>think<|sep|>",),
         end=("<|close|>think<|sep|>",),
@@ -193,15 +210,23 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     ),
     "minicpmv": ReasoningFormat(
         yields_to=(_ANGLE,),
-        dropped=("<|im_end|>", *(f"<{bar}reserved_{index}{bar}>" for bar in ("", "|") for index in range(12, 16))),
+        dropped=(
+            *_END,
+            "<|im_end|>",
+            *(f"<{bar}reserved_{index}{bar}>" for bar in ("", "|") for index in range(12, 16)),
+        ),
         escaped_newlines=True,
     ),
-    "minimax_m2": ReasoningFormat(opened=True, yields_to=("<minimax:tool_call>",)),
+    "minimax_m2": ReasoningFormat(opened=True, yields_to=("<minimax:tool_call>",), dropped=_END),
     "minimax_m3": ReasoningFormat(begin=("<mm:think>",), end=("</mm:think>",), anywhere=True),
     "mistral": ReasoningFormat(
-        begin=("[THINK]", "<think>"), end=("[/THINK]", "</think>"), anywhere=True, yields_to=("[TOOL_CALLS]",)
+        begin=("[THINK]", "<think>"),
+        end=("[/THINK]", "</think>"),
+        anywhere=True,
+        yields_to=("[TOOL_CALLS]",),
+        named=True,
     ),
-    "nemotron_v3": ReasoningFormat(opened=True),
+    "nemotron_v3": ReasoningFormat(opened=True, yields_to=(_ANGLE,), dropped=_END),
     "olmo3": ReasoningFormat(opened=True),
     "plamo3": ReasoningFormat(
         begin=("<|plamo:begin_think:plamo|>",),
@@ -209,10 +234,15 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         yields_to=("<|plamo:begin_tool_requests:plamo|>",),
         dropped=("<|plamo:tag|>",),
     ),
-    "qwen3": ReasoningFormat(yields_to=(_ANGLE,)),
-    "seed_oss": ReasoningFormat(begin=("<seed:think>",), end=("</seed:think>",), yields_to=("<seed:tool_call>",)),
+    "qwen3": ReasoningFormat(yields_to=(_ANGLE,), dropped=_END),
+    "seed_oss": ReasoningFormat(
+        begin=("<seed:think>",),
+        end=("</seed:think>",),
+        yields_to=("<seed:tool_call>",),
+        dropped=("</seed:think>",),
+    ),
     "step3": ReasoningFormat(opened=True),
-    "step3p5": ReasoningFormat(opened=True, yields_to=(_ANGLE,)),
+    "step3p5": ReasoningFormat(opened=True, yields_to=(_ANGLE,), dropped=_END),
 }
 """Formats by name, as in `--reasoning-parser`."""
 

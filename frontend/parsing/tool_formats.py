@@ -207,6 +207,7 @@ TOOL_FORMATS: dict[str, CallShape] = {
         key_begin='<parameter name="',
         key_ends={'">': ""},
         value_end="</parameter>",
+        unclosed=True,
         grouped=True,
         gap="\n",
         style="minimax_xml",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,17 @@ from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.literals import literal_to_json, scalar_to_json
 from quire.frontend.parsing.tools import Tool
 
-_ALIASES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
+_SPELLINGS = {
+    "string": "str text varchar char enum",
+    "integer": "int int32 int64 uint uint32 uint64 long short unsigned",
+    "number": "float float32 float64 double",
+    "boolean": "bool",
+    "object": "dict",
+    "array": "arr list sequence",
+}
+_ALIASES = {each: kind for kind, others in _SPELLINGS.items() for each in others.split()}
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 _MAX_REFERENCES = 8
 
@@ -80,7 +91,11 @@ def to_json(text: str, types: frozenset[str]) -> str:
 
 
 def _from_python(text: str, types: frozenset[str]) -> str | None:
-    """A Python dictionary, list or constant as JSON; None if `text` is none that `types` allow."""
+    """A number, dictionary, list or constant that is no JSON as JSON; None if `text` is none that `types` allow."""
+    if "integer" in types and _INTEGER.fullmatch(text):
+        return str(int(text))
+    if "number" in types and _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return repr(float(text))
     kind = "object" if text.startswith("{") else "array" if text.startswith(("[", "(")) else ""
     if not types and text in ("True", "False", "None"):
         return scalar_to_json(text)

@@ -69,7 +69,11 @@ HANDWRITTEN = [
     ("openai_gptoss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello!",
      "Hm.", "Hello!"),
     ("openai_gptoss", "Hello!", "", "Hello!"),
+    ("openai_gptoss", "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B<|end|>"
+     "<|start|>assistant<|channel|>commentary<|message|>C<|end|><|start|>assistant<|channel|>final<|message|>D",
+     "A\nB", "C\nD"),
     ("plamo3", "<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|>Hello!<|plamo:tag|>", "Hm.", "Hello!"),
+    ("qwen3", "<think>Hm.</think>Hello</think>!", "Hm.", "Hello!"),
     ("qwen3", "\n</think>\n\nHello!", "", "Hello!"),
     ("qwen3", "<think>\nHm.\n</think>\n\nHello!", "Hm.", "Hello!"),
     ("qwen3", "Hello! I write <think> at times.", "", "Hello! I write <think> at times."),
@@ -182,6 +186,15 @@ def test_a_call_ends_reasoning_that_was_not_closed(reasoning: str, tools: str):
     without_tools = parse(OutputParsers(tools, reasoning), [text], tools=[])
     assert not without_tools.calls
     assert not without_tools.text
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm45", "nemotron_v3"])
+def test_a_mark_of_calls_that_reasoning_mentions_does_not_end_it(name: str):
+    thought = "It would be `<tool_call>quoted</tool_call>`, or <tool_call>."
+    if name == "glm45":  # whose calls begin with a name
+        thought = "It would be `<tool_call>`."
+    parsed = parse(OutputParsers("hermes", name), list(f"<think>{thought}</think>The answer is 42."))
+    assert parsed == Parsed("The answer is 42.", thought, [])
 
 
 def test_calls_that_reasoning_mentions_are_not_made():

@@ -567,6 +567,13 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "",
     ),
     (
+        "minimax_m2",  # a value that is not closed
+        '<minimax:tool_call><invoke name="get_weather"><parameter name="city">Paris</parameter><parameter name="days">3'
+        "</invoke></minimax:tool_call>",
+        [_DAYS],
+        "",
+    ),
+    (
         "olmo3",
         '<function_calls>get_weather(city="Paris", metric=true)\nping()</function_calls>',
         [("get_weather", {"city": "Paris", "metric": True}), ("ping", {})],
@@ -578,6 +585,14 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}',
         [_PARIS],
         "",
+    ),
+    (
+        "openai",  # without the prefix of functions, and with a preamble
+        "<|channel|>commentary<|message|>Let me look that up.<|end|>"
+        '<|start|>assistant to=get_weather<|channel|>analysis <|constrain|>json<|message|>{"city": "Paris"}<|call|>'
+        "<|start|>assistant<|channel|>final<|message|>So.<|return|>",
+        [_PARIS],
+        "Let me look that up.\nSo.",
     ),
     (
         "openai",
