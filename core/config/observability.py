@@ -1,11 +1,13 @@
 """Options: what is logged, counted and recorded."""
 
 import os
+import re
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, LogLevel
 
 
@@ -24,6 +26,13 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
     """What is logged and counted."""
 
     disable_log_stats: Annotated[bool, Meta(description="Neither collect nor log engine statistics.")] = False
+    show_hidden_metrics_for_version: Annotated[
+        str | None,
+        Meta(
+            description="Show also the metrics that vLLM has hidden since this version, such as 0.11: former names of "
+            "renamed ones, all hidden in 0.12. Later versions show none."
+        ),
+    ] = None
     enable_log_requests: Annotated[
         bool,
         Meta(
@@ -65,3 +74,16 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
             log_level=self.log_level or config.log_level,
             pylogging_config_file=file and os.path.abspath(file),
         )
+
+    def __post_init__(self) -> None:
+        version = self.show_hidden_metrics_for_version
+        if version is not None and not re.fullmatch(r"\d+\.\d+(\.\w+)*", version):
+            raise ConfigError(
+                f"--show-hidden-metrics-for-version must be a version of vLLM such as 0.11, got {version!r}."
+            )
+
+    @property
+    def hidden_metrics_version(self) -> tuple[int, ...] | None:
+        """Major and minor number of `show_hidden_metrics_for_version`."""
+        text = self.show_hidden_metrics_for_version
+        return None if text is None else tuple(int(part) for part in text.split(".")[:2])

@@ -15,6 +15,7 @@ class StepInFlight(NamedTuple):
     plan: StepPlan
     requests: list[Request]  # of the rows that want tokens, in row order
     scored: dict[int, Request]  # by slot, those that want their prompt's log-probabilities
+    num_prompt_tokens: int  # computed for the first time, by this step and all before it
     planned_at: float  # seconds of the scheduler's clock
 
 
@@ -26,14 +27,14 @@ class StepsInFlight:
 
     Attributes:
         num_done: steps whose results have come back.
-        num_tokens_done: tokens that those steps computed.
+        num_prompt_tokens_done: tokens of prompts that those steps computed for the first time.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._steps: deque[StepInFlight] = deque()
         self.num_done = 0
-        self.num_tokens_done = 0
+        self.num_prompt_tokens_done = 0
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -43,9 +44,9 @@ class StepsInFlight:
         """The age of the oldest step; 0 when none is in flight."""
         return self._clock() - self._steps[0].planned_at if self._steps else 0.0
 
-    def add(self, plan: StepPlan, requests: list[Request], scored: dict[int, Request]) -> None:
+    def add(self, plan: StepPlan, requests: list[Request], scored: dict[int, Request], num_prompt_tokens: int) -> None:
         """Adds a step; the arguments are as in `StepInFlight`."""
-        self._steps.append(StepInFlight(plan, requests, scored, self._clock()))
+        self._steps.append(StepInFlight(plan, requests, scored, num_prompt_tokens, self._clock()))
 
     def take(self, result: StepResult) -> StepInFlight:
         """Removes and returns the oldest step. Raises EngineError when `result` does not answer it."""
@@ -56,7 +57,7 @@ class StepsInFlight:
                 f"step {step.plan.step_id} with {len(step.requests)} was next."
             )
         self.num_done += 1
-        self.num_tokens_done += sum(step.plan.num_scheduled)
+        self.num_prompt_tokens_done = step.num_prompt_tokens
         return step
 
     def check_invariants(self, request: Request) -> None:

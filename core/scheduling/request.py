@@ -60,6 +60,7 @@ class Request:
         "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_prompt_tokens_counted",
         "num_tokens",
         "output_token_ids",
         "pages_settled_until",
@@ -108,6 +109,7 @@ class Request:
         self.num_drafts = 0  # of `num_tokens`
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
+        self.num_prompt_tokens_counted = 0  # leading ones that `count_prompt` has seen
 
         self.block_tables: list[BlockTable] = []  # one per KV group; none while waiting
         self.pages_settled_until = 0  # tokens that can be planned before its block tables change
@@ -118,6 +120,14 @@ class Request:
     def num_known_tokens(self) -> int:
         """Tokens of prompt and output whose ids are known."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def count_prompt(self, start: int, end: int) -> int:
+        """How many tokens of the prompt a plan for positions `start` to `end` computes for the first time."""
+        first, last = max(start, self.num_prompt_tokens_counted), min(end, self.num_prompt_tokens)
+        if last <= first:
+            return 0
+        self.num_prompt_tokens_counted = last
+        return last - first
 
     def known_tokens(self, start: int, end: int) -> list[int]:
         """A copy of the known token ids from position `start` up to `end`."""

@@ -93,6 +93,8 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_preemptions = 0
+        self._num_prompt_tokens = 0  # planned for the first time
+        self._num_generated_tokens = 0
         self._started_at = clock()
         self._throughput = Throughput(self._started_at)
         self._admission = Admission(
@@ -185,7 +187,7 @@ class Scheduler:
             return None
         plan.released, self._released = self._released, []
         self._num_steps += 1
-        self._in_flight.add(plan, sampling, dict(self._scored))
+        self._in_flight.add(plan, sampling, dict(self._scored), self._num_prompt_tokens)
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
@@ -213,6 +215,8 @@ class Scheduler:
             num_computed(start)
             num_scheduled(num_new)
             request.num_planned_tokens = end
+            if start < request.num_prompt_tokens:
+                self._num_prompt_tokens += request.count_prompt(start, end)
             if end == request.num_tokens:
                 if drafting and request.num_drafts:
                     num_wanted(num_new)
@@ -252,6 +256,7 @@ class Scheduler:
                 break
             self._admit(self._waiting.pop(), plan)
             request.num_planned_tokens = end = start + num_new
+            self._num_prompt_tokens += request.count_prompt(start, end)
             done = end == request.num_tokens
             if done:
                 request.num_tokens += 1
@@ -325,6 +330,7 @@ class Scheduler:
         if self._drafting:
             num_tokens = sum(len(delta.token_ids) for delta in deltas)
             self._settle_drafts(step, result.num_drafts)
+        self._num_generated_tokens += num_tokens
         self._throughput.record(self._clock(), num_tokens, num_before - len(self._requests))
         self._drop_finished()
         return scores + deltas + failed
@@ -411,7 +417,8 @@ class Scheduler:
             *self._kv.prefix_cache_counts,
             self._num_preemptions,
             self._in_flight.num_done,
-            self._in_flight.num_tokens_done,
+            self._in_flight.num_prompt_tokens_done,
+            self._num_generated_tokens,
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:

@@ -199,7 +199,8 @@ class SchedulerStats(Struct, array_like=True):
     prefix_cache_hits: int = 0  # tokens found
     num_preemptions: int = 0
     num_steps: int = 0  # whose results are back
-    num_scheduled_tokens: int = 0  # of those steps
+    num_prompt_tokens: int = 0  # that those steps computed for the first time: not cached, and not after a preemption
+    num_generated_tokens: int = 0  # that those steps sampled for requests that were unfinished
 
 
 class StepOutputs(Struct, array_like=True, tag="outputs"):

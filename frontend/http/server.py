@@ -193,6 +193,7 @@ def cache_room(ready: EngineReady, largest_chunk: int) -> tuple[int, float]:
 def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
     """Labels of `vllm:cache_config_info`."""
     cache, limits = engine.config.cache, engine.config.limits
+    num_tokens, num_requests = cache_room(ready, limits.largest_chunk)
     return {
         "block_size": str(ready.block_size),
         "num_gpu_blocks": str(ready.num_pages),
@@ -202,6 +203,9 @@ def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
         "gpu_memory_utilization": str(cache.memory_share),
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
         "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
+        "kv_cache_size_tokens": str(num_tokens),
+        "kv_cache_max_concurrency": str(num_requests),
+        "num_gpu_blocks_override": str(cache.num_gpu_blocks_override),
     }
 
 

@@ -33,7 +33,11 @@ REQUEST_SECONDS = (
 )
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 COMPLETIONS = (1, 2, 5, 10, 20)
-PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+
+Version = tuple[int, ...]
+HIDDEN_SINCE: Version = (0, 12)
+"""The version of vLLM in which metrics that had been renamed were hidden under their former names."""
 
 
 class FinishedRequest(Struct):
@@ -94,13 +98,23 @@ class EngineMetrics(Collector):
         model_name: the `model_name` label; the first served name.
         max_model_len: the largest bucket of length histograms, in tokens.
         cache_info: labels of `vllm:cache_config_info`: facts about the KV cache.
+        show_hidden_since: show also the metrics that this version of vLLM, or a later one, has hidden.
     """
 
-    def __init__(self, model_name: str, max_model_len: int, cache_info: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_info: dict[str, str] | None = None,
+        *,
+        show_hidden_since: Version | None = None,
+    ) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
         self.cache_info = cache_info or {}
         self.stats = SchedulerStats()  # the latest gauges
+        self._shows_former_names = show_hidden_since is not None and show_hidden_since <= HIDDEN_SINCE
         self.prompt_tokens = 0
+        self.computed_prompt_tokens = 0  # by the engine, for all its frontends, as chunks are done
         self.cached_tokens = 0
         self.generation_tokens = 0
         self.prefix_cache_queries = 0
@@ -135,9 +149,11 @@ class EngineMetrics(Collector):
         self.prefix_cache_queries += stats.prefix_cache_queries - before.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits - before.prefix_cache_hits
         self.num_preemptions += stats.num_preemptions - before.num_preemptions
+        num_computed = stats.num_prompt_tokens - before.num_prompt_tokens
+        self.computed_prompt_tokens += num_computed
         num_steps = stats.num_steps - before.num_steps  # more than one when this frontend has just come
         if num_steps:
-            num_tokens = stats.num_scheduled_tokens - before.num_scheduled_tokens
+            num_tokens = num_computed + stats.num_generated_tokens - before.num_generated_tokens
             self._step_tokens.observe(num_tokens / num_steps, num_steps)
 
     def on_first_tokens(self, num_tokens: int, seconds: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
@@ -189,12 +205,12 @@ class EngineMetrics(Collector):
         yield from self._gauges()
         yield from self._counters()
         for name, text, histogram in self._histograms():
-            family = HistogramMetricFamily(name, text, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.sum)
-            yield family
+            yield self._histogram(name, text, histogram)
+        if self._shows_former_names:
+            yield from self._former_names()
 
     def _gauges(self) -> Iterator[Metric]:
-        stats, usage = self.stats, "Share of KV-cache pages in use; 1 is full."
+        stats = self.stats
         yield self._gauge("num_requests_running", "Requests in the running batch.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", stats.num_waiting)
         yield self._gauge(
@@ -203,22 +219,12 @@ class EngineMetrics(Collector):
             {"capacity": stats.num_waiting, "deferred": 0},
             "reason",
         )
-        yield self._gauge("kv_cache_usage_perc", usage, stats.kv_cache_usage)
-        yield self._gauge("gpu_cache_usage_perc", usage + " Former name.", stats.kv_cache_usage)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV-cache pages in use; 1 is full.", stats.kv_cache_usage)
         yield self._gauge(
             "engine_sleep_state",
             "1 for the state the engine is in.",
             {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
             "sleep_state",
-        )
-        undefined = "Undefined while nothing is drafted."
-        yield self._gauge("spec_decode_draft_acceptance_rate", f"Share of drafts accepted. {undefined}", math.nan)
-        yield self._gauge("spec_decode_efficiency", f"Emitted over possible tokens. {undefined}", math.nan)
-        yield self._info(
-            "lora_requests_info",
-            "Adapters in use.",
-            {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""},
-            0,
         )
         yield self._info("cache_config_info", "Facts about the KV cache, as labels.", self.cache_info, 1)
 
@@ -226,14 +232,11 @@ class EngineMetrics(Collector):
         looked_up, found = "Prompt tokens looked up in the prefix cache.", "Prompt tokens found in the prefix cache."
         computed = self.prompt_tokens - self.cached_tokens
         sources = {"local_compute": computed, "local_cache_hit": self.cached_tokens, "external_kv_transfer": 0}
-        cached_sources = {"local_cache_hit": self.cached_tokens, "external_kv_transfer": 0}
-        rejections = {"max_num_queued_reqs": self.rejections}
+        places = {"device": self.prefix_cache_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
         finished = {str(reason): count for reason, count in self._finished.items()}
         for name, text, value in (
             ("prefix_cache_queries", looked_up, self.prefix_cache_queries),
             ("prefix_cache_hits", found, self.prefix_cache_hits),
-            ("gpu_prefix_cache_queries", looked_up + " Former name.", self.prefix_cache_queries),
-            ("gpu_prefix_cache_hits", found + " Former name.", self.prefix_cache_hits),
             ("external_prefix_cache_queries", "Tokens looked up in caches of other engines.", 0),
             ("external_prefix_cache_hits", "Tokens found in caches of other engines.", 0),
             ("mm_cache_queries", "Multimodal items looked up.", 0),
@@ -242,39 +245,48 @@ class EngineMetrics(Collector):
             ("prompt_tokens", "Prompt tokens of requests that began to answer.", self.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that came from a cache.", self.cached_tokens),
             ("generation_tokens", "Tokens generated.", self.generation_tokens),
-            ("spec_decode_num_draft_tokens", "Draft tokens proposed.", 0),
-            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", 0),
-            ("spec_decode_num_emitted_tokens", "Tokens emitted under speculation.", 0),
         ):
             yield self._counter(name, text, value)
         for name, text, values, label in (
             ("prompt_tokens_by_source", "Prompt tokens, by where they came from.", sources, "source"),
-            ("prompt_tokens_cached_by_source", "Cached prompt tokens, by cache.", cached_sources, "source"),
+            ("prompt_tokens_cached_by_source", "Tokens found in a cache, by its place.", places, "source"),
             ("request_success", "Finished sequences, by how they ended.", finished, "finished_reason"),
-            ("admission_rejections", "Requests turned away with 429, by the limit they met.", rejections, "reason"),
         ):
             yield self._counter(name, text, values, label)
+        rejected = "Requests turned away with 429, by the limit they met."
+        rejections = CounterMetricFamily("vllm:admission_rejections", rejected, labels=["model_name", "reason"])
+        rejections.add_metric([self._labels["model_name"], "max_num_queued_reqs"], self.rejections)
+        yield rejections
+
+    def _former_names(self) -> Iterator[Metric]:
+        """What vLLM showed under other names before `HIDDEN_SINCE`."""
+        yield self._gauge("gpu_cache_usage_perc", "Former name of kv_cache_usage_perc.", self.stats.kv_cache_usage)
+        yield self._counter(
+            "gpu_prefix_cache_queries", "Former name of prefix_cache_queries.", self.prefix_cache_queries
+        )
+        yield self._counter("gpu_prefix_cache_hits", "Former name of prefix_cache_hits.", self.prefix_cache_hits)
+        former = "time_per_output_token_seconds", "Former name of inter_token_latency_seconds."
+        yield self._histogram(*former, self._inter_token)
 
     def _histograms(self) -> tuple[tuple[str, str, Histogram], ...]:
         between = "Seconds between output tokens of a sequence."
         return (
-            ("vllm:iteration_tokens_total", "Tokens in a step.", self._step_tokens),
-            ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.", self._ttft),
-            ("vllm:inter_token_latency_seconds", between, self._inter_token),
-            ("vllm:time_per_output_token_seconds", between + " Former name.", self._inter_token),
-            ("vllm:request_time_per_output_token_seconds", "A sequence's mean of those.", self._per_output_token),
-            ("vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.", self._e2e),
-            ("vllm:request_queue_time_seconds", "Seconds in the queue.", self._queue),
-            ("vllm:request_inference_time_seconds", "Seconds from first step to last token.", self._inference),
-            ("vllm:request_prefill_time_seconds", "Seconds from first step to first token.", self._prefill),
-            ("vllm:request_decode_time_seconds", "Seconds from first to last token.", self._decode),
-            ("vllm:request_prompt_tokens", "Prompt tokens.", self._prompt_length),
-            ("vllm:request_generation_tokens", "Output tokens.", self._generation_length),
-            ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens not found in a cache.", self._computed_length),
-            ("vllm:request_max_num_generation_tokens", "Longest output of a request.", self._longest_generation),
-            ("vllm:request_params_n", "n of requests.", self._params_n),
-            ("vllm:request_params_max_tokens", "max_tokens of requests.", self._params_max_tokens),
-            ("vllm:request_num_preemptions", "Preemptions of a sequence.", self._request_preemptions),
+            ("iteration_tokens_total", "Tokens of prompts computed and tokens generated in a step.", self._step_tokens),
+            ("time_to_first_token_seconds", "Seconds from arrival to the first token.", self._ttft),
+            ("inter_token_latency_seconds", between, self._inter_token),
+            ("request_time_per_output_token_seconds", "A sequence's mean of those.", self._per_output_token),
+            ("e2e_request_latency_seconds", "Seconds from arrival to the end.", self._e2e),
+            ("request_queue_time_seconds", "Seconds in the queue.", self._queue),
+            ("request_inference_time_seconds", "Seconds from first step to last token.", self._inference),
+            ("request_prefill_time_seconds", "Seconds from first step to first token.", self._prefill),
+            ("request_decode_time_seconds", "Seconds from first to last token.", self._decode),
+            ("request_prompt_tokens", "Prompt tokens.", self._prompt_length),
+            ("request_generation_tokens", "Output tokens.", self._generation_length),
+            ("request_prefill_kv_computed_tokens", "Prompt tokens not found in a cache.", self._computed_length),
+            ("request_max_num_generation_tokens", "Longest output of a request.", self._longest_generation),
+            ("request_params_n", "n of requests.", self._params_n),
+            ("request_params_max_tokens", "max_tokens of requests.", self._params_max_tokens),
+            ("request_num_preemptions", "Preemptions of a sequence.", self._request_preemptions),
         )
 
     def _gauge(self, name: str, text: str, value: float | dict[str, int], label: str | None = None) -> Metric:
@@ -282,6 +294,11 @@ class EngineMetrics(Collector):
 
     def _counter(self, name: str, text: str, value: int | dict[str, int], label: str | None = None) -> Metric:
         return self._fill(CounterMetricFamily, name, text, value, label)
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.sum)
+        return family
 
     def _fill(
         self,

@@ -53,7 +53,7 @@ class StatsLog:
     def _counters(self) -> tuple[int, int, int, int]:
         metrics = self._metrics
         return (
-            metrics.prompt_tokens,
+            metrics.computed_prompt_tokens,
             metrics.generation_tokens,
             metrics.prefix_cache_queries,
             metrics.prefix_cache_hits,

@@ -77,11 +77,11 @@ def test_every_frontend_counts_what_the_engine_did_once() -> None:
                     while latest[0] != latest[1] or latest[0].num_running:
                         await asyncio.sleep(0.01)
                 told = latest[0]
-        assert told.num_scheduled_tokens == (40 + 9) + (8 + 29) + (8 + 19)
+        assert (told.num_prompt_tokens, told.num_generated_tokens) == (40 + 8 + 8, 10 + 30 + 20)
         for each in metrics:
             assert (each.prefix_cache_queries, each.prefix_cache_hits) == (3 * 40, 2 * 32)
             values = {sample.name: sample.value for family in each.collect() for sample in family.samples}
             assert values["vllm:iteration_tokens_total_count"] == told.num_steps
-            assert values["vllm:iteration_tokens_total_sum"] == told.num_scheduled_tokens
+            assert values["vllm:iteration_tokens_total_sum"] == (40 + 8 + 8) + (10 + 30 + 20)
 
     asyncio.run(scenario())

@@ -428,9 +428,25 @@ def test_stats_are_totals_that_reading_leaves_alone() -> None:
     harness.step()
     stats = harness.scheduler.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (2, 0, 0.4)
-    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_scheduled_tokens) == (18, 8, 11)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (18, 8)
+    assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (9 + 1, 3)
     assert (stats.num_steps, stats.num_preemptions, stats.started_at) == (2, 0, 100.0)
     assert harness.scheduler.stats() == stats
+
+
+def test_a_prompt_is_counted_once_chunk_by_chunk() -> None:
+    harness = Harness(max_num_batched_tokens=4, depth=2)
+    harness.add("a", 10, max_tokens=4)
+    counted = []
+    for _ in range(5):
+        harness.step()
+        counted.append(harness.scheduler.stats().num_prompt_tokens)
+        if len(counted) == 2:
+            harness.scheduler.reset_prefix_cache(preempt_running=True)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert counted[:2] == [4, 8]
+    assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (10, 4)
 
 
 def test_every_kv_group_gets_its_own_pages() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.servers import ServerProcess
 
@@ -21,6 +22,7 @@ def dev_server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPat
     process = ServerProcess(
         tmp_path_factory.mktemp("dev"), str(checkpoint("llama")), "--served-model-name", "tiny", "--api-key", KEY,
         "--hf-token", HUB_TOKEN, "--enable-server-load-tracking", "--enable-prompt-tokens-details",
+        "--show-hidden-metrics-for-version", "0.11",
         env={"QUIRE_SERVER_DEV_MODE": "1", "HF_TOKEN": HUB_TOKEN, "QUIRE_LOGGING_PREFIX": "mark: "},
     )  # fmt: skip
     yield process.wait_until_ready()
@@ -128,3 +130,21 @@ def test_load_counts_requests_in_flight(dev_server: ServerProcess, http: httpx.C
         assert httpx.get(f"{dev_server.base_url}/load").json() == {"server_load": 1}
         assert list(lines)
     assert http.get("/load").json() == {"server_load": 0}
+
+
+# -------------------------------------------------------------------------------------------------------------- metrics
+
+
+def test_metrics_tell_the_size_of_the_cache_and_former_names(http: httpx.Client, base_url: str) -> None:
+    complete(http, SHARED)
+    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+    [info] = families["vllm:cache_config_info"].samples
+    size, blocks = (int(info.labels[name]) for name in ("kv_cache_size_tokens", "num_gpu_blocks"))
+    assert size == blocks * int(info.labels["block_size"])
+    assert float(info.labels["kv_cache_max_concurrency"]) == pytest.approx(size / 2048)
+    [tokens] = [each.value for each in families["vllm:iteration_tokens_total"].samples if each.name.endswith("_sum")]
+    by_source = {each.labels["source"]: each.value for each in families["vllm:prompt_tokens_by_source"].samples}
+    [generated] = families["vllm:generation_tokens"].samples
+    assert tokens == by_source["local_compute"] + generated.value
+    assert "vllm:gpu_cache_usage_perc" in families
+    assert "vllm:gpu_cache_usage_perc" not in httpx.get(f"{base_url}/metrics").text

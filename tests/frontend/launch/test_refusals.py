@@ -128,3 +128,9 @@ def test_a_value_that_may_be_secret_is_not_repeated(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         parser_of(run_batch).parse_args(["-i", "a", "-o", "b", "--api-key", "sk-1"])
     assert "sk-1" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["next", "0", "v0.11"])
+def test_hidden_metrics_are_named_by_a_version(version: str) -> None:
+    with pytest.raises(ConfigError, match=f"--show-hidden-metrics-for-version must be a version.*{version!r}"):
+        EngineArgs.from_flat(model="m", show_hidden_metrics_for_version=version)
