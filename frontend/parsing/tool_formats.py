@@ -48,6 +48,7 @@ def _dsml(block: str, space: str = "", style: str = "deepseek_xml") -> XmlCalls:
         key_begin=f'<｜DSML｜{space}parameter name="',
         key_ends=_DSML_KEY_ENDS,
         value_end=f"</｜DSML｜{space}parameter>",
+        unclosed=True,
         grouped=True,
         gap="\n",
         style=style,

@@ -203,11 +203,12 @@ class _Call:
         if form.value_begin:
             yield from reader.space()
         written = (yield from self._read_type()) if form.type else ""
-        if not end or (form.value_begin and not (yield from reader.accept(form.value_begin))):
+        known = (yield from reader.accept(form.value_begin)) if form.value_begin else end
+        if not known:
             if (yield from reader.peek()):  # else the text ends here
                 self._junk.append(form.key_begin + key + end)
             return "", frozenset()
-        typing = form.key_ends[end]
+        typing = form.key_ends.get(end, "")  # the value may begin without the end of the name
         if typing == "string":
             return key.strip(), _STRING
         types = frozenset() if typing == "json" else argument_types(self._tools.get(name), key.strip())

@@ -329,6 +329,12 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
     ),
     ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]', [_PARIS], ""),
     (
+        "glm45",  # an argument's name that is not closed
+        "<tool_call>get_weather\n<arg_key>city\n<arg_value>Paris</arg_value>\n</tool_call>",
+        [_PARIS],
+        "",
+    ),
+    (
         "granite",
         '<tool_call> [{"arguments": {"city": "Paris"}, "name": "get_weather"}, {"name": "ping", "arguments": {}}]',
         [_PARIS, ("ping", {})],
@@ -377,6 +383,14 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "</｜DSML｜function_calls>",
         [_DAYS],
         "Let me check.",
+    ),
+    (
+        "deepseek_v32",  # a value that is not closed
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">a<b>'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>',
+        [("get_weather", {"city": "a<b>", "days": 3})],
+        "",
     ),
     (
         "deepseek_v4",
