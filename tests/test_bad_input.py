@@ -238,7 +238,6 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (RESPONSES, "include", ["everything"], "include can name"),
     (RESPONSES, "top_logprobs", 3, "needs message.output_text.logprobs"),
     (RESPONSES, "text", {"format": {"type": "json_schema"}}, "needs a schema"),
-    (RESPONSES, "tools", [{"type": "web_search"}], "only functions"),
     (RESPONSES, "tool_choice", {"type": "file_search"}, "not supported"),
     (RESPONSES, "stop", ["a" * 60_000] * 5, "more than 262144"),
     (BATCH, "messages", HELLO, "got object"),
@@ -298,7 +297,6 @@ ANTHROPIC_FIELDS: list[tuple[str, Any, str]] = [
     ("tool_choice", {"type": "tool"}, "needs a name"),
     ("tool_choice", {"type": "any"}, "there are no tools"),
     ("tools", [{"name": "f"}], "tools[0] must have an input_schema"),
-    ("tools", [{"type": "web_search_20250305", "name": "web_search"}], "no tools of its own"),
     ("thinking", {"type": "enabled", "budget_tokens": 5}, "at least 1024"),
 ]
 

@@ -1,12 +1,14 @@
 """Reads the model's answers to a conversation, and gives sampling the parameters that this reading needs."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from quire.core.wire.sampling_params import RequestOutputKind, ThinkingMarks
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.chat import constraints
 from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.chat.turn import Choice
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.parsers import OutputParsers
@@ -117,9 +119,17 @@ class AnswerReader:
         if first is None:
             return None
         parsers = [first, *[parser() async for _ in in_turns(range(1, chat.num_choices))]]
-        choice = functools.partial(
-            Choice, tells_reasoning=chat.include_reasoning, always_answers=chat.always_answers(self._template_defaults)
-        )
+        always_answers = chat.always_answers(self._template_defaults)
+
+        def choice(parser: OutputParser | None, stop: Callable[[], None] | None = None) -> Choice:
+            return Choice(
+                parser,
+                stop,
+                custom_calls=CustomCalls(chat.tools.custom) if chat.tools.custom else None,
+                tells_reasoning=chat.include_reasoning,
+                always_answers=always_answers,
+            )
+
         if not isinstance(stream, RequestStream):  # a beam search: its beams are read after they have ended
             return [choice(each) for each in parsers]
         return [choice(each, functools.partial(stream.stop, index)) for index, each in enumerate(parsers)]

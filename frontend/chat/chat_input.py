@@ -30,6 +30,7 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     include_reasoning: bool = True  # the client gets the reasoning
     sampling: dict[str, Any] = {}  # SamplingParams keywords without max_tokens
     max_tokens: int | None = None
+    lowers_max_tokens: bool = False  # to what the prompt leaves room for, instead of refusing more
     beams: dict[str, Any] | None = None  # BeamSearchParams keywords without max_tokens; None samples
     call_prefix: str = CHAT_PREFIX  # prefix of the ids of calls
     priority: int = 0

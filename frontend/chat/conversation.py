@@ -108,7 +108,7 @@ class Conversations:
             priority=chat.priority,
             cache_salt=chat.cache_salt,
             truncation=chat.truncation,
-            fit_context=chat.max_tokens is None,
+            fit_context=chat.max_tokens is None or chat.lowers_max_tokens,
         )
 
     async def _open_beams(

@@ -1,19 +1,24 @@
 """Checks clients' tools and messages, and reads tools into the form that parsers and constraints take."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
+from quire.frontend.chat.custom_tools import as_function, has_unheld_grammar
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
 
 class ToolSet(Struct, frozen=True, kw_only=True):
-    """The functions that a request offers, and its choice of calls."""
+    """The functions that a request offers, and its choice of calls.
+
+    Functions stand for custom tools, too. Tools that a server would run are left out, because this one runs none.
+    """
 
     described: list[dict[str, Any]] | None = None  # as the client wrote them, for templates
     functions: list[Tool] = []
+    custom: frozenset[str] = frozenset()  # names of the functions that stand for custom tools
     choice: ToolChoice = ToolChoice(mode="none")
 
 
@@ -28,10 +33,58 @@ def read_tool_set(
     Raises:
         ParameterError: a tool or a choice that is wrong.
     """
-    functions = read_tools(tools)
+    offered, choice = _allowed(_offered(tools or ()), choice)
+    functions = read_tools(offered)
     return ToolSet(
-        described=tools, functions=functions, choice=read_tool_choice(choice, functions, max_calls=max_calls)
+        described=None if tools is None else offered,
+        functions=functions,
+        custom=frozenset(tool["custom"]["name"] for tool in tools or () if tool.get("type") == "custom"),
+        choice=read_tool_choice(choice, functions, max_calls=max_calls),
     )
+
+
+def ignored_tools(tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
+    """What is ignored among tools in OpenAI's chat form: tools of other kinds, and grammars that are not enforced."""
+    for index, tool in enumerate(tools or ()):
+        if tool.get("type") == "custom" and has_unheld_grammar(tool):
+            yield f"tools[{index}].custom.format"
+        elif is_run_by_servers(tool):
+            yield f"tools[{index}].{tool['type']}"
+
+
+def is_run_by_servers(tool: dict[str, Any]) -> bool:
+    """Whether a tool is of a kind that a server runs, such as web_search."""
+    return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom")
+
+
+def _offered(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The functions that the model may call."""
+    return [
+        as_function(tool, index) if tool.get("type") == "custom" else tool
+        for index, tool in enumerate(tools)
+        if not is_run_by_servers(tool)
+    ]
+
+
+def _allowed(
+    tools: list[dict[str, Any]], choice: str | dict[str, Any] | None
+) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
+    """The tools that a choice of type allowed_tools leaves, and the choice among them."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    allowed = choice.get("allowed_tools")
+    if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list):
+        raise ParameterError("tool_choice of type allowed_tools needs a list of tools.", param="tool_choice")
+    names = {name_in(tool) for tool in allowed["tools"]}
+    return [tool for tool in tools if name_in(tool) in names], allowed.get("mode", "auto")
+
+
+def name_in(tool: Any) -> str | None:
+    """The name in a function or custom tool, or in a choice of one."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    described = tool.get(kind) if isinstance(kind, str) else None
+    name = described.get("name") if isinstance(described, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[Tool]:
@@ -69,9 +122,8 @@ def read_tool_choice(
         ParameterError: an unknown choice, or one that the tools cannot satisfy.
     """
     if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str):
+        name = name_in(choice)
+        if choice.get("type") not in ("function", "custom") or name is None:
             raise ParameterError(
                 'tool_choice must be none, auto, required or {"type": "function", "function": {"name": ...}}.',
                 param="tool_choice",

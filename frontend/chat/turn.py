@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 
+from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.parsing.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallStart, Usage
 from quire.frontend.parsing.output_parser import OutputParser
@@ -17,6 +18,7 @@ class Choice:
     Args:
         parser: None when the text is the answer unchanged.
         stop: ends the sequence after the last call that it may make; None for one that has ended before it is read.
+        custom_calls: finds calls of custom tools among those of functions; None where no such tools are offered.
         tells_reasoning: False drops reasoning from the events.
         always_answers: reasoning becomes the answer at the end of a text that has neither an answer nor a call.
     """
@@ -26,11 +28,13 @@ class Choice:
         parser: OutputParser | None,
         stop: Callable[[], None] | None = None,
         *,
+        custom_calls: CustomCalls | None = None,
         tells_reasoning: bool = True,
         always_answers: bool = False,
     ) -> None:
         self._parser = parser
         self._stop = stop
+        self._custom_calls = custom_calls
         self._tells_reasoning = tells_reasoning
         self._reasoning: list[str] = []
         self._needs_answer = always_answers
@@ -61,6 +65,8 @@ class Choice:
             events = self._keep_reasoning(events)
             if self._needs_answer:
                 self._look_for_answer(events, ended=reason is not None)
+            if self._custom_calls is not None:
+                events = self._custom_calls.read(events)
         if reason is not None:
             events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
         return events

@@ -74,12 +74,25 @@ class FunctionCall(Struct):
     arguments: str
 
 
-class ToolCall(Struct, kw_only=True):
-    """One call of a message."""
+class CustomCall(Struct):
+    """The custom tool that the model calls, and the text that it is called with."""
+
+    name: str
+    input: str
+
+
+class ToolCall(Struct, kw_only=True, tag_field="type", tag="function"):
+    """One call of a function in a message."""
 
     id: str
-    type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomToolCall(Struct, kw_only=True, tag_field="type", tag="custom"):
+    """One call of a custom tool in a message."""
+
+    id: str
+    custom: CustomCall
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -94,7 +107,7 @@ class ChatMessage(Struct, kw_only=True):
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall | CustomToolCall] | UnsetType = UNSET
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -132,13 +145,21 @@ class FunctionDelta(Struct, kw_only=True, omit_defaults=True):
     arguments: str | None = None
 
 
+class CustomDelta(Struct, kw_only=True, omit_defaults=True):
+    """What is new in a call of a custom tool: first the name, then pieces of the text."""
+
+    name: str | None = None
+    input: str | None = None
+
+
 class ToolCallDelta(Struct, kw_only=True, omit_defaults=True):
-    """What is new in one call of a message; `id` and `type` come with the name."""
+    """What is new in one call of a message, in `function` or `custom`; `id` and `type` come with the name."""
 
     index: int
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta
+    type: Literal["function", "custom"] | None = None
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
 
 
 class ChatDelta(Struct, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
+from quire.frontend.chat.custom_tools import CustomCallInput, CustomCallStart
 from quire.frontend.chat.turn import Choice, Turn
 from quire.frontend.http.event_stream import DONE
 from quire.frontend.openai.answers import (
@@ -13,6 +14,9 @@ from quire.frontend.openai.answers import (
     ChatDelta,
     ChatMessage,
     CompletionUsage,
+    CustomCall,
+    CustomDelta,
+    CustomToolCall,
     FunctionCall,
     FunctionDelta,
     ToolCall,
@@ -35,7 +39,8 @@ from quire.frontend.parsing.events import (
 
 def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finish]:
     """The message that all events of one choice make, and why the choice ended: the last event."""
-    texts, reasoning, calls = [], [], []
+    texts, reasoning = [], []
+    calls: list[ToolCall | CustomToolCall] = []
     *events, finish = events
     assert isinstance(finish, Finish)
     for each in events:
@@ -47,7 +52,11 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finis
             case ToolCallStart():
                 calls.append(ToolCall(id=each.id, function=FunctionCall(each.name, "")))
             case ToolCallArguments():
-                calls[-1].function.arguments += each.text
+                calls[-1].function.arguments += each.text  # type: ignore[union-attr]
+            case CustomCallStart():
+                calls.append(CustomToolCall(id=each.id, custom=CustomCall(each.name, "")))
+            case CustomCallInput():
+                calls[-1].custom.input += each.text  # type: ignore[union-attr]
     thoughts = "".join(reasoning) or None
     content = "".join(texts)
     message = ChatMessage(
@@ -79,6 +88,11 @@ def delta_of(event: Event) -> ChatDelta | None:
         case ToolCallArguments():
             call = ToolCallDelta(index=event.index, function=FunctionDelta(arguments=event.text))
             return ChatDelta(tool_calls=[call])
+        case CustomCallStart():
+            custom = CustomDelta(name=event.name, input="")
+            return ChatDelta(tool_calls=[ToolCallDelta(index=event.index, id=event.id, type="custom", custom=custom)])
+        case CustomCallInput():
+            return ChatDelta(tool_calls=[ToolCallDelta(index=event.index, custom=CustomDelta(input=event.text))])
         case _:
             return None
 

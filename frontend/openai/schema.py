@@ -4,6 +4,7 @@ Every known field is honoured, refused by name with a reason, or without effect 
 `refused_fields.py`. All other fields are unknown. `null` means unset.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -13,7 +14,8 @@ from quire.core.wire.repetition import RepetitionDetection
 from quire.core.wire.sampling_params import MAX_COMPLETIONS
 from quire.frontend.chat.body_fields import check_priority, check_salt, read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
-from quire.frontend.chat.tool_fields import read_tool_set
+from quire.frontend.chat.custom_tools import with_functions
+from quire.frontend.chat.tool_fields import ignored_tools, read_tool_set
 from quire.frontend.openai.beams import refuse_with_beams
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.requests.prompt import MAX_EMBEDS_BYTES, PromptLike
@@ -195,6 +197,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     verbosity: Any = None
     web_search_options: Any = None
 
+    def ignored_parts(self) -> Iterator[str]:
+        """As for all requests; also what is ignored among the tools."""
+        yield from super().ignored_parts()
+        yield from ignored_tools(self.tools)
+
     def check(self) -> None:
         """As for all requests; also checks the fields that only a conversation has."""
         super().check()
@@ -225,7 +232,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
                 "beam_width": "n",
                 **self.chat_format_names(),
             },
-            messages=self.messages,
+            messages=with_functions(self.messages),
             tools=read_tool_set(
                 self.tools, self.tool_choice, max_calls=1 if self.parallel_tool_calls is False else None
             ),

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from quire.frontend.openai.answers import TokenLogprob
 
@@ -48,11 +48,23 @@ class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
 
 
-OutputItem = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of one of the client's custom tools; `input` is the text that it is called with."""
+
+    id: str
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputTokensDetails(Struct):

@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
+from quire.frontend.chat.custom_tools import CustomCallInput, CustomCallStart
 from quire.frontend.openai.answers import TokenLogprob
 from quire.frontend.openai.responses.answers import (
     CallItem,
+    CustomCallItem,
     Incompleteness,
     InputTokensDetails,
     MessageItem,
@@ -21,6 +24,7 @@ from quire.frontend.openai.responses.answers import (
     ResponseFailure,
     ResponseUsage,
 )
+from quire.frontend.openai.responses.tools import OfferedTools
 from quire.frontend.parsing.events import (
     Event,
     Finish,
@@ -40,11 +44,13 @@ class ResponseBuilder:
 
     Args:
         response: the fields known before the model answers; the builder fills in the others.
+        tools: know the client's names for calls.
         encrypt: makes the `encrypted_content` of reasoning; None leaves it out.
     """
 
-    def __init__(self, response: Response, encrypt: Callable[[str], str] | None) -> None:
+    def __init__(self, response: Response, tools: OfferedTools, encrypt: Callable[[str], str] | None) -> None:
         self.response = response
+        self._tools = tools
         self._encrypt = encrypt
         self._item: OutputItem | None = None  # the item that grows
         self._pieces: list[str] = []  # its text so far
@@ -73,10 +79,12 @@ class ResponseBuilder:
                     if not isinstance(self._item, ReasoningItem):
                         frames += self._open(ReasoningItem(id=_new_id("rs")), ReasoningText())
                     frames.append(self._delta("response.reasoning_text.delta", event.text, content_index=0))
-                case ToolCallStart():
-                    frames += self._open(CallItem(id=_new_id("fc"), call_id=event.id, name=event.name), None)
+                case ToolCallStart() | CustomCallStart():
+                    frames += self._open(self._call(event), None)
                 case ToolCallArguments():
                     frames.append(self._delta("response.function_call_arguments.delta", event.text))
+                case CustomCallInput():
+                    frames.append(self._delta("response.custom_tool_call_input.delta", event.text))
                 case ToolCallEnd():
                     frames += self._close("completed")
                 case Finish():
@@ -107,6 +115,13 @@ class ResponseBuilder:
             frames.append(self._part_frame("response.content_part.added", part))
         return frames
 
+    def _call(self, start: ToolCallStart | CustomCallStart) -> CallItem | CustomCallItem:
+        name, namespace = self._tools.called(start.name)
+        fields: dict[str, Any] = {"call_id": start.id, "name": name, "namespace": namespace or UNSET}
+        if isinstance(start, CustomCallStart):
+            return CustomCallItem(id=_new_id("ctc"), **fields)
+        return CallItem(id=_new_id("fc"), **fields)
+
     def _close(self, status: Any) -> list[bytes]:
         item, text = self._item, "".join(self._pieces)
         if item is None:
@@ -117,6 +132,9 @@ class ResponseBuilder:
         if isinstance(item, CallItem):
             item.arguments = text = text or "{}"
             done = {"kind": "response.function_call_arguments.done", "name": item.name, "arguments": text}
+        elif isinstance(item, CustomCallItem):
+            item.input = text
+            done = {"kind": "response.custom_tool_call_input.done", "input": text}
         elif isinstance(item, MessageItem):
             part = OutputText(text=text, logprobs=self._logprobs)
             item.content = [part]

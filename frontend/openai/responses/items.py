@@ -2,13 +2,23 @@
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.core.errors import ParameterError
+from quire.frontend.chat.custom_tools import arguments_of
+from quire.frontend.openai.responses.tools import flat_name
 
 ROLES = ("user", "assistant", "system", "developer")
 """Roles of messages; results of tools are items of another type."""
+
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_HOSTED = (
+    *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "computer_call"),
+    *("computer_call_output", "mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+    *("tool_search_call", "tool_search_output"),
+)
+"""Types of items that tools of another server left in a conversation. The prompt leaves them out."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
@@ -18,6 +28,11 @@ def input_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return given
+
+
+def ignored_items(items: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The items that the prompt leaves out."""
+    return (f"input[{index}].{item['type']}" for index, item in enumerate(items) if item.get("type") in _HOSTED)
 
 
 def to_messages(
@@ -48,6 +63,11 @@ def to_messages(
         elif kind == "function_call":
             turn = turn or _add(messages, {"role": "assistant", "content": None})
             turn.setdefault("tool_calls", []).append(_call(item, index))
+        elif kind == "custom_tool_call":
+            turn = turn or _add(messages, {"role": "assistant", "content": None})
+            turn.setdefault("tool_calls", []).append(_custom_call(item, index))
+        elif kind in _HOSTED:
+            continue
         else:
             turn = None
             messages.append(_message(item, kind, index))
@@ -65,7 +85,7 @@ def _message(item: dict[str, Any], kind: Any, index: int) -> dict[str, Any]:
         if item.get("role") not in ROLES:
             raise _refusal(index, f"must have a role out of {', '.join(ROLES)}; got {item.get('role')!r}")
         return {"role": item["role"], "content": _text(item.get("content"), index)}
-    if kind == "function_call_output":
+    if kind in _OUTPUTS:
         call_id = _string(item, "call_id", index)
         return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), index)}
     if kind == "item_reference":
@@ -79,7 +99,16 @@ def _add(messages: list[dict[str, Any]], message: dict[str, Any]) -> dict[str, A
 
 
 def _call(item: dict[str, Any], index: int) -> dict[str, Any]:
-    function = {"name": _string(item, "name", index), "arguments": _string(item, "arguments", index)}
+    return _called(item, _string(item, "arguments", index), index)
+
+
+def _custom_call(item: dict[str, Any], index: int) -> dict[str, Any]:
+    return _called(item, arguments_of(_string(item, "input", index)), index)
+
+
+def _called(item: dict[str, Any], arguments: str, index: int) -> dict[str, Any]:
+    namespace = None if item.get("namespace") is None else _string(item, "namespace", index)
+    function = {"name": flat_name(_string(item, "name", index), namespace), "arguments": arguments}
     return {"id": _string(item, "call_id", index), "type": "function", "function": function}
 
 

@@ -3,7 +3,7 @@
 A request becomes a `ChatInput`, so sampling and tools are handled in one place for all protocols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -12,9 +12,12 @@ from msgspec import Struct
 from quire.core.errors import ParameterError
 from quire.frontend.chat.body_fields import check_priority, check_salt, read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.chat.refused_fields import UNSUPPORTED
 from quire.frontend.chat.tool_fields import read_tool_set
 from quire.frontend.openai.output_format import OutputFields
+from quire.frontend.openai.responses.items import ignored_items
+from quire.frontend.openai.responses.tools import OfferedTools, ignored_response_tools
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -41,11 +44,11 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How much to think. Reasoning is told as it is, so there is no summary but the empty one of `auto`."""
+    """How much to think. Reasoning is told as it is, so every summary is empty."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +68,7 @@ class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -136,6 +139,13 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         """Whether `include` names `what`."""
         return what in (self.include or ())
 
+    def ignored_parts(self) -> Iterator[str]:
+        """What is about tools that a server would run."""
+        yield from ignored_response_tools(self.tools)
+        if not isinstance(self.input, str):
+            yield from ignored_items(self.input)
+        yield from (f"include.{what}" for what in self.include or () if _is_of_hosted_tools(what))
+
     def check(self) -> None:
         """Refuses fields that this server cannot honour, and fields that contradict each other.
 
@@ -153,7 +163,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             if value is not None and value not in harmless:
                 raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
         for what in self.include or ():
-            if what not in (OUTPUT_LOGPROBS, ENCRYPTED_REASONING):
+            if what not in (OUTPUT_LOGPROBS, ENCRYPTED_REASONING) and not _is_of_hosted_tools(what):
                 raise ParameterError(
                     f"include can name {OUTPUT_LOGPROBS} and {ENCRYPTED_REASONING}; got {what!r}.", param="include"
                 )
@@ -166,8 +176,12 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         if len(self.metadata or ()) > MAX_METADATA:
             raise ParameterError(f"metadata may have {MAX_METADATA} entries.", param="metadata")
 
-    def to_chat_input(self, messages: list[dict[str, Any]]) -> ChatInput:
+    def to_chat_input(self, messages: list[dict[str, Any]], tools: OfferedTools) -> ChatInput:
         """The conversation whose answer is the response.
+
+        Args:
+            messages: the conversation, as chat templates read it.
+            tools: the request's own.
 
         Raises:
             ParameterError: a field that is malformed or contradicts another, by its name in chat completions (`NAMES`).
@@ -177,12 +191,11 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             response_format=_response_format(self.text.format if self.text else None),
             structured_outputs=self.structured_outputs,
         )
-        tools, choice = _chat_tools(self.tools or (), self.tool_choice)
         max_calls = 1 if self.parallel_tool_calls is False else self.max_tool_calls
         return ChatInput(
             names={"logprobs": "top_logprobs", **form.chat_format_names()},
             messages=messages,
-            tools=read_tool_set(tools or None, choice, max_calls=max_calls),
+            tools=read_tool_set(tools.chat or None, tools.chat_choice(self.tool_choice), max_calls=max_calls),
             template_variables=self.chat_template_kwargs or {},
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             include_reasoning=self.include_reasoning is not False,
@@ -198,6 +211,11 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         ).checked()
 
 
+def _is_of_hosted_tools(what: str) -> bool:
+    """Whether an entry of `include` is about tools that a server would run: `web_search_call.results`."""
+    return what.partition(".")[0].removesuffix("_output").endswith("_call")
+
+
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
     if form is None or form.type == "text":
         return None
@@ -207,32 +225,3 @@ def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
         raise ParameterError("text.format of type json_schema needs a schema.", param="text.format")
     schema = {"name": form.name or "schema", "schema": form.schema, "strict": form.strict}
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _chat_tools(
-    tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
-) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """Tools and tool_choice in the form of chat completions."""
-    functions: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            raise ParameterError(
-                f"tools[{index}] is of type {tool.get('type')!r}; this server has no tools of its own, only functions.",
-                param="tools",
-            )
-        functions.append({"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}})
-    if not isinstance(choice, dict):
-        return functions, choice
-    if choice.get("type") == "function":
-        return functions, {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        named = (tool.get("name") for tool in choice["tools"] if isinstance(tool, dict))
-        names = {name for name in named if isinstance(name, str)}
-        names_of = ((each, each["function"].get("name")) for each in functions)
-        allowed = [each for each, name in names_of if isinstance(name, str) and name in names]
-        return allowed, choice.get("mode", "auto")
-    raise ParameterError(
-        f"tool_choice of type {choice.get('type')!r} is not supported; it can be none, auto, required, a function, "
-        "or allowed_tools.",
-        param="tool_choice",
-    )

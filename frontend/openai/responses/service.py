@@ -24,6 +24,7 @@ from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.items import encrypt, input_items, to_messages
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
 from quire.frontend.openai.responses.store import ResponseStore, StoredResponse, StreamHistory
+from quire.frontend.openai.responses.tools import OfferedTools
 from quire.frontend.openai.responses.truncation import fit
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
 
@@ -161,7 +162,8 @@ class Responses:
             previous = self._previous_items(request.previous_response_id)
             items = previous + items
         with renamed(**NAMES):
-            chat = request.to_chat_input(to_messages(items, request.instructions, num_previous=len(previous)))
+            tools = OfferedTools(request.tools)
+            chat = request.to_chat_input(to_messages(items, request.instructions, num_previous=len(previous)), tools)
             prompt = None
             if request.truncation == "auto":
                 chat, prompt = await fit(
@@ -172,7 +174,7 @@ class Responses:
                 )
             turn = await self._conversations.open(chat, response_id, prompt=prompt)
         response = _new_response(request, response_id, self._engine.model.name, self._engine)
-        builder = ResponseBuilder(response, encrypt if request.includes(ENCRYPTED_REASONING) else None)
+        builder = ResponseBuilder(response, tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
         history = StreamHistory() if request.background and request.stream else None
         return _Job(request, builder, turn, StoredResponse(response, items, history))
 

@@ -16,6 +16,7 @@ from quire.frontend.openai.answers import ChatMessage
 from quire.frontend.openai.chat_events import read_message
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.builder import ResponseBuilder
+from quire.frontend.openai.responses.tools import OfferedTools
 from quire.frontend.parsing.events import (
     Event,
     Finish,
@@ -28,6 +29,7 @@ from quire.frontend.parsing.events import (
 from tests.servers import ServerProcess
 
 PLUGIN = """
+from quire.frontend.openai.responses.tools import OfferedTools
 from quire.frontend.parsing.events import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from quire.frontend.parsing.plugins import ReasoningParser, ToolParser
 
@@ -97,7 +99,7 @@ def test_every_reason_has_its_word(finish: Finish, response_ends: Any, message_e
     assert (message.content, told) == ("Hi", finish)
 
     response = Response(id="r", created_at=0, model="m")
-    responses = ResponseBuilder(response, None)
+    responses = ResponseBuilder(response, OfferedTools(None), None)
     frames = [*responses.start(), *responses.add(events), responses.end()]
     details = response.incomplete_details
     assert (response.status, details and details.reason, response.output[-1].status) == response_ends
@@ -117,7 +119,7 @@ def test_every_reason_has_its_word(finish: Finish, response_ends: Any, message_e
 
 def test_a_failed_response_closes_what_was_open_and_counts_on() -> None:
     response = Response(id="r", created_at=0, model="m")
-    builder = ResponseBuilder(response, None)
+    builder = ResponseBuilder(response, OfferedTools(None), None)
     frames = builder.start()
     frames += builder.add([ReasoningDelta("Hm."), ToolCallStart(0, "1", "f"), ToolCallArguments(0, '{"a"')])
     frames += builder.fail("server_error", "down")

@@ -12,6 +12,7 @@ from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.http.json_request import decode_body
 from quire.frontend.openai.responses.schema import OUTPUT_LOGPROBS, ResponsesRequest
+from quire.frontend.openai.responses.tools import OfferedTools
 
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
 SCHEMA: dict[str, Any] = {"type": "object", "title": "t"}
@@ -100,12 +101,12 @@ RESPONSES_REFUSE: dict[str, Any] = {
     "enable_response_messages": True,
     "previous_input_messages": [{"role": "user"}],
 }
-MESSAGES_REFUSE: dict[str, Any] = {**REFUSED_BY_BOTH, "context_management": {"edits": [{"type": "clear"}]}}
+MESSAGES_REFUSE: dict[str, Any] = {**REFUSED_BY_BOTH, "thread": {"type": "create"}}
 
 RESPONSES_HARMLESS = {
     *("service_tier", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"),
 }
-MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control"}
+MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control", "context_management"}
 RESPONSES_OWN = {
     *("input", "instructions", "previous_response_id", "store", "background", "truncation", "request_id", "metadata"),
     "model",
@@ -137,12 +138,14 @@ def respond(**fields: Any) -> ChatInput:
         fields["tools"] = RESPONSES_CARRY["tools"][0]
     request = decode_body(msgspec.json.encode({"input": "a", **fields}), ResponsesRequest)
     request.check()
-    return request.to_chat_input([{"role": "user", "content": "a"}])
+    return request.to_chat_input([{"role": "user", "content": "a"}], OfferedTools(request.tools))
 
 
 def message(**fields: Any) -> ChatInput:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], **fields}
-    return decode_body(msgspec.json.encode(body), MessagesRequest).to_chat_input()
+    request = decode_body(msgspec.json.encode(body), MessagesRequest)
+    request.check()
+    return request.to_chat_input()
 
 
 def found(chat: ChatInput, place: str) -> Any:

@@ -274,7 +274,6 @@ def test_answer_id_comes_from_the_header(client: openai.OpenAI) -> None:
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"extra": {"best_off": 3}}, "best_off"),
         ({"extra": {"stream_options": {"include_usage": True}}}, "stream_options"),
         ({"extra": {"guided_json": {"$ref": "#/nowhere"}}}, "guided_json"),
         ({"extra": {"chat_template_kwargs": {"messages": 1}}}, "chat_template_kwargs"),

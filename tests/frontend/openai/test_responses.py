@@ -171,7 +171,7 @@ def test_a_conversation_goes_on_after_a_call_that_was_cut_short(client: openai.O
 
 def test_a_wrong_item_is_named_by_its_place_in_this_request(client: openai.OpenAI) -> None:
     kept = ask(client, "Hello!", instructions="Be kind.")
-    for wrong in ({"role": "robot", "content": "a"}, {"role": "tool", "content": "a"}, {"type": "computer_call"}):
+    for wrong in ({"role": "robot", "content": "a"}, {"role": "tool", "content": "a"}, {"type": "hologram"}):
         items: Any = [{"role": "user", "content": "a"}, wrong]
         with pytest.raises(openai.BadRequestError, match=r"input\[1\]") as caught:
             ask(client, items, previous_response_id=kept.id, instructions="Be brief.")
@@ -243,9 +243,8 @@ def test_truncation_leaves_out_the_oldest_turns(client: openai.OpenAI) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "a"}]}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
-        ({"include": ["file_search_call.results"]}, "include"),
+        ({"include": ["everything"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"background": True, "store": False}, "background"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -254,8 +253,7 @@ def test_truncation_leaves_out_the_oldest_turns(client: openai.OpenAI) -> None:
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"temperature": -1}, "temperature"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"truncaton": "auto"}, "truncaton"),
+        ({"reasoning": {"summary": "rhymed"}}, "reasoning.summary"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
