@@ -53,17 +53,53 @@ class MessageAnswer(Struct, kw_only=True):
     usage: MessageUsage
 
 
+class ContextManagement(Struct):
+    """Tokens before any edit of the conversation."""
+
+    original_input_tokens: int
+
+
 class TokenCount(Struct):
     """Answer of POST /v1/messages/count_tokens."""
 
     input_tokens: int
+    context_management: ContextManagement
 
 
-class ErrorCause(Struct):
+class ModelInfo(Struct, kw_only=True):
+    """Answer of GET /v1/models/{id} for Anthropic's clients; `created_at` is when the server started."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+    lifecycle: Literal["active"] = "active"
+
+
+class ModelPage(Struct, kw_only=True):
+    """Answer of GET /v1/models for Anthropic's clients; one page holds all."""
+
+    data: list[ModelInfo]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
+class ThreadDetails(Struct):
+    """Tells a client that it can go on without a thread."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+    unsupported: tuple[Literal["thread"]] = ("thread",)
+
+
+class ErrorCause(Struct, omit_defaults=True):
     """What went wrong."""
 
     type: str
     message: str
+    details: ThreadDetails | None = None
 
 
 class ErrorAnswer(Struct, kw_only=True):

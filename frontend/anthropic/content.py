@@ -12,11 +12,32 @@ changes servers within a conversation sends it with the rest of the turn. The pr
 refusal would end such conversations, and a model cannot read the cipher text."""
 
 
+_BILLING = "x-anthropic-billing-header"
+"""Beginning of a block that Claude Code adds to the system message. It differs between requests, so that no prefix of a
+conversation would be found in the cache."""
+
+
 def system_message(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The system message in a list, which is empty without one. Raises ParameterError."""
+    if isinstance(system, list):
+        system = [block for block in system if not str(block.get("text")).startswith(_BILLING)]
     if not system:
         return []
     return [{"role": "system", "content": _joined_text(system, "system")}]
+
+
+def with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chat messages with all system messages as one at the beginning, as many templates need it."""
+    texts = [each["content"] for each in messages if each["role"] == "system"]
+    joined = "\n\n".join(text if isinstance(text, str) else _joined_text(text, "messages") for text in texts)
+    others = [each for each in messages if each["role"] != "system"]
+    return [{"role": "system", "content": joined}, *others] if texts else others
+
+
+def is_open_turn(messages: list[dict[str, Any]]) -> bool:
+    """Whether the answer continues the last message: a turn of the assistant that ends in text."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
 
 
 def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 from litestar import Request, Response
 
-from quire.frontend.anthropic.answers import ErrorAnswer, ErrorCause
+from quire.core.errors import ParameterError
+from quire.frontend.anthropic.answers import ErrorAnswer, ErrorCause, ThreadDetails
 from quire.frontend.http.errors import ErrorReporter, Problem
 
 _TYPES = {
@@ -20,10 +21,14 @@ _TYPES = {
 _encode = msgspec.json.Encoder().encode
 
 
-def error_body(problem: Problem) -> bytes:
+class UnsupportedThreadError(ParameterError):
+    """The request belongs to a conversation that the server would keep."""
+
+
+def error_body(problem: Problem, details: ThreadDetails | None = None) -> bytes:
     """The JSON body."""
     kind = _TYPES.get(problem.status) or ("api_error" if problem.status >= 500 else "invalid_request_error")
-    return _encode(ErrorAnswer(error=ErrorCause(kind, problem.message)))
+    return _encode(ErrorAnswer(error=ErrorCause(kind, problem.message, details)))
 
 
 def error_frame(problem: Problem) -> bytes:
@@ -40,6 +45,10 @@ class AnthropicErrors:
     def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         """The answer to any exception."""
         problem = self._errors.report(error, f"{request.method} {request.url.path}")
+        details = ThreadDetails() if isinstance(error, UnsupportedThreadError) else None
         return Response(
-            error_body(problem), status_code=problem.status, media_type="application/json", headers=problem.headers
+            error_body(problem, details),
+            status_code=problem.status,
+            media_type="application/json",
+            headers=problem.headers,
         )

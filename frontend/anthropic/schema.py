@@ -3,15 +3,18 @@
 A request becomes a `ChatInput`, so sampling and tools are handled in one place for all protocols.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.core.wire.structured_outputs import StructuredOutputsParams
-from quire.frontend.anthropic.content import system_message, to_messages
+from quire.frontend.anthropic.content import is_open_turn, system_message, to_messages
+from quire.frontend.anthropic.errors import UnsupportedThreadError
 from quire.frontend.chat.body_fields import check_salt, read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.chat.tool_fields import read_tool_set
 
 FORMAT = "output_config.format"
@@ -36,9 +39,13 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ToolParam(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function of the client's. `cache_control` and the like are about prices; caching is always on here."""
+    """A function of the client's, or a tool without a schema that a server would run, which is ignored.
 
-    name: str
+    `cache_control` and the like are about prices; caching is always on here. Every function is told to the model, one
+    with `defer_loading` as well.
+    """
+
+    name: str | None = None
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
@@ -46,7 +53,12 @@ class ToolParam(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_control: Any = None
     eager_input_streaming: Any = None
     input_examples: Any = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
+
+    @property
+    def is_run_by_servers(self) -> bool:
+        """Whether the tool is of a kind that a server runs, such as web_search_20250305."""
+        return self.type not in (None, "custom") and self.input_schema is None
 
 
 class ToolChoiceParam(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +74,7 @@ class Thinking(Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class OutputFormat(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +91,7 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     format: OutputFormat | None = None
 
 
-class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class CountTokensRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/messages/count_tokens: what of a request becomes the prompt."""
 
     model: str
@@ -92,6 +104,22 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     context_management: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_control: Any = None  # about prices: caching is always on
+    thread: Any = None  # a conversation that the server keeps; clients go on without
+
+    def ignored_parts(self) -> Iterator[str]:
+        """Tools that a server would run, and edits that shorten the conversation: its prompt is always the whole."""
+        for index, tool in enumerate(self.tools or ()):
+            if tool.is_run_by_servers:
+                yield f"tools[{index}].{tool.type}"
+        edits = (self.context_management or {}).get("edits")
+        for index, edit in enumerate(edits if isinstance(edits, list) else ()):
+            if isinstance(edit, dict) and edit.get("keep") != "all":
+                yield f"context_management.edits[{index}].{edit.get('type')}"
+
+    def check(self) -> None:
+        """Raises UnsupportedThreadError for a conversation that the server would keep."""
+        if self.thread is not None:
+            raise UnsupportedThreadError("This server keeps no threads; send the whole conversation.", param="thread")
 
     def to_chat_input(self) -> ChatInput:
         """The conversation.
@@ -103,12 +131,13 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     def _read(self, sampling: dict[str, Any], **answer: Any) -> ChatInput:
         """The conversation, and how it is to be answered, as fields of a ChatInput."""
-        _check_context_management(self.context_management)
         messages = system_message(self.system)
         for index, message in enumerate(self.messages):
             messages += to_messages(message.role, message.content, index)
         asked = self.tool_choice
-        tools = [_chat_tool(tool, index) for index, tool in enumerate(self.tools or ())]
+        offered = ((index, tool) for index, tool in enumerate(self.tools or ()) if not tool.is_run_by_servers)
+        tools = [_chat_tool(tool, index) for index, tool in offered]
+        goes_on = is_open_turn(messages)
         form = _output_format(self.output_config)
         held_to = "tools" if form is None else FORMAT  # the field that becomes a grammar
         return ChatInput(
@@ -119,6 +148,8 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, kw_only=True):
                 "structured_outputs.structural_tag": held_to,
             },
             messages=messages,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
             tools=read_tool_set(
                 tools or None, _chat_choice(asked), max_calls=1 if asked and asked.disable_parallel_tool_use else None
             ),
@@ -163,16 +194,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         return self._read(
             sampling,
             max_tokens=self.max_tokens,
+            lowers_max_tokens=True,
             include_reasoning=self.thinking is None or self.thinking.display != "omitted",
             cache_salt=self.cache_salt,
         )
-
-
-def _check_context_management(asked: dict[str, Any] | None) -> None:
-    """Refuses edits that shorten the conversation; the prompt is always the whole conversation."""
-    for edit in (asked or {}).get("edits") or ():
-        if not isinstance(edit, dict) or edit.get("keep") != "all":
-            raise ParameterError("context_management can keep all of a conversation only.", param="context_management")
 
 
 def _thinks(thinking: Thinking | None) -> dict[str, Any]:
@@ -198,12 +223,8 @@ def _thinking_budget(thinking: Thinking, max_tokens: int) -> int | None:
 
 
 def _chat_tool(tool: ToolParam, index: int) -> dict[str, Any]:
-    if tool.type not in (None, "custom") or tool.input_schema is None:
-        raise ParameterError(
-            f"tools[{index}] must have an input_schema: this server has no tools of its own"
-            + (f", such as {tool.type!r}." if tool.type else "."),
-            param="tools",
-        )
+    if not tool.name or tool.input_schema is None:
+        raise ParameterError(f"tools[{index}] must have a name and an input_schema.", param="tools")
     function: dict[str, Any] = {"name": tool.name, "parameters": {"type": "object", **tool.input_schema}}
     if tool.description is not None:
         function["description"] = tool.description

@@ -3,8 +3,12 @@
 import uuid
 from collections.abc import AsyncGenerator
 
-from quire.frontend.anthropic.answers import MessageAnswer, MessageUsage, TokenCount
+import msgspec
+
+from quire.core.errors import ParameterError
+from quire.frontend.anthropic.answers import ContextManagement, MessageAnswer, MessageUsage, TokenCount
 from quire.frontend.anthropic.builder import MessageBuilder
+from quire.frontend.anthropic.content import with_one_system_message
 from quire.frontend.anthropic.schema import NAMES, CountTokensRequest, MessagesRequest
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
@@ -13,6 +17,7 @@ from quire.frontend.chat.turn import Turn
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.requests.prompt import Prompt
 
 
 class Messages:
@@ -56,16 +61,30 @@ class Messages:
 
     async def count_tokens(self, request: CountTokensRequest) -> TokenCount:
         """Tokens of the prompt. Raises RequestError."""
-        return TokenCount(len((await self._conversations.render(self._read(request))).token_ids))
+        _, prompt = await self._render(self._read(request))
+        return TokenCount(len(prompt.token_ids), ContextManagement(len(prompt.token_ids)))
 
     def _read(self, request: CountTokensRequest) -> ChatInput:
         self._model.check_name(request.model)
+        request.check()
         with renamed(**NAMES):
             return request.to_chat_input()
 
+    async def _render(self, chat: ChatInput) -> tuple[ChatInput, Prompt]:
+        """The conversation and its prompt. Where a template takes no system message within it, there is one only."""
+        try:
+            return chat, await self._conversations.render(chat)
+        except ParameterError:
+            messages = with_one_system_message(chat.messages)
+            if messages == chat.messages:
+                raise
+        chat = msgspec.structs.replace(chat, messages=messages)
+        return chat, await self._conversations.render(chat)
+
     async def _open(self, request: MessagesRequest) -> tuple[Turn, MessageBuilder]:
         message_id = f"msg_{uuid.uuid4().hex}"
-        turn = await self._conversations.open(self._read(request), message_id)
+        chat, prompt = await self._render(self._read(request))
+        turn = await self._conversations.open(chat, message_id, prompt=prompt)
         usage = MessageUsage(input_tokens=turn.num_prompt_tokens, output_tokens=0)
         message = MessageAnswer(id=message_id, model=self._model.name, usage=usage)
         return turn, MessageBuilder(message, tells_cached=self._tells_cached)

@@ -243,9 +243,6 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
         with open_progress("Requests", total) as progress:
             run = BatchRun(answers, output, max_in_flight(engine, batch), progress)
             started = time.monotonic()
-            if engine.profiles:
-                await engine.start_profile()
-                stack.push_async_callback(engine.stop_profile)
             await run.run(source)
         num_failed = run.num_failed + output.num_failed_before
         logger.info(

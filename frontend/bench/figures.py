@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec import Struct
+from rich.console import Console
 from rich.table import Table
-
-from quire.frontend.bench.tables import show
 
 METRICS = {
     "ttft": "Time to first token",
@@ -77,7 +76,7 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     table.add_column("value", justify="right")
     for row in rows:
         table.add_row(*row)
-    show(table)
+    Console().print(table)
 
 
 def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from quire.core.config.engine_args import EngineArgs
@@ -14,7 +15,6 @@ from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import write_json
 from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
-from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.batch_sizes) < 1 or args.input_len < 1 or args.output_len < 4:
         raise ConfigError("--batch-sizes and --input-len must be at least 1, --output-len at least 4.")
     budgets = {size: _measure(args, size) for size in args.batch_sizes}
-    show(_table(budgets))
+    Console().print(_table(budgets))
     write_json(args.output_json, {"budgets": as_json(budgets)})
     return 0
 
@@ -71,7 +71,7 @@ def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) ->
         "max_num_seqs": batch_size,
         # One page more for each request than it fills: the scheduler reserves pages into which requests may grow.
         "num_gpu_blocks_override": batch_size * (-(-num_tokens // block_size) + 1),
-        "profiler_config": {"profiler": "timeline", "torch_profiler_dir": folder},
+        "profiler_config": {"profiler": "torch", "torch_profiler_dir": folder},
     }
     return options | {name: value for name, value in fitting.items() if options[name] is None}
 

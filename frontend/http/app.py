@@ -11,6 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from quire.core import envs
+from quire.frontend.anthropic.models import ModelInfos
 from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
@@ -58,7 +59,7 @@ def create_app(
     )
     conversations = Conversations(engine, server)
     guarded = [
-        *openai_routes(engine, server, state, answers, conversations),
+        *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine)),
         anthropic_routes(Messages(server, engine.model, conversations), answers, errors),
         *control_routes(engine, state),
         *(dev_routes(engine, state) if envs.read_flag("SERVER_DEV_MODE") else []),

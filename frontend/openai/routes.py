@@ -44,6 +44,14 @@ class _Service(Protocol[R]):
     def stream(self, request: R, header_id: str | None) -> AsyncGenerator[bytes, None]: ...
 
 
+class ModelDescriptions(Protocol):
+    """The served model, in the form that the clients of one API read."""
+
+    def list(self) -> Any: ...
+
+    def card(self, name: str) -> Any: ...
+
+
 class _Invocation(Struct):
     """The fields that tell a chat from a text completion."""
 
@@ -57,15 +65,20 @@ def openai_routes(
     state: ServerState,
     answers: HttpAnswers,
     conversations: Conversations,
+    anthropic_models: ModelDescriptions,
 ) -> list[Any]:
-    """Handlers for /v1, /invocations and the tokenizer."""
+    """Handlers for /v1, /invocations and the tokenizer.
+
+    Args:
+        anthropic_models: what /v1/models tells clients of Anthropic's API.
+    """
     chat = ChatCompletions(engine, server, conversations)
     text = TextCompletions(engine, server, conversations)
     rendering = Rendering(engine, conversations, text)
     handlers = [
         *_chat_routes(chat, rendering, answers),
         *_completion_routes(text, rendering, answers),
-        *_model_routes(ModelCards(engine), answers),
+        *_model_routes(ModelCards(engine), anthropic_models, answers),
         *response_routes(Responses(engine, server, conversations, state), answers),
     ]
     tokenization = Tokenization(engine, conversations)
@@ -116,18 +129,23 @@ def _completion_routes(text: TextCompletions, rendering: Rendering, answers: Htt
     return [create_completion, render_completion]
 
 
-def _model_routes(models: ModelCards, answers: HttpAnswers) -> list[Any]:
+def _model_routes(
+    openai_models: ModelDescriptions, anthropic_models: ModelDescriptions, answers: HttpAnswers
+) -> list[Any]:
+    def models(request: JsonRequest) -> ModelDescriptions:
+        return anthropic_models if "anthropic-version" in request.headers else openai_models
+
     @get("/models", responses=documented(ModelList), summary="Models")
-    async def list_models() -> ASGIApp:
-        """The names that the model goes by."""
+    async def list_models(request: JsonRequest) -> ASGIApp:
+        """The names that the model goes by; in Anthropic's form with an `anthropic-version` header."""
         answers.check_ready()
-        return json_answer(models.list())
+        return json_answer(models(request).list())
 
     @get("/models/{name:path}", responses=documented(ModelCard), summary="Model")
-    async def get_model(name: str) -> ASGIApp:
-        """One of the names."""
+    async def get_model(request: JsonRequest, name: str) -> ASGIApp:
+        """One of the names; in Anthropic's form with an `anthropic-version` header."""
         answers.check_ready()
-        return json_answer(models.card(name.removeprefix("/")))
+        return json_answer(models(request).card(name.removeprefix("/")))
 
     return [list_models, get_model]
 
