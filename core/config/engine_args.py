@@ -65,7 +65,7 @@ def convert_group(kind: type, values: dict[str, Any]) -> Any:
     except msgspec.ValidationError as error:
         text = str(error)
         name = text.split("`$.")[-1].split("`")[0].split("[")[0] if "`$." in text else kind.__name__
-        if str(values.get(name)).lower() == "none" and values[name] is not None:
+        if str(values.get(name)).lower() == "none" and values.get(name) is not None:
             return convert_group(kind, {**values, name: None})
         choices = _choices(kind, name)
         remedy = f" Choose from {', '.join(choices)}. {_otherwise(kind, name)}".rstrip() if choices else ""

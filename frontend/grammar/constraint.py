@@ -29,6 +29,7 @@ class Constraint(Struct, array_like=True, frozen=True):
     text: str
     backends: tuple[str, ...]
     any_whitespace: bool = True
+    max_whitespace: int | None = None  # characters between two tokens of JSON
     whitespace_pattern: str | None = None
     closed: bool = False  # objects with `properties` allow no other properties
 
@@ -60,6 +61,7 @@ def read_constraint(params: StructuredOutputsParams, options: StructuredOutputsO
         text=text,
         backends=backends,
         any_whitespace=not (params.disable_any_whitespace or options.disable_any_whitespace),
+        max_whitespace=options.max_whitespace,
         whitespace_pattern=params.whitespace_pattern,
         # XGrammar closes objects by default. If it is tried first, the other backends must not differ.
         closed=params.disable_additional_properties

@@ -1,5 +1,6 @@
 """lm-format-enforcer: a character parser in Python, walked along a tree of the vocabulary; the slowest of the four."""
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,10 @@ from quire.executor.sampling.grammar.matcher import Matcher
 
 
 class LMFormatEnforcerLoader:
-    """Data is [kind, text] in MessagePack. Tokens that are parts of characters are never chosen."""
+    """Data is [kind, text, max_whitespace] in MessagePack; the last bounds the characters between two tokens of JSON.
+
+    Tokens that are parts of characters are never chosen.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = [(token_id, text) for token_id, piece in enumerate(vocabulary.tokens) if (text := _text(piece))]
@@ -26,11 +30,14 @@ class LMFormatEnforcerLoader:
         )
 
     def load(self, data: bytes) -> Any:
-        return msgspec.msgpack.decode(data, type=tuple[str, str])
+        return msgspec.msgpack.decode(data, type=tuple[str, str, int])
 
     def matcher(self, loaded: Any) -> "LMFormatEnforcerMatcher":
-        kind, text = loaded
-        return LMFormatEnforcerMatcher(TokenEnforcer(self._data, make_parser(kind, text)))
+        kind, text, max_whitespace = loaded
+        parser = make_parser(kind, text)
+        enforcer = TokenEnforcer(self._data, parser)  # gives the parser its own config
+        parser.config = dataclasses.replace(parser.config, max_consecutive_whitespaces=max_whitespace)
+        return LMFormatEnforcerMatcher(enforcer)
 
 
 class LMFormatEnforcerMatcher(Matcher):

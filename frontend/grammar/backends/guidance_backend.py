@@ -82,6 +82,8 @@ def _options(constraint: Constraint) -> Any:
         options["whitespace_pattern"] = constraint.whitespace_pattern
     elif not constraint.any_whitespace:
         options |= {"item_separator": ", ", "key_separator": ": "}
+    elif constraint.max_whitespace is not None:
+        options["whitespace_pattern"] = rf"[ \n\r\t]{{1,{constraint.max_whitespace}}}"
     return options
 
 

@@ -20,6 +20,7 @@ _MISSING = frozenset(
         *("minProperties", "maxProperties", "patternProperties", "prefixItems", "unevaluatedItems", "format"),
     }
 )
+_ENDLESS = 2**31
 _KINDS = ("json", "regex", "choice")
 
 
@@ -32,6 +33,10 @@ class LMFormatEnforcerBackend:
     def compile(self, constraint: Constraint) -> bytes:
         if constraint.kind not in _KINDS:
             raise GrammarError(f"{constraint.kind} is not supported")
+        if constraint.whitespace_pattern is not None:
+            raise GrammarError("whitespace_pattern is not supported")
+        if not constraint.any_whitespace:  # without any, the library would forbid spaces in strings, too
+            raise GrammarError("disable_any_whitespace is not supported")
         text = constraint.text
         try:
             if constraint.kind == "json":
@@ -46,7 +51,7 @@ class LMFormatEnforcerBackend:
             raise
         except Exception as error:  # the parsers may raise anything on a client's text
             raise GrammarError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from None
-        return msgspec.msgpack.encode([constraint.kind, text])
+        return msgspec.msgpack.encode([constraint.kind, text, constraint.max_whitespace or _ENDLESS])
 
 
 def _gap(schema: Any) -> str | None:

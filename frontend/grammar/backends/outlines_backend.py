@@ -14,6 +14,7 @@ from quire.frontend.grammar.schema import normalize
 _MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "unevaluatedItems"})
 _ONE_LINE = r"[ ]?"
 _ANY_WHITESPACE = r"[\n\t ]*"
+_LINE_AND_INDENTATION = r"([ ]|\n[ ]{{0,{}}})?"  # a table of states grows with every other choice
 
 
 class OutlinesBackend:
@@ -42,14 +43,23 @@ def _regex(constraint: Constraint) -> str:
             schema = normalize(json.loads(text), closed=constraint.closed) if text else {"type": "object"}
             if (gap := keyword_gap(schema, _MISSING)) is not None:
                 raise GrammarError(f"{gap} is not supported as it is used here")
-            whitespace = constraint.whitespace_pattern or (_ANY_WHITESPACE if constraint.any_whitespace else _ONE_LINE)
-            return json_schema.build_regex_from_schema(json.dumps(schema), whitespace)
+            return json_schema.build_regex_from_schema(json.dumps(schema), _whitespace(constraint))
         case "regex":
             return text
         case "choice":
             return "|".join(f"({_literal(choice)})" for choice in json.loads(text))
         case kind:
             raise GrammarError(f"{kind} is not supported")
+
+
+def _whitespace(constraint: Constraint) -> str:
+    """The pattern of whitespace between tokens of JSON."""
+    if constraint.whitespace_pattern is not None:
+        return constraint.whitespace_pattern
+    if not constraint.any_whitespace:
+        return _ONE_LINE
+    most = constraint.max_whitespace
+    return _ANY_WHITESPACE if most is None else _LINE_AND_INDENTATION.format(most - 1)
 
 
 def _literal(text: str) -> str:

@@ -63,11 +63,15 @@ class XGrammarBackend:
                 return self._compiler.compile_json_schema(
                     json.dumps(lengths_as_patterns(schema), ensure_ascii=False),
                     any_whitespace=constraint.any_whitespace,
+                    max_whitespace_cnt=constraint.max_whitespace,
                     strict_mode=False,
                 )
             case "json_object":
                 return self._compiler.compile_json_schema(
-                    '{"type": "object"}', any_whitespace=constraint.any_whitespace, strict_mode=False
+                    '{"type": "object"}',
+                    any_whitespace=constraint.any_whitespace,
+                    max_whitespace_cnt=constraint.max_whitespace,
+                    strict_mode=False,
                 )
             case "regex":
                 _check_regex(text, strict=has_others)
@@ -142,6 +146,8 @@ def _structural_tag(constraint: Constraint) -> dict[str, Any]:
             _check_regex(each["pattern"], strict=strict)
         elif "json_schema" in each:
             schema = _checked(each["json_schema"], constraint, strict=strict)
+            if constraint.max_whitespace is not None and constraint.any_whitespace:
+                each.setdefault("max_whitespace_cnt", constraint.max_whitespace)
             is_json = each["type"] == "json_schema" and each.get("style", "json") == "json"
             if not is_json or each.get("excludes"):
                 each["json_schema"] = schema

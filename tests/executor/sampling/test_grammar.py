@@ -62,7 +62,7 @@ def _compile(regex: str, backend: str, vocabulary: Vocabulary) -> bytes:
         ids = {token: [i] for i, token in enumerate(vocabulary.tokens) if token}
         return outlines_core.Index(regex, outlines_core.Vocabulary(END, ids)).__reduce__()[1][0]
     pytest.importorskip("lmformatenforcer")
-    return msgspec.msgpack.encode(["regex", regex])
+    return msgspec.msgpack.encode(["regex", regex, 0])
 
 
 def allowed(matcher: Matcher) -> list[int]:

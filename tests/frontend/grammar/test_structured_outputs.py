@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +110,7 @@ def test_every_library_holds_outputs_to_a_schema(llm: LLM, backend: Any) -> None
         "required": ["color", "open"],
         "additionalProperties": False,
     }
-    constraint = StructuredOutputsParams(json=schema, backend=backend, disable_any_whitespace=True)
+    constraint = StructuredOutputsParams(json=schema, backend=backend)
     for text, reason in generate(llm, [sampling(seed, constraint) for seed in range(4)]):
         assert reason == "stop"
         jsonschema.validate(json.loads(text), schema)
@@ -362,6 +364,17 @@ def test_options_come_from_dotted_flags_and_keywords(checkpoint: Callable[..., P
     assert ServedModel.from_args(whole, checkpoint("llama")).structured_outputs == options
     with pytest.raises(ConfigError, match="structured_outputs_config"):
         EngineArgs.from_flat(structured_outputs_config={"backend": "none"})
+
+
+def test_a_library_that_is_not_installed_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be found on an empty path."""
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    for backend, package in EXTRAS.items():
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        with pytest.raises(ConfigError, match=rf"{backend} is not installed.*pip install 'quire\[{backend}\]'"):
+            EngineArgs.from_flat(structured_outputs_config={"backend": backend})
+    assert EngineArgs.from_flat(structured_outputs_config={"backend": "guidance"})
 
 
 def test_another_engine_goes_on_in_the_grammar_after_a_crash(checkpoint: Callable[..., Path]) -> None:
