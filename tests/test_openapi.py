@@ -37,6 +37,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": MODEL, "messages": TEXT, "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": TEXT},
     "/invocations": {"prompt": "Hello", "max_tokens": 2},
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
     "/tokenize": {"messages": TEXT},
     "/detokenize": {"tokens": [5]},
 }

@@ -10,6 +10,7 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS, TextCompletions
+from quire.frontend.openai.generate import GenerateSampling
 from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
@@ -24,7 +25,7 @@ class RenderedRequest(Struct, kw_only=True):
     prompt_text: str | None = None  # None for a prompt of token ids
     token_offsets: list[tuple[int, int]] | None = None  # characters of the text, with return_token_offsets
     features: None = None
-    sampling_params: SamplingParams
+    sampling_params: GenerateSampling
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -104,7 +105,7 @@ class Rendering:
             token_ids=token_ids,
             prompt_text=text,
             token_offsets=offsets,
-            sampling_params=sampling,
+            sampling_params=GenerateSampling.of(sampling),
             model=self._engine.model.name,
             stream=bool(request.stream),
             stream_options=request.stream_options,

@@ -26,6 +26,7 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.generate import GenerateRequest, GenerateResponse, TokenGeneration
 from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import RenderedRequest, Rendering
 from quire.frontend.openai.responses.routes import response_routes
@@ -33,7 +34,7 @@ from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.openai.tokenize import DetokenizeRequest, Tokenization, TokenizeRequest
 
-R = TypeVar("R", ChatRequest, CompletionRequest, contravariant=True)
+R = TypeVar("R", ChatRequest, CompletionRequest, GenerateRequest, contravariant=True)
 
 
 class _Service(Protocol[R]):
@@ -85,6 +86,7 @@ def openai_routes(
     return [
         Router("/v1", route_handlers=handlers),
         _invocation_route(chat, text, answers),
+        _generate_route(TokenGeneration(engine, server), answers),
         *_tokenizer_routes(tokenization, answers),
     ]
 
@@ -185,6 +187,16 @@ def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: Htt
         return await _continue(text, await request.read(CompletionRequest), request, answers)
 
     return invoke
+
+
+def _generate_route(service: TokenGeneration, answers: HttpAnswers) -> Any:
+    @post("/inference/v1/generate", status_code=200, responses=documented(GenerateResponse), summary="Generate tokens")
+    async def generate(request: JsonRequest, data: GenerateRequest) -> ASGIApp:
+        """Continues token ids with token ids, as /render makes them of a conversation; events with `stream`."""
+        answers.check_ready()
+        return await _continue(service, data, request, answers)
+
+    return generate
 
 
 async def _continue(service: _Service[R], data: R, request: JsonRequest, answers: HttpAnswers) -> ASGIApp:
