@@ -1,10 +1,14 @@
-"""A progress bar over requests, with tokens per second; shown on a terminal, or on request."""
+"""Progress over requests, with tokens per second: a bar on a terminal or on request, or lines in the log."""
 
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+
+from quire.core.logging import get_logger
+
+logger = get_logger(__name__)
 
 MakeBar = Callable[..., Any]
 """Makes a bar as `tqdm.tqdm` does, of `total`, `desc` and `dynamic_ncols`; the bar has `update` and `close`."""
@@ -31,6 +35,32 @@ class _MadeBar:
     def advance(self, num_tokens: int) -> None:
         """Counts a request; such a bar has no place for tokens."""
         self._bar.update(1)
+
+
+class LoggedProgress:
+    """A line in the log now and then, where no terminal can show a bar.
+
+    Args:
+        total: number of requests.
+        interval: least seconds between two lines.
+    """
+
+    def __init__(self, total: int, interval: float = 10.0) -> None:
+        self._total = total
+        self._interval = interval
+        self._num_done = self._num_tokens = 0
+        self._started = self._said = time.monotonic()
+
+    def advance(self, num_tokens: int) -> None:
+        """Counts a request, and says so if the last line is old."""
+        self._num_done += 1
+        self._num_tokens += num_tokens
+        now = time.monotonic()
+        if now - self._said < self._interval and self._num_done < self._total:
+            return
+        self._said = now
+        rate = self._num_tokens / max(now - self._started, 1e-9)
+        logger.info("%d of %d requests done, %.0f tokens/s", self._num_done, self._total, rate)
 
 
 @contextlib.contextmanager

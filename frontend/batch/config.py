@@ -30,8 +30,10 @@ class BatchConfig(Struct, frozen=True, kw_only=True):
         ),
     ]
     resume: Annotated[
-        bool, Meta(description="Keep the answers that the output file already has, and run the other requests.")
+        bool,
+        Meta(description="Keep the good answers that the output file already has, and run all other requests."),
     ] = False
+    overwrite: Annotated[bool, Meta(description="Replace an output file that exists.")] = False
     max_in_flight: Annotated[
         Positive | None, Meta(description="Most requests in the engine at once; twice --max-num-seqs when unset.")
     ] = None

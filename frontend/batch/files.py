@@ -1,23 +1,14 @@
-"""Reads a batch's requests from a file or URL, and writes its answers to one. Memory use stays constant."""
+"""Finds a batch's input and output, which are files or URLs. Memory use stays constant."""
 
 import contextlib
-import hashlib
 import os
 import tempfile
-from array import array
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import httpx
-import msgspec
-from msgspec import Struct
 
 from quire.core.errors import ConfigError
-from quire.core.logging import get_logger
-
-logger = get_logger(__name__)
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60.0
@@ -46,14 +37,18 @@ async def open_input(name: str) -> AsyncIterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def open_output(name: str) -> AsyncIterator[Path]:
+async def open_output(name: str, *, replace: bool) -> AsyncIterator[Path]:
     """The file for answers: `name` itself, or a temporary file that is PUT to the URL `name` at the end.
 
+    Args:
+        replace: whether the file may hold something.
+
     Raises:
-        ConfigError: the folder does not exist, or the upload failed (the answers are then kept; the error says where).
+        ConfigError: the folder does not exist; the file does and holds something; or the upload failed (the answers
+            are then kept; the error says where).
     """
     if not is_url(name):
-        yield _file_in_existing_folder(name)
+        yield _output_path(name, replace)
         return
     with _temporary_file() as path:
         yield path
@@ -74,11 +69,17 @@ def _existing_file(name: str) -> Path:
     return path
 
 
-def _file_in_existing_folder(name: str) -> Path:
-    folder = Path(name).absolute().parent
+def _output_path(name: str, replace: bool) -> Path:
+    path = Path(name)
+    folder = path.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"--output-file: there is no folder {str(folder)!r}.")
-    return Path(name)
+    if path.is_file() and path.stat().st_size > 0 and not replace:
+        raise ConfigError(
+            f"--output-file: {name!r} exists. --resume keeps its good answers and runs the other requests; "
+            "--overwrite replaces it."
+        )
+    return path
 
 
 async def _download(url: str, path: Path) -> None:
@@ -126,106 +127,3 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def count_lines(path: Path) -> int:
     return sum(1 for _ in read_lines(path))
-
-
-# -------------------------------------------------------------------------------------------------------------- resume
-
-
-class _Answer(Struct):
-    """The fields of a written answer that resuming needs."""
-
-    id: str
-    custom_id: str | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class Answered:
-    """The requests that have an answer, at 8 bytes each, so that a million requests fit easily."""
-
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._hashes = array("Q", sorted(array("Q", map(_hash, keys))))
-
-    def __contains__(self, key: str) -> bool:
-        wanted = _hash(key)
-        place = bisect_left(self._hashes, wanted)
-        return place < len(self._hashes) and self._hashes[place] == wanted
-
-    def __len__(self) -> int:
-        return len(self._hashes)
-
-
-def _hash(key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-
-
-class OutputFile:
-    """Writes answers, one line each. Lines are not buffered, so that a killed run can resume.
-
-    Args:
-        resume: keep the file's answers, without an incomplete last line.
-
-    Raises:
-        ConfigError: the file cannot be written, or holds anything but answers.
-    """
-
-    def __init__(self, path: Path, *, resume: bool) -> None:
-        self.num_failed_before = 0
-        self.answered = Answered()
-        self._path = path
-        end = 0
-        if resume and path.exists():
-            end = self._read()
-        try:
-            self._file: BinaryIO = path.open("r+b" if end else "wb", buffering=0)
-        except OSError as error:
-            raise ConfigError(f"--output-file: cannot write {str(path)!r}: {error.strerror}.") from None
-        if end:  # only then: a pipe or a terminal cannot be cut
-            self._file.truncate(end)
-            self._file.seek(end)
-
-    def _read(self) -> int:
-        """Reads the answers that the file holds; returns the number of bytes to keep."""
-        decoder = msgspec.json.Decoder(_Answer)
-        end = 0
-
-        def read_keys() -> Iterator[str]:
-            nonlocal end
-            with self._path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    if not line.endswith(b"\n"):
-                        logger.warning("the last line of %s was half-written; its request runs again", self._path)
-                        return
-                    try:
-                        answer = decoder.decode(line)
-                    except (msgspec.MsgspecError, UnicodeDecodeError):
-                        raise ConfigError(
-                            f"--resume: line {number} of {str(self._path)!r} is no answer of a batch; "
-                            "give another --output-file, or leave --resume out to write it anew."
-                        ) from None
-                    end += len(line)
-                    self.num_failed_before += bytes(answer.error) != b"null"
-                    yield answer.id if answer.custom_id is None else answer.custom_id
-
-        self.answered = Answered(read_keys())
-        return end
-
-    def write(self, line: bytes) -> None:
-        """One answer, without its newline.
-
-        Raises:
-            ConfigError: the answer cannot be written; earlier ones stay.
-        """
-        rest = memoryview(line + b"\n")
-        try:
-            while rest:  # a nearly full disk takes only a part
-                rest = rest[self._file.write(rest) :]
-        except BrokenPipeError:  # the reader of the answers is gone
-            raise
-        except OSError as error:
-            raise ConfigError(
-                f"--output-file: cannot write {str(self._path)!r}: {error.strerror}. Once that is mended, the same "
-                "command with --resume goes on from here."
-            ) from None
-
-    def close(self) -> None:
-        self._file.close()

@@ -23,16 +23,21 @@ from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.batch import files as batch_files
 from quire.frontend.batch.config import BatchConfig
+from quire.frontend.batch.output_file import OutputFile
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.http.errors import describe
+from quire.frontend.http.errors import Problem, describe
 from quire.frontend.http.json_request import BodyReader, decode_body
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
-from quire.frontend.progress import RequestProgress, open_progress
+from quire.frontend.progress import LoggedProgress, RequestProgress, open_progress
 
 logger = get_logger(__name__)
+
+
+MAX_TOLD = 20
+"""Failed lines that the log names one by one."""
 
 
 class BatchRequest(Struct):
@@ -53,10 +58,11 @@ class BatchResponse(Struct):
 
 
 class BatchError(Struct):
-    """Why a request failed."""
+    """Why a request failed, and the line of the input that holds it."""
 
     code: str
     message: str
+    line: int
 
 
 class BatchAnswer(Struct):
@@ -89,6 +95,7 @@ class BatchServer:
         chat = ChatCompletions(engine, server, conversations)
         text = TextCompletions(engine, server, conversations)
         self._reader = BodyReader(strict=server.strict_fields)
+        self._num_told = 0
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),
             "/v1/completions": _Route(CompletionRequest, text.complete),
@@ -108,11 +115,21 @@ class BatchServer:
             raise
         except Exception as error:  # as in a server, a failure ends one request only
             problem = describe(error)
-            if not isinstance(error, ParameterError) and problem.status == 500:
-                logger.error("line %d failed", number, exc_info=error)
+            self._tell(number, error, problem)
             response = BatchResponse(problem.status, answer_id, msgspec.Raw(problem.body()))
-            return BatchAnswer(answer_id, custom_id, response, BatchError(str(problem.status), problem.message))
+            return BatchAnswer(answer_id, custom_id, response, BatchError(str(problem.status), problem.message, number))
         return BatchAnswer(answer_id, custom_id, BatchResponse(200, body.id, body))
+
+    def _tell(self, number: int, error: Exception, problem: Problem) -> None:
+        """Logs a line's failure; those of a user's making only while they are few."""
+        if problem.status == 500 and not isinstance(error, ParameterError):
+            logger.error("line %d failed", number, exc_info=error)
+            return
+        self._num_told += 1
+        if self._num_told <= MAX_TOLD:
+            logger.warning("line %d failed: %s", number, problem.message)
+        if self._num_told == MAX_TOLD:
+            logger.warning("further failures are in the output only")
 
     async def _complete(self, request: BatchRequest) -> Any:
         if request.method != "POST":
@@ -151,9 +168,7 @@ def line_id(number: int) -> str:
 class BatchRun:
     """Puts a bounded number of lines in flight, and writes answers as they come."""
 
-    def __init__(
-        self, server: BatchServer, output: batch_files.OutputFile, max_in_flight: int, progress: RequestProgress
-    ) -> None:
+    def __init__(self, server: BatchServer, output: OutputFile, max_in_flight: int, progress: RequestProgress) -> None:
         self._server = server
         self._output = output
         self._places = asyncio.Semaphore(max_in_flight)
@@ -221,12 +236,15 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
     """
     if batch.resume and batch_files.is_url(batch.output_file):
         raise ConfigError("--resume needs an --output-file on this machine; a URL cannot be continued.")
+    if batch.resume and batch.overwrite:
+        raise ConfigError("--resume keeps the answers that --overwrite would remove; give one of them.")
     if batch.input_file == batch.output_file or _is_one_file(batch.input_file, batch.output_file):
         raise ConfigError("--input-file and --output-file must differ.")
     async with contextlib.AsyncExitStack() as stack:
         source = await stack.enter_async_context(batch_files.open_input(batch.input_file))
-        target = await stack.enter_async_context(batch_files.open_output(batch.output_file))
-        output = stack.enter_context(contextlib.closing(batch_files.OutputFile(target, resume=batch.resume)))
+        replace = batch.resume or batch.overwrite
+        target = await stack.enter_async_context(batch_files.open_output(batch.output_file, replace=replace))
+        output = stack.enter_context(contextlib.closing(OutputFile(target, resume=batch.resume)))
         server = server or ServerConfig()
         server.check_logs(engine_args.observability)
         engine = AsyncLLM.from_engine_args(
@@ -239,17 +257,22 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
         stack.push_async_callback(engine.aclose)
         answers = BatchServer(engine, server)  # a wrong option is told before the model is loaded
         await engine.start()
-        total = batch_files.count_lines(source) if sys.stderr.isatty() else None
-        with open_progress("Requests", total) as progress:
+        with _progress(batch_files.count_lines(source)) as progress:
             run = BatchRun(answers, output, max_in_flight(engine, batch), progress)
             started = time.monotonic()
             await run.run(source)
-        num_failed = run.num_failed + output.num_failed_before
         logger.info(
             "%d requests succeeded, %d failed, %d were answered before; %.1f s",
             *(run.num_succeeded, run.num_failed, run.num_skipped, time.monotonic() - started),
         )
-    return 1 if num_failed else 0
+    return 1 if run.num_failed else 0
+
+
+def _progress(total: int) -> contextlib.AbstractContextManager[RequestProgress]:
+    """A bar on a terminal; else a line in the log now and then."""
+    if sys.stderr.isatty():
+        return open_progress("Requests", total)
+    return contextlib.nullcontext(LoggedProgress(total))
 
 
 def _is_one_file(first: str, second: str) -> bool:

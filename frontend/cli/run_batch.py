@@ -9,7 +9,16 @@ from quire.frontend.batch.config import ANSWER_OPTIONS, BatchConfig
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.http.server_config import ServerConfig
 
-COMMON = ["--model", "--resume", "--max-num-seqs", "--max-model-len", "--dtype", "--tensor-parallel-size", "--device"]
+COMMON = [
+    "--model",
+    "--resume",
+    "--overwrite",
+    "--max-num-seqs",
+    "--max-model-len",
+    "--dtype",
+    "--tensor-parallel-size",
+    "--device",
+]
 NO_SERVER = "No server listens while a batch runs; the figures are printed at the end."
 
 

@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from quire import AsyncLLM
 from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError, EngineDeadError
 from quire.frontend.batch import run_batch as module
 from quire.frontend.batch.config import BatchConfig
-from quire.frontend.batch.files import Answered, OutputFile, read_lines
-from quire.frontend.batch.run_batch import BatchAnswer, BatchError, BatchResponse, BatchRun, BatchServer, run_batch
+from quire.frontend.batch.files import read_lines
+from quire.frontend.batch.output_file import Answered, OutputFile
+from quire.frontend.batch.run_batch import BatchAnswer, BatchResponse, BatchRun, BatchServer, run_batch
 from quire.frontend.cli import run_batch as cli
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.launch.event_loop import EventLoopThread
-from quire.frontend.progress import open_progress
+from quire.frontend.progress import LoggedProgress, open_progress
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -186,7 +188,9 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_a_bad_line_becomes_an_error_line(run: Callable[..., int], tmp_path: Path, name: str) -> None:
+def test_a_bad_line_becomes_an_error_line(
+    run: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     bad, status, said = BAD_LINES[name]
     raw = bad if isinstance(bad, bytes) else bad.encode()
     (tmp_path / "in.jsonl").write_bytes(raw + b"\n" + line("good", prompt="a").encode() + b"\n")
@@ -198,6 +202,8 @@ def test_a_bad_line_becomes_an_error_line(run: Callable[..., int], tmp_path: Pat
     assert failed["custom_id"] == ("x" if b'"x"' in raw else None)
     assert failed["response"]["status_code"] == status
     assert said in failed["error"]["message"]
+    assert failed["error"]["line"] == 1
+    assert f"line 1 failed: {failed['error']['message']}" in caplog.messages
     assert failed["response"]["body"]["error"]["message"] == failed["error"]["message"]
 
 
@@ -216,18 +222,30 @@ class TestResume:
         before = {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in map(json.loads, lines)}
         assert texts == before
 
-    def test_bad_lines_are_not_repeated_and_still_count(self, run: Callable[..., int], tmp_path: Path) -> None:
-        source = write(tmp_path / "in.jsonl", ["{oops", line("a", prompt="a")])
-        assert run(source, tmp_path / "out.jsonl") == 1
-        whole = (tmp_path / "out.jsonl").read_bytes()
-        assert run(source, tmp_path / "out.jsonl", resume=True) == 1
-        assert (tmp_path / "out.jsonl").read_bytes() == whole
+    def test_failed_lines_run_again(self, run: Callable[..., int], tmp_path: Path) -> None:
+        lines = [line("first", prompt="a"), line("b", prompt="b", model="not yet"), line("last", prompt="a")]
+        source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+        assert run(source, target) == 1
+        good = [each for each in target.read_bytes().splitlines(keepends=True) if b'"error":null' in each]
+        assert len(good) == 2
+        write(source, [each.replace("not yet", "tiny") for each in lines])
+        assert run(source, target, resume=True) == 0
+        assert target.read_bytes().startswith(b"".join(good))
+        assert [answer["error"] for answer in answers(target).values()] == [None] * 3
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
-    def test_without_it_the_output_is_written_anew(self, run: Callable[..., int], tmp_path: Path) -> None:
-        source = write(tmp_path / "in.jsonl", [line("a", prompt="a")])
-        (tmp_path / "out.jsonl").write_text("something else\n")
-        assert run(source, tmp_path / "out.jsonl") == 0
-        assert set(answers(tmp_path / "out.jsonl")) == {"a"}
+    def test_a_file_that_exists_is_kept_unless_told(self, run: Callable[..., int], tmp_path: Path) -> None:
+        source, target = write(tmp_path / "in.jsonl", [line("a", prompt="a")]), tmp_path / "out.jsonl"
+        target.touch()  # an empty file, as mktemp makes it, holds nothing to lose
+        assert run(source, target) == 0
+        target.write_text("something else\n")
+        with pytest.raises(ConfigError, match=r"exists\. --resume .* --overwrite"):
+            run(source, target)
+        assert target.read_text() == "something else\n"
+        with pytest.raises(ConfigError, match="give one of them"):
+            run(source, target, overwrite=True, resume=True)
+        assert run(source, target, overwrite=True) == 0
+        assert set(answers(target)) == {"a"}
 
     def test_refuses_what_is_no_output_of_a_batch(self, run: Callable[..., int], tmp_path: Path) -> None:
         source = write(tmp_path / "in.jsonl", [line("a", prompt="a")])
@@ -313,6 +331,14 @@ def test_answers_survive_a_failed_upload(run: Callable[..., int], store: Store) 
 # ------------------------------------------------------------------------------------------------------ many requests
 
 
+class Usage(Struct):
+    completion_tokens: int = 1
+
+
+class Body(Struct):
+    usage: Usage
+
+
 class Instant(BatchServer):
     """Answers without an engine, to test the runner alone. Fails permanently at line `dies_at`."""
 
@@ -327,8 +353,7 @@ class Instant(BatchServer):
         self.in_flight -= 1
         if number == self._dies_at:
             raise EngineDeadError("gone")
-        error = BatchError("429", "answered by nobody")
-        return BatchAnswer(f"id{number}", f"c{number}", BatchResponse(429, "r", {}), error)
+        return BatchAnswer(f"id{number}", f"c{number}", BatchResponse(200, "r", Body(Usage())))
 
 
 def run_alone(server: BatchServer, source: Path, target: Path, *, resume: bool = False) -> BatchRun:
@@ -355,7 +380,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
         run = run_alone(server, source, tmp_path / "out.jsonl")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert run.num_failed == count
+        assert run.num_succeeded == count
         assert server.most <= 32
         return peak
 
@@ -372,6 +397,16 @@ def test_a_dead_engine_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> No
     run = run_alone(Instant(), source, tmp_path / "out.jsonl", resume=True)
     assert run.num_skipped == done
     assert len(answers(tmp_path / "out.jsonl")) == 500
+
+
+def test_a_log_gets_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="quire"):
+        seldom, often = LoggedProgress(3, interval=1000), LoggedProgress(3, interval=0)
+        for progress in (seldom, often):
+            for _ in range(3):
+                progress.advance(5)
+    said = [record.getMessage().split(",")[0] for record in caplog.records]
+    assert said == ["3 of 3 requests done", *(f"{number} of 3 requests done" for number in (1, 2, 3))]
 
 
 @contextlib.contextmanager
