@@ -141,6 +141,8 @@ class _Call:
             yield from self._read_argument(name)
         if found:
             log.arguments("{}" if self._separator == "{" else "}")
+        else:  # the text ended: what is between arguments is an unfinished tag
+            self._junk.clear()
         log.call_ends()
         if junk := "".join(self._junk).strip():
             log.text(junk)
@@ -156,8 +158,7 @@ class _Call:
         """Reads a tag's attributes, after its opening marker; None if it is no such tag."""
         header = yield from self._reader.word(_HEADER)
         if not (yield from self._reader.accept(tag.header_end)):
-            if (yield from self._reader.peek()):  # else the text ends here
-                self._junk.append(tag.begin + header)
+            self._junk.append(tag.begin + header)
             return None
         return {match[1]: html.unescape(match[2] or match[3] or "") for match in _ATTRIBUTE.finditer(header)}
 

@@ -38,9 +38,14 @@ class CallShape(Struct, frozen=True, kw_only=True):
         """Reads the calls after a trigger, which was just read.
 
         Raises:
-            Malformed: there is no call; the reader's record is content.
+            Malformed: there is no call; the reader's record is content. If the text ended there and `begins_call`, the
+                record is dropped instead.
         """
         raise NotImplementedError
+
+    def begins_call(self, text: str, tools: dict[str, Tool]) -> bool:
+        """Whether `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
+        return text.startswith(tuple(each for each in self.triggers if "<" in each or (each[0] == "[" and each[1:])))
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""

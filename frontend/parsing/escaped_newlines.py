@@ -44,8 +44,8 @@ class EscapedNewlines:
 class NewlineLog(EventLog):
     """An `EventLog` of a model that escapes line breaks. Arguments of calls are unchanged."""
 
-    def __init__(self, make_call_id: Callable[[], str]) -> None:
-        super().__init__(make_call_id)
+    def __init__(self, make_call_id: Callable[[], str], *, calls_only: bool = False) -> None:
+        super().__init__(make_call_id, calls_only=calls_only)
         self._breaks = EscapedNewlines()
         self._reasoning_breaks = EscapedNewlines()
 

@@ -21,12 +21,14 @@ class EventLog:
 
     Args:
         make_call_id: makes the id of a call whose format has none.
+        calls_only: the answer consists of calls: text is what is left of one that was cut short, and is dropped.
     """
 
-    def __init__(self, make_call_id: Callable[[], str] = random_call_id) -> None:
+    def __init__(self, make_call_id: Callable[[], str] = random_call_id, *, calls_only: bool = False) -> None:
         self.num_calls = 0
         self.in_call = False
         self._make_call_id = make_call_id
+        self._calls_only = calls_only
         self._events: list[Event] = []
         self._pending: list[str] = []
         self._pending_kind: type[TextDelta] | type[ReasoningDelta] | type[ToolCallArguments] = TextDelta
@@ -41,7 +43,8 @@ class EventLog:
 
     def text(self, text: str) -> None:
         """Adds content."""
-        self._add(TextDelta, self._text.push(text))
+        if not self._calls_only:
+            self._add(TextDelta, self._text.push(text))
 
     def reasoning(self, text: str) -> None:
         """Adds reasoning."""

@@ -54,7 +54,7 @@ def read_harmony(reader: Reader, log: EventLog, *, calls: bool) -> Steps[None]:
         if found in _HEADER_BEGINS:
             found = yield from _read_message(found, reader, log, calls=calls)
         else:
-            found = yield from reader.until(_BODY_ENDS, log.text)
+            found = yield from reader.until(_BODY_ENDS, log.text, keep_tags=False)
         if not found:
             return
 
@@ -64,12 +64,17 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
     reader.start_record(begin)
     pieces = ["" if begin == "<|start|>" else begin]
     end = yield from reader.until(_HEADER_ENDS, pieces.append)
-    if end != "<|message|>":
-        log.text(reader.stop_record().removesuffix(end))
-        return end
     raw = reader.stop_record()
-    channel, recipient = _parse_header("".join(pieces))
+    header = "".join(pieces)
+    channel, recipient = _parse_header(header)
     function = _function(recipient)
+    if end != "<|message|>":
+        if end or (begin == " to=" and not recipient.startswith("functions.")):
+            log.text(raw.removesuffix(end))
+        elif calls and function and not header.endswith(recipient):
+            log.call_starts(function)
+            log.call_ends()
+        return end
     log.next_message()
     if function and calls:
         log.call_starts(function)
@@ -80,13 +85,13 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
         log.call_ends()
     elif recipient and not calls:
         log.text(raw)
-        end = yield from reader.until(_BODY_ENDS, log.text)
+        end = yield from reader.until(_BODY_ENDS, log.text, keep_tags=False)
     elif channel == "analysis" or recipient:
         log.reasoning_begins()
-        end = yield from reader.until(_BODY_ENDS, log.reasoning)
+        end = yield from reader.until(_BODY_ENDS, log.reasoning, keep_tags=False)
         log.reasoning_ends()
     else:
-        end = yield from reader.until(_BODY_ENDS, log.text)
+        end = yield from reader.until(_BODY_ENDS, log.text, keep_tags=False)
     return end
 
 

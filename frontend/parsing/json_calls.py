@@ -15,6 +15,7 @@ from quire.frontend.parsing.tools import Tool
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _HARMLESS_KEYS = frozenset({"type", "id"})
+_NAMED = re.compile(r'\s*\[?\s*\{\s*(?:"(?:type|id)"\s*:\s*"[^"]*"\s*,\s*)*"name"\s*:\s*"([^"]*)("?)')
 _STRAY = re.compile(r"[\]}\s]*")
 
 
@@ -61,7 +62,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read."""
-        calls = _Calls(reader, log, self, strict=trigger not in self.begin)
+        calls = _Calls(reader, log, self, tools if trigger not in self.begin else None)
         if calls.strict:
             yield from calls.read_list() if self.listed else calls.read_objects(self.separator)
         else:
@@ -86,6 +87,16 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
             else:  # extra closing brackets are dropped
                 yield from reader.run(_STRAY, lambda _: None)
                 return
+
+    def begins_call(self, text: str, tools: dict[str, Tool]) -> bool:
+        """Whether `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
+        if super().begins_call(text, tools):
+            return True
+        named = _NAMED.match(text, len(next((each for each in self.begin if text.startswith(each)), "")))
+        if named is None:
+            return False
+        name, closed = named.groups()
+        return name in tools if closed else any(each.startswith(name) for each in tools)
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags:
         """The format around the arguments' schemas, by function."""
@@ -112,12 +123,14 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 class _Calls:
     """Reads call objects. A call's first event is logged as soon as its name is known and its arguments begin."""
 
-    def __init__(self, reader: Reader, log: EventLog, form: JsonCalls, *, strict: bool) -> None:
+    def __init__(self, reader: Reader, log: EventLog, form: JsonCalls, tools: dict[str, Tool] | None) -> None:
         self._reader = reader
         self._log = log
         self._ends = Markers(form.end)
         self._name_key = form.name_key
-        self.strict = strict
+        self._name = ""  # of the call that is read; empty until known
+        self._tools = tools
+        self.strict = tools is not None
 
     def read_list(self) -> Steps[bool]:
         """Reads objects with commas between them, after the opening bracket. Returns False if the block ended, too."""
@@ -152,8 +165,18 @@ class _Calls:
 
     def _read_object(self) -> Steps[bool]:
         """Reads one call, after its opening brace. Returns False if the block or the text ended before the call."""
+        self._name = ""
+        try:
+            return (yield from self._read_members())
+        except Malformed:
+            known = self._name and (self._tools is None or self._name in self._tools)
+            if known and self._reader.is_cut and not self._log.in_call:
+                self._start()
+            raise
+
+    def _read_members(self) -> Steps[bool]:
         reader, log = self._reader, self._log
-        name = arguments = ""  # empty until known
+        arguments = ""  # empty until known
         while (yield from reader.space()) != "}":
             if log.in_call and (not (yield from reader.peek()) or (yield from reader.accept(*self._ends.strings))):
                 log.call_ends()
@@ -162,10 +185,10 @@ class _Calls:
             yield from reader.space()
             yield from reader.expect(":")
             char = yield from reader.space()
-            if key == self._name_key and not name:
-                name = yield from read_text(reader)
-            elif key in _ARGUMENT_KEYS and name and char == "{" and not log.in_call:
-                self._start(name)
+            if key == self._name_key and not self._name:
+                self._name = yield from read_text(reader)
+            elif key in _ARGUMENT_KEYS and self._name and char == "{" and not log.in_call:
+                self._start()
                 if not (yield from read_value(reader, log.arguments, self._ends)):
                     log.call_ends()
                     return False
@@ -179,17 +202,17 @@ class _Calls:
             yield from reader.space()
             yield from reader.accept(",")
         if not log.in_call:
-            if not name or (self.strict and not arguments):
+            if not self._name or (self.strict and not arguments):
                 raise Malformed
-            self._start(name)
+            self._start()
             log.arguments(arguments or "{}")
         yield from reader.char()
         log.call_ends()
         return True
 
-    def _start(self, name: str) -> None:
+    def _start(self) -> None:
         self._reader.stop_record()
-        self._log.call_starts(name)
+        self._log.call_starts(self._name)
 
     def _read_arguments(self) -> Steps[str]:
         """Reads arguments that cannot be streamed: an object before the name, an object in a string, or null."""

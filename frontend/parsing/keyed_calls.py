@@ -54,16 +54,20 @@ class KeyedCalls(CallShape, frozen=True, kw_only=True):
         yield from reader.space()
         name = yield from read_text(reader)
         yield from reader.space()
-        yield from reader.expect(":")
-        char = yield from reader.space()
-        if not name or char not in ("{", "n"):
+        if not name or not ((yield from reader.accept(":")) or reader.is_cut):
             raise Malformed
-        null = char == "n" and bool((yield from reader.expect("null")))
+        char = yield from reader.space()
+        null = yield from reader.accept("null")
+        if char != "{" and not null and not reader.is_cut:
+            raise Malformed
         reader.stop_record()
         log.call_starts(name)
+        complete = False
         if null:
             log.arguments("{}")
-        complete = null or (yield from read_value(reader, log.arguments, Markers((self.end,))))
+            complete = True
+        elif char == "{":
+            complete = yield from read_value(reader, log.arguments, Markers((self.end,)))
         log.call_ends()
         if complete:
             yield from reader.space()

@@ -43,7 +43,7 @@ class MuseMessages(Struct, frozen=True):
             found = yield from reader.accept("<|start|>", "<|message|>", "to=")
             if not found:
                 content(space)
-        while found := found or (yield from reader.until(_BODY_ENDS, messages.write)):
+        while found := found or (yield from reader.until(_BODY_ENDS, messages.write, keep_tags=False)):
             if found in _ENDS:
                 messages.close()
             else:
@@ -87,5 +87,5 @@ def _read_header(found: str, reader: Reader, messages: _Messages) -> Steps[None]
     if (yield from reader.accept("<|message|>")):
         recipient = header if found == "to=" else header.partition("to=")[2].strip()
         messages.open(recipient)
-    elif found == "to=":
+    elif found == "to=" and not reader.is_cut:
         messages.write(found + header)

@@ -98,9 +98,11 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         call_id = None
         if self.call_id and (yield from reader.accept(self.call_id)):
             call_id = yield from reader.word(_CALL_ID)
-        if self.name_end and not (yield from reader.accept(self.name_end)):
+        closed = self.name_end and (yield from reader.accept(self.name_end))
+        if self.name_end and not closed:
             yield from reader.space()
-            if not (yield from reader.accept(self.name_end.lstrip())) and not self.name_end_optional:
+            closed = yield from reader.accept(self.name_end.lstrip())
+            if not closed and not self.name_end_optional:
                 raise Malformed
         if self.indexed and name:
             match = _INDEXED.match(name)
@@ -108,11 +110,14 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
                 yield from self._drop_call(reader)
                 return
             call_id, name = match.groups()
-        if not name or (yield from reader.space()) != "{":
+        char = yield from reader.space()
+        if not name or (char != "{" and not (closed and not char)):
             raise Malformed
         reader.stop_record()
         log.call_starts(name, call_id)
-        yield from self._read_arguments(reader, log)
+        if char:
+            yield from self._read_arguments(reader, log)
+        log.call_ends()
 
     def _drop_call(self, reader: Reader) -> Steps[None]:
         """Drops the rest of a call."""

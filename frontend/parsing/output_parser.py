@@ -114,7 +114,7 @@ def read_calls(reader: Reader, log: EventLog, form: CallShape, tools: Sequence[T
     by_name = {tool.name: tool for tool in tools}
     triggers = form.triggers
     markers = Markers((*triggers, *form.stray))
-    while found := (yield from reader.until(markers, log.text)):
+    while found := (yield from reader.until(markers, log.text, keep_tags=False)):
         if found not in triggers:
             if not log.num_calls and found not in form.dropped:
                 log.text(found)
@@ -124,5 +124,10 @@ def read_calls(reader: Reader, log: EventLog, form: CallShape, tools: Sequence[T
             yield from form.read(found, reader, log, by_name)
         except Malformed:
             log.call_ends()
-            log.text(reader.stop_record())
+            text = reader.stop_record()
+            if not (reader.is_cut and (log.num_calls or form.begins_call(text, by_name))):
+                log.text(text)
+                continue
         reader.stop_record()
+        if reader.is_cut:
+            return

@@ -134,7 +134,8 @@ class OutputParsers:
         """
         choice = choice or ToolChoice()
         form = self._tool_format(tools, choice)
-        log = self._log_type(mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix))
+        make_id = mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix)
+        log = self._log_type(make_id, calls_only=form is not None and choice.mode in ("required", "named"))
         stages: list[Stage] = []
         if isinstance(self._tools, Harmony) or isinstance(self._reasoning, Harmony):
             reader = Reader()

@@ -56,18 +56,25 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
         reader.stop_record()
         yield from reader.space()
         if (yield from reader.accept(*self.end)) and self.echoed:
-            yield from self._drop_echo(reader, log)
+            yield from self._drop_echo(reader, log, tools)
 
-    def _drop_echo(self, reader: Reader, log: EventLog) -> Steps[None]:
+    def _drop_echo(self, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Drops a list that another closing marker follows. Any other text is content."""
         yield from reader.run(_SPACE, log.text)
         if (yield from reader.peek()) == "[":
             text: list[str] = []
             found = yield from reader.until(Markers((*self.begin, *self.end)), text.append)
-            if found not in self.end:
-                log.text("".join(text))
+            echo = "".join(text)
+            if found not in self.end and (found or not self.begins_call(echo, tools)):
+                log.text(echo)
             if found in self.begin:
-                yield from self.read(found, reader, log, {})
+                yield from self.read(found, reader, log, tools)
+
+    def begins_call(self, text: str, tools: dict[str, Tool]) -> bool:
+        """Whether `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
+        name, opened, _ = text[1:].lstrip().partition("(")
+        known = name.rstrip() in tools if opened else any(each.startswith(name or "(") for each in tools)
+        return known or super().begins_call(text, tools)
 
     @staticmethod
     def _read_list(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:
@@ -102,6 +109,17 @@ def _read_call(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> 
     yield from reader.space()
     yield from reader.expect("(")
     writer = _Arguments(name, reader, log)
+    try:
+        yield from _read_arguments(reader, writer)
+    except Malformed:
+        if reader.is_cut and not log.in_call:
+            writer.start()
+        raise
+    writer.end()
+
+
+def _read_arguments(reader: Reader, writer: "_Arguments") -> Steps[None]:
+    """Reads arguments to the closing parenthesis."""
     while (yield from reader.space()) != ")":
         key = yield from reader.word(_KEY)
         yield from reader.space()
@@ -114,7 +132,6 @@ def _read_call(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> 
         if not (yield from reader.accept(",")) and (yield from reader.peek()) != ")":
             raise Malformed
     yield from reader.char()
-    writer.end()
 
 
 class _Arguments:
@@ -133,12 +150,16 @@ class _Arguments:
     def value(self, text: str) -> None:
         """Takes the next piece of the argument's value."""
         if not self._log.in_call:
-            self._reader.stop_record()
-            self._log.call_starts(self._name)
+            self.start()
         if self._before:
             self._log.arguments(self._before)
             self._before = ""
         self._log.arguments(text)
+
+    def start(self) -> None:
+        """Begins the call."""
+        self._reader.stop_record()
+        self._log.call_starts(self._name)
 
     def value_ends(self) -> None:
         """Ends the argument."""

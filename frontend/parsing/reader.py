@@ -54,6 +54,10 @@ class Markers:
         return len(text)
 
 
+def _is_tag(partial: str) -> bool:
+    return len(partial) > 2 and (not partial[0].isalnum() or "<" in partial)
+
+
 class Reader:
     """The text that has arrived and is not read yet, and an optional record of the text that was read."""
 
@@ -61,6 +65,7 @@ class Reader:
         self._text = ""
         self._at = 0
         self._ended = False
+        self._cut_at: int | None = None  # where the text ends within an option
         self._record: list[str] | None = None
 
     def feed(self, text: str) -> None:
@@ -71,6 +76,11 @@ class Reader:
     def end(self) -> None:
         """Marks the end of the text."""
         self._ended = True
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text ended here, or within an option that was to be accepted here."""
+        return self._ended and self._at in (len(self._text), self._cut_at)
 
     # ------------------------------------------------------------------------------------------------------- record
 
@@ -118,6 +128,8 @@ class Reader:
                 break
             yield
         best = max((option for option in options if rest.startswith(option)), key=len, default="")
+        if not best and rest and any(option.startswith(rest) for option in options):
+            self._cut_at = self._at
         return self._take(self._at + len(best))
 
     def expect(self, *options: str) -> Steps[str]:
@@ -151,18 +163,21 @@ class Reader:
                 return self._text[self._at : end + 1]
             yield
 
-    def until(self, markers: Markers, sink: Sink, *, keep_partial: bool = True) -> Steps[str]:
+    def until(self, markers: Markers, sink: Sink, *, keep_partial: bool = True, keep_tags: bool = True) -> Steps[str]:
         """Passes on the text before the next marker, and reads the marker. Returns it, or "" at the end of the text.
 
-        If the text ends with an incomplete marker, `keep_partial` says whether that is passed on, too.
+        Args:
+            keep_partial: an incomplete marker at the end of the text is passed on, too.
+            keep_tags: so is one that can only be a tag: three characters or more that do not begin like a word.
         """
         while True:
             if match := markers.find(self._text, self._at, self._ended):
                 if match.start() > self._at:
                     sink(self._take(match.start()))
                 return self._take(match.end())
-            keep_all = self._ended and keep_partial
-            end = len(self._text) if keep_all else markers.held_from(self._text, self._at)
+            end = markers.held_from(self._text, self._at)
+            if self._ended and keep_partial and (keep_tags or not _is_tag(self._text[end:])):
+                end = len(self._text)
             if end > self._at:
                 sink(self._take(end))
             if self._ended:

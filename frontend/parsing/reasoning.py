@@ -83,6 +83,10 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         reasoning = first in self.begin + self.first or (opened and not first)
         if not first:
             (log.reasoning if opened else content)(leading)
+            if reader.is_cut:
+                marks = Markers(self.begin + self.end)
+                yield from reader.until(marks, log.reasoning if opened else content, keep_tags=False)
+                return
         elif first in self.end:  # perhaps of no reasoning at all
             log.reasoning_ends()
         elif not opened:
@@ -97,7 +101,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
                     content(found)
             if not self.anywhere:
                 break
-            while (found := (yield from reader.until(begins, content))) in self.dropped:
+            while (found := (yield from reader.until(begins, content, keep_tags=False))) in self.dropped:
                 pass
             if not found:
                 return
@@ -133,7 +137,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
                 content(text.flush())
                 return
             content(leading)
-        while (yield from reader.until(Markers(self.dropped), content)):
+        while (yield from reader.until(Markers(self.dropped), content, keep_tags=False)):
             pass
 
     def _markers(self, ends: tuple[str, ...]) -> Markers:
@@ -141,7 +145,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
 
     def _until(self, reader: Reader, ends: Markers, sink: Sink) -> Steps[str]:
         """Like `Reader.until`, without the marks of citations."""
-        while (found := (yield from reader.until(ends, sink, keep_partial=not self.cites))) in _CITES:
+        while (found := (yield from reader.until(ends, sink, keep_tags=False))) in _CITES:
             if found == _CITE_END:
                 yield from reader.until(Markers((">",)), lambda _: None, keep_partial=False)
         return found

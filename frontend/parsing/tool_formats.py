@@ -39,7 +39,7 @@ def _qwen_xml(begin: str, end: str, trim: str = "newline") -> XmlCalls:
     )
 
 
-def _dsml(block: str, space: str = "", style: str = "deepseek_xml") -> XmlCalls:
+def _dsml(block: str, space: str = "", style: str = "deepseek_xml", misspelt: tuple[str, ...] = ()) -> XmlCalls:
     return XmlCalls(
         section=(f"<｜DSML｜{space}{block}>", f"</｜DSML｜{space}{block}>"),
         call_begin=f'<｜DSML｜{space}invoke name="',
@@ -48,6 +48,8 @@ def _dsml(block: str, space: str = "", style: str = "deepseek_xml") -> XmlCalls:
         key_begin=f'<｜DSML｜{space}parameter name="',
         key_ends=_DSML_KEY_ENDS,
         value_end=f"</｜DSML｜{space}parameter>",
+        wrappers=("arguments", "input"),
+        misspelt=misspelt,
         unclosed=True,
         grouped=True,
         gap="\n",
@@ -107,7 +109,7 @@ TOOL_FORMATS: dict[str, CallShape] = {
         call_end="<｜tool▁call▁end｜>",
     ),
     "deepseek_v32": _dsml("function_calls"),
-    "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v4": _dsml("tool_calls", misspelt=("<｜DSML｜toolcalls>", "<｜DSML｜tool>")),
     "deepseek_v41": _dsml("calls", " ", "deepseek_v4_1_xml"),
     "dots": XmlCalls(
         section=("<dots_function_call>", "</dots_function_call>"),

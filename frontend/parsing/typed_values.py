@@ -23,20 +23,80 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 _MAX_REFERENCES = 8
+_MAX_DEPTH = 64
 
 
 def argument_types(tool: Tool | None, argument: str) -> frozenset[str]:
     """The JSON types that the tool's schema allows for `argument`; empty if it does not say."""
-    schema = tool.parameters if tool else None
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or not isinstance(schema, dict):
-        return frozenset()
-    return schema_types(properties.get(argument), schema)
+    root, properties = _parameters(tool)
+    return schema_types(properties.get(argument), root)
 
 
 def schema_types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
     """The JSON types that `schema`, a part of `root`, allows; empty if it does not say."""
     return frozenset(_types(schema, root, 0))
+
+
+def json_argument(text: str, tool: Tool | None, argument: str) -> str:
+    """The text of an argument that the model says is JSON, as JSON of the types in the tool's schema.
+
+    Values within objects and lists are converted, too, where the schema describes them.
+    """
+    root, properties = _parameters(tool)
+    schema = properties.get(argument)
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return to_json(text, schema_types(schema, root))
+    typed = _conformed(value, schema, root)
+    return text.strip() if typed == value and type(typed) is type(value) else json.dumps(typed, ensure_ascii=False)
+
+
+def wraps_arguments(tool: Tool | None, argument: str) -> bool:
+    """Whether an argument cannot be one of the tool's, which has others."""
+    properties = _parameters(tool)[1]
+    return bool(properties) and argument not in properties
+
+
+def unwrapped(value: str, tool: Tool | None) -> str | None:
+    """All arguments of a call, which the model wrote as the value of a single one; None if `value` is not that.
+
+    Args:
+        value: JSON; an object, or a string that holds one.
+    """
+    root, properties = _parameters(tool)
+    try:
+        inner = json.loads(value)
+        inner = json.loads(inner) if isinstance(inner, str) else inner
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(inner, dict) or not inner.keys() <= properties.keys():
+        return None
+    return json.dumps(_conformed(inner, root, root), ensure_ascii=False)
+
+
+def _parameters(tool: Tool | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of a tool's arguments, and the schemas of each; empty if the tool has none."""
+    root = tool.parameters if tool else None
+    properties = root.get("properties") if isinstance(root, dict) else None
+    return (root, properties) if isinstance(root, dict) and isinstance(properties, dict) else ({}, {})
+
+
+def _conformed(value: Any, schema: Any, root: dict[str, Any], depth: int = 0) -> Any:
+    """`value` with the types that `schema` asks for, where they differ and the text can be read as one of them."""
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return value
+    if isinstance(schema.get("$ref"), str):
+        schema = _target(schema["$ref"], root)
+        return _conformed(value, schema, root, depth + 1)
+    if isinstance(value, dict) and isinstance(properties := schema.get("properties"), dict):
+        return {key: _conformed(each, properties.get(key), root, depth + 1) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_conformed(each, schema.get("items"), root, depth + 1) for each in value]
+    types = schema_types(schema, root)
+    if isinstance(value, dict) or not types or _type_of(value) in types:
+        return value
+    return json.loads(to_json(value if isinstance(value, str) else json.dumps(value), types))
 
 
 def _types(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
@@ -54,11 +114,16 @@ def _types(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
         for value in values if isinstance(values, list) else []:
             yield _type_of(value)
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, dict) else None
-        yield from _types(target, root, depth + 1)
+    if isinstance(reference, str):
+        yield from _types(_target(reference, root), root, depth + 1)
+
+
+def _target(reference: str, root: dict[str, Any]) -> Any:
+    """The schema in `root` that `reference` points to; None if there is none."""
+    target: Any = root if reference.startswith("#/") else None
+    for part in reference[2:].split("/"):
+        target = target.get(part) if isinstance(target, dict) else None
+    return target
 
 
 def _type_of(value: Any) -> str:

@@ -4,8 +4,10 @@ Values are text; the function's schema gives their types. Strings are passed on 
 complete.
 """
 
+import functools
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
@@ -14,7 +16,9 @@ from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.json_text import quote, read_value
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
-from quire.frontend.parsing.typed_values import argument_types, to_json
+from quire.frontend.parsing.typed_values import argument_types, json_argument, to_json, unwrapped, wraps_arguments
+
+Convert: TypeAlias = Callable[[str], str]
 
 _NAME = re.compile(r"[\w.:/\-]*")
 _KEY = re.compile(r"[^<>\"'\n]*")
@@ -30,8 +34,10 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
             first character that a name cannot have.
         call_end: the marker that closes a call.
         wrapper: markers before and after a single call within the section.
-        key_begin, key_ends: markers before and after an argument's name. Each end maps to the value's type: "string",
-            "json", or "" if the function's schema decides.
+        key_begin, key_ends: markers before and after an argument's name. Each end maps to how the model wrote the
+            value: as "string" or as "json", or "" if the function's schema decides.
+        wrappers: names of an argument in which the model may wrap all others.
+        misspelt: other ways in which the model writes the beginning of a section.
         value_begin: the marker before the value, if the key's end is not enough.
         value_end: the marker that closes a value.
         unclosed: the next argument or the call's end also ends a value, because some models forget to close it.
@@ -53,6 +59,8 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     section: tuple[str, str] | None = None
     wrapper: tuple[str, str] = ("", "")
     value_begin: str = ""
+    wrappers: tuple[str, ...] = ()
+    misspelt: tuple[str, ...] = ()
     unclosed: bool = False
     trim: str = ""
     grouped: bool = False
@@ -65,7 +73,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     @property
     def triggers(self) -> tuple[str, ...]:
         """Markers that may begin a call."""
-        return (self.section[0], self.call_begin) if self.section else (self.call_begin,)
+        return (self.section[0], self.call_begin, *self.misspelt) if self.section else (self.call_begin,)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -79,7 +87,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     def stray(self) -> tuple[str, ...]:
         """Closing markers that are not content after a call, even if nothing opened them."""
         every = (self.section[1] if self.section else "", self.wrapper[1], self.call_end)
-        return tuple(end for end in every if end)
+        return tuple(end for end in every if end) + tuple(begin.replace("<", "</", 1) for begin in self.misspelt)
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read."""
@@ -173,7 +181,7 @@ class _Call:
         end = Markers((form.call_end,))
         if (yield from read_value(self._reader, log.arguments, end)):
             log.call_ends()
-            yield from self._reader.until(end, log.text)
+            yield from self._reader.until(end, log.text, keep_tags=False)
         log.call_ends()
 
     def _read_arguments(self, name: str, found: str) -> Steps[None]:
@@ -185,18 +193,42 @@ class _Call:
         first = True
         while marker == form.key_begin:
             marker = ""
-            key, types = yield from self._read_key(name)
-            if key:
+            key, convert = yield from self._read_key(name)
+            if first and key in form.wrappers and wraps_arguments(self._tools.get(name), key):
+                first = False
+                marker = yield from self._read_wrapper(name, key, convert, markers)
+            elif key:
                 log.arguments(f'{"{" if first else ", "}"{quote(key)}": ')
                 first = False
-                marker = yield from self._read_value(types)
+                marker = yield from self._read_value(convert)
             if marker == "":
                 marker = yield from reader.until(markers, self._junk.append, keep_partial=False)
         if marker:
             log.arguments("{}" if first else "}")
+        else:  # the text ended: what is between arguments is an unfinished tag
+            self._junk.clear()
 
-    def _read_key(self, name: str) -> Steps[tuple[str, frozenset[str]]]:
-        """Reads an argument's name; returns it and the types that its value may have. The name is "" if malformed."""
+    def _read_wrapper(self, name: str, key: str, convert: Convert | None, markers: Markers) -> Steps[str | None]:
+        """Reads a first argument that may wrap all others. Returns the marker after it."""
+        form, reader, log = self._form, self._reader, self._log
+        pieces: list[str] = []
+        ends = Markers((form.value_end, form.key_begin, form.call_end))
+        marker = yield from reader.until(ends, pieces.append, keep_partial=False)
+        if not marker:
+            return None
+        if marker == form.value_end:
+            marker = yield from reader.until(markers, self._junk.append, keep_partial=False)
+        text = "".join(pieces)
+        value = convert(text) if convert else f'"{quote(text)}"'
+        inner = unwrapped(value, self._tools.get(name)) if marker != form.key_begin else None
+        log.arguments(inner[:-1] if inner else f'{{"{quote(key)}": {value}')
+        return marker or None
+
+    def _read_key(self, name: str) -> Steps[tuple[str, Convert | None]]:
+        """Reads an argument's name; returns it and what makes JSON of its value, None for a string as it is written.
+
+        The name is "" if malformed.
+        """
         form, reader = self._form, self._reader
         key = yield from reader.word(_KEY)
         end = yield from reader.accept(*form.key_ends)
@@ -205,16 +237,20 @@ class _Call:
         written = (yield from self._read_type()) if form.type else ""
         known = (yield from reader.accept(form.value_begin)) if form.value_begin else end
         if not known:
-            if (yield from reader.peek()):  # else the text ends here
-                self._junk.append(form.key_begin + key + end)
-            return "", frozenset()
-        typing = form.key_ends.get(end, "")  # the value may begin without the end of the name
-        if typing == "string":
-            return key.strip(), _STRING
-        types = frozenset() if typing == "json" else argument_types(self._tools.get(name), key.strip())
-        if written and (not types or (written in types)):
+            self._junk.append(form.key_begin + key + end)
+            return "", None
+        written = written or form.key_ends.get(end, "")  # the value may begin without the end of the name
+        return key.strip(), self._converter(self._tools.get(name), key.strip(), written)
+
+    @staticmethod
+    def _converter(tool: Tool | None, key: str, written: str) -> Convert | None:
+        """What makes JSON of a value's text, which the model says is of the type `written`."""
+        if written == "json":
+            return functools.partial(json_argument, tool=tool, argument=key)
+        types = argument_types(tool, key)
+        if written and (not types or written in types):
             types = _STRING if written == "any" else frozenset({written})
-        return key.strip(), types
+        return None if types == _STRING else functools.partial(to_json, types=types)
 
     def _read_type(self) -> Steps[str]:
         """Reads the type of the next value, if the model writes one; returns it, or ""."""
@@ -225,11 +261,11 @@ class _Call:
             yield from self._reader.space()
         return "".join(pieces).partition("[")[0].strip().lower()
 
-    def _read_value(self, types: frozenset[str]) -> Steps[str | None]:
+    def _read_value(self, convert: Convert | None) -> Steps[str | None]:
         """Passes on a value. Returns "" after `value_end`, another marker that ended the value, or None at the end."""
         form, reader, log = self._form, self._reader, self._log
         markers = Markers((form.value_end, form.key_begin, form.call_end) if form.unclosed else (form.value_end,))
-        if types == _STRING:
+        if convert is None:
             text = _Trimmed(form.trim)
             log.arguments('"')
             found = yield from reader.until(
@@ -242,7 +278,7 @@ class _Call:
             found = yield from reader.until(markers, pieces.append)
             if found:
                 text = _Trimmed(form.trim)
-                log.arguments(to_json(text.push("".join(pieces)), types))
+                log.arguments(convert(text.push("".join(pieces))))
         if not found:
             return None
         return "" if found == form.value_end else found

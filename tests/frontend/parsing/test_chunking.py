@@ -3,21 +3,25 @@
 A format joins by its samples in `tool_samples.py` and `test_reasoning_parsers.py`.
 """
 
+import json
 import random
 from collections.abc import Iterator
 
 import pytest
 
 from quire.frontend.parsing.parsers import OutputParsers, find_reasoning_parser, find_tool_parser
+from quire.frontend.parsing.tools import ToolChoice
 from tests.frontend.parsing.test_reasoning_parsers import ANSWER, THOUGHT, written
 from tests.frontend.parsing.test_reasoning_parsers import FORMATS as REASONING
 from tests.frontend.parsing.test_reasoning_parsers import HANDWRITTEN as REASONING_SAMPLES
 from tests.frontend.parsing.test_tool_parsers import FORMATS as TOOLS
-from tests.frontend.parsing.test_tool_parsers import chunkings, parse, wrap
+from tests.frontend.parsing.test_tool_parsers import chunkings, decoded, parse, wrap
 from tests.frontend.parsing.tool_samples import CALLS, HANDWRITTEN, render
+from tests.frontend.parsing.tool_samples import TOOLS as OFFERED
 
 NUM_CHUNKINGS = 20
 NUM_DAMAGED = 12
+UNTAGGED = {"gigachat3", "llama3_json", "llama4_json", "llama4_pythonic", "phi4_mini_json", "pythonic", "xlam"}
 SHORT = ("get_weather", {"city": "Zü🌧️<", "days": 3})
 
 
@@ -83,6 +87,43 @@ def test_calls_that_end_anywhere_do_not_depend_on_the_cuts(name: str):
     for text in tool_texts(name):
         for end in range(len(text)):
             assert_some_cuts_do_not_matter(parsers, text[:end], 1)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_an_answer_that_ends_within_a_call_shows_no_markup(name: str):
+    parsers = OutputParsers(name)
+    untagged = name in UNTAGGED
+    for _, text, calls, content in (sample for sample in HANDWRITTEN if sample[0] == name):
+        for end in range(len(text)):
+            parsed = parse(parsers, [text[:end]])
+            shared = next((at for at, (a, b) in enumerate(zip(parsed.text, content, strict=False)) if a != b), None)
+            markup = parsed.text[len(content) if shared is None else shared :]
+            if len(markup.strip()) > 2:
+                assert untagged, text[:end]
+                assert not any(function in markup for function, _ in calls), text[:end]
+            for (told, _), (expected, _) in zip(parsed.calls, calls, strict=False):
+                assert told == expected
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("mode", ["required", "named"])
+def test_a_required_call_that_is_cut_short_is_never_content(name: str, mode: str):
+    parsers = OutputParsers(name)
+    choice = ToolChoice(mode=mode, name="get_weather" if mode == "named" else None)
+    constraint = parsers.constraint(OFFERED, choice)
+    assert constraint is not None
+    text = render(find_tool_parser(name), [SHORT])
+    if constraint.json_schema is not None:
+        text = json.dumps(SHORT[1] if mode == "named" else [{"name": SHORT[0], "parameters": SHORT[1]}])
+    whole = parse(parsers, [text], choice=choice)
+    assert decoded(whole) == [SHORT]
+    for end in range(len(text)):
+        parsed = parse(parsers, [text[:end]], choice=choice)
+        assert not parsed.text
+        assert all(
+            told == "get_weather" and whole.calls[0][1].startswith(arguments.removesuffix("}"))
+            for told, arguments in parsed.calls
+        )
 
 
 @pytest.mark.parametrize("name", REASONING)

@@ -166,7 +166,7 @@ def test_an_answer_that_is_cut_short_loses_nothing_that_was_told(name: str):
 def test_what_is_no_call_is_content(name: str, body: str):
     parsers = OutputParsers(name)
     for trigger in TOOL_FORMATS[name].triggers:
-        text = f"Before {trigger}{body} after."
+        text = f"Before {trigger}{body} after <b>that</b>."
         parsed = parse(parsers, [text])
         assert parsed == Parsed(text, "", [])
         assert parse(parsers, list(text)) == parsed
@@ -259,6 +259,72 @@ def test_text_becomes_what_the_schema_asks_for(schema: dict[str, Any] | None, te
     tool = Tool(name="f", parameters={"type": "object", "properties": properties, "$defs": definitions})
     answer = f"<tool_call>f<arg_key>x</arg_key><arg_value>{text}</arg_value></tool_call>"
     assert decoded(parse(OutputParsers("glm45"), [answer], tools=[tool])) == [("f", {"x": value})]
+
+
+TRIP = Tool(
+    name="f",
+    parameters={
+        "type": "object",
+        "properties": {
+            "x": {"type": "integer"},
+            "on": {"type": "boolean"},
+            "note": {"type": "string"},
+            "legs": {"type": "array", "items": {"$ref": "#/$defs/Leg"}},
+        },
+        "$defs": {"Leg": {"type": "object", "properties": {"day": {"type": "integer"}}}},
+    },
+)
+
+
+def dsml(name: str, *parameters: tuple[str, str, str]) -> str:
+    """A call in DeepSeek's notation; each parameter is its name, whether it is a string, and its text."""
+    space, block = (" ", "calls") if name == "deepseek_v41" else ("", "tool_calls")
+    block = "function_calls" if name == "deepseek_v32" else block
+    lines = [
+        f'<｜DSML｜{space}parameter name="{key}" string="{string}">{text}</｜DSML｜{space}parameter>\n'
+        for key, string, text in parameters
+    ]
+    call = f'<｜DSML｜{space}invoke name="f">\n{"".join(lines)}</｜DSML｜{space}invoke>\n'
+    return f"<｜DSML｜{space}{block}>\n{call}</｜DSML｜{space}{block}>"
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        ([("x", "false", "42")], {"x": 42}),
+        ([("x", "true", "42")], {"x": 42}),
+        ([("x", "true", "soon")], {"x": "soon"}),
+        ([("on", "true", "true"), ("note", "true", "42")], {"on": True, "note": "42"}),
+        ([("note", "false", "42")], {"note": "42"}),
+        ([("note", "false", '"a\\nb"')], {"note": "a\nb"}),
+        ([("legs", "false", '[{"day": "3"}, {"day": 4}]')], {"legs": [{"day": 3}, {"day": 4}]}),
+        ([("other", "false", "{}"), ("more", "true", "7")], {"other": {}, "more": "7"}),
+        ([("arguments", "false", '{"x": "42", "note": "}"}')], {"x": 42, "note": "}"}),
+        ([("input", "true", '{"x": 1}')], {"x": 1}),
+        ([("arguments", "false", "{}")], {}),
+        ([("arguments", "false", '{"y": 1}')], {"arguments": {"y": 1}}),
+        ([("arguments", "false", '{"x": 1}'), ("x", "false", "2")], {"arguments": {"x": 1}, "x": 2}),
+        ([("x", "false", "2"), ("arguments", "false", '{"x": 1}')], {"x": 2, "arguments": {"x": 1}}),
+        ([("arguments", "true", "all of <them>")], {"arguments": "all of <them>"}),
+    ],
+)
+def test_deepseeks_arguments_have_the_types_of_the_schema(name: str, parameters: list[Any], arguments: dict[str, Any]):
+    text = dsml(name, *parameters)
+    parsers = OutputParsers(name)
+    assert decoded(parse(parsers, [text], tools=[TRIP])) == [("f", arguments)]
+    assert parse(parsers, list(text), tools=[TRIP]) == parse(parsers, [text], tools=[TRIP])
+
+
+def test_a_parameter_that_is_named_like_a_wrapper_is_none():
+    tool = Tool(name="f", parameters={"type": "object", "properties": {"arguments": {"type": "object"}}})
+    text = dsml("deepseek_v4", ("arguments", "false", '{"x": 1}'))
+    assert decoded(parse(OutputParsers("deepseek_v4"), [text], tools=[tool])) == [("f", {"arguments": {"x": 1}})]
+
+
+def test_a_section_with_a_misspelt_mark_is_read():
+    text = dsml("deepseek_v4", ("x", "false", "1")).replace("tool_calls>", "toolcalls>")
+    assert parse(OutputParsers("deepseek_v4"), [text], tools=[TRIP]) == Parsed("", "", [("f", '{"x": 1}')])
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"properties": 5}, {"properties": {"x": []}}, {"type": 3}])
