@@ -53,7 +53,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     @property
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
-        return self.begin + self.end
+        return (*self.begin, *self.end, *([self.separator] if self.separator else []))
 
     @property
     def stray(self) -> tuple[str, ...]:
@@ -128,6 +128,7 @@ class _Calls:
         self._log = log
         self._ends = Markers(form.end)
         self._name_key = form.name_key
+        self._argument_keys = (*_ARGUMENT_KEYS, form.arguments_key)
         self._name = ""  # of the call that is read; empty until known
         self._tools = tools
         self.strict = tools is not None
@@ -187,13 +188,13 @@ class _Calls:
             char = yield from reader.space()
             if key == self._name_key and not self._name:
                 self._name = yield from read_text(reader)
-            elif key in _ARGUMENT_KEYS and self._name and char == "{" and not log.in_call:
+            elif key in self._argument_keys and self._name and char == "{" and not log.in_call:
                 self._start()
                 if not (yield from read_value(reader, log.arguments, self._ends)):
                     log.call_ends()
                     return False
                 reader.start_record()
-            elif key in _ARGUMENT_KEYS and not arguments and not log.in_call:
+            elif key in self._argument_keys and not arguments and not log.in_call:
                 arguments = yield from self._read_arguments()
             else:
                 known = key in _HARMLESS_KEYS or log.in_call or not self.strict

@@ -13,6 +13,7 @@ from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.escaped_newlines import NewlineLog
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.harmony import Harmony, read_harmony
+from quire.frontend.parsing.inkling import InklingBlocks
 from quire.frontend.parsing.json_calls import BareArguments, JsonCalls
 from quire.frontend.parsing.kept_reasoning import KeptReasoning
 from quire.frontend.parsing.muse_glimmer import MuseMessages
@@ -31,10 +32,13 @@ _HARMONY_TOOLS = "openai"
 _HARMONY_REASONING = "openai_gptoss"
 _IDENTITY = "identity"
 _OTHER_REASONING: dict[str, ReasoningShape] = {
+    "inkling": InklingBlocks(),
     "minimax_m2_append_think": KeptReasoning(),
     "muse_glimmer": MuseMessages(),
 }
-_FRAMED = frozenset({"kimi_k3", "muse_glimmer"})  # their calls stand in messages, which the reasoning parser reads
+_FRAMED = frozenset(
+    {"inkling", "kimi_k3", "muse_glimmer"}
+)  # their calls stand in messages, which the reasoning parser reads
 _REQUIRED_CALLS = JsonCalls(bare=True, listed=True, arguments_key="parameters")
 
 

@@ -1,5 +1,6 @@
 """Each model's format of calls. One description serves both the parser and the grammar."""
 
+from quire.frontend.parsing import inkling
 from quire.frontend.parsing.attribute_calls import AttributeCalls, Tag
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.element_calls import ElementCalls
@@ -153,6 +154,9 @@ TOOL_FORMATS: dict[str, CallShape] = {
     "hunyuan_a13b": JsonCalls(begin=("<tool_calls>",), end=("</tool_calls>",), listed=True),
     "hy_v3": _hunyuan("<tool_sep>", "\n"),
     "hy_v4": _hunyuan("", ""),
+    "inkling": JsonCalls(
+        begin=(inkling.CALL,), end=inkling.ENDS, arguments_key="args", separator=inkling.MODEL, dropped=inkling.ENDS
+    ),
     "internlm": JsonCalls(
         begin=("<|action_start|><|plugin|>",), end=("<|action_end|>",), arguments_key="parameters", gap="\n"
     ),

@@ -60,6 +60,9 @@ HANDWRITTEN = [
     ("muse_glimmer", " to=self<|message|>Hm, to=5. to=user<|message|>Hello!<|eot|>", "Hm, to=5.", "Hello!"),
     ("muse_glimmer", " <|message|>Hello!", "", "Hello!"),
     ("muse_glimmer", " Hello!", "", " Hello!"),
+    ("inkling", "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Hello!<|end_message|>",
+     "Hm.", "Hello!"),
+    ("inkling", "Hello!<|content_model_end_sampling|>", "", "Hello!"),
     ("kimi_k2", "<think>Hm.</think>Hello!", "Hm.", "Hello!"),
     ("minimax_m2", "Hm.\n</think>\n\nHello!", "Hm.", "Hello!"),
     ("mistral", "[THINK]Hm.[/THINK]Hello!", "Hm.", "Hello!"),
@@ -81,7 +84,7 @@ HANDWRITTEN = [
     ("step3", "Hm.\n</think>\nHello!", "Hm.", "Hello!"),
     ("step3p5", "Hm.\n</think>\nHello!", "Hm.", "Hello!"),
 ]  # fmt: skip
-FORMATS = [*REASONING_FORMATS, "openai_gptoss", "muse_glimmer"]
+FORMATS = [*REASONING_FORMATS, "openai_gptoss", "inkling", "muse_glimmer"]
 KEEPING = "minimax_m2_append_think"
 
 
@@ -90,6 +93,9 @@ def written(name: str, thought: str, answer: str) -> str:
     if name == "openai_gptoss":
         final = f"<|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
         return f"<|channel|>analysis<|message|>{thought}<|end|>{final}"
+    if name == "inkling":
+        blocks = (f"<|content_thinking|>{thought}<|end_message|>", f"<|content_text|>{answer}<|end_message|>")
+        return "<|message_model|>".join(blocks)
     if name == "muse_glimmer":
         return f" to=self<|message|>{thought}<|eom|><|start|>assistant to=user<|message|>{answer}<|eot|>"
     form = REASONING_FORMATS[name]

@@ -348,6 +348,14 @@ HANDWRITTEN: list[tuple[str, str, list[Call], str]] = [
         "",
     ),
     (
+        "inkling",
+        '<|content_text|>Well.<|end_message|><|message_model|>get_weather<|content_invoke_tool_json|>{"name":'
+        '"get_weather","args":{"city":"Paris"}}<|end_message|><|message_model|><|content_invoke_tool_json|>'
+        '{"name":"ping","args":{}}<|end_message|><|content_model_end_sampling|>',
+        [_PARIS, ("ping", {})],
+        "Well.",
+    ),
+    (
         "internlm",
         'See.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n<|action_end|>\n',
         [_PARIS],
