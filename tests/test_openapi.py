@@ -34,6 +34,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": ["Hello", "There"], "max_tokens": 2},
     "/v1/completions/render": {"prompt": ["Hello", "There"]},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "Hello"},
     "/v1/messages": {"model": MODEL, "messages": TEXT, "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": TEXT},
     "/invocations": {"prompt": "Hello", "max_tokens": 2},

@@ -68,15 +68,21 @@ OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputTokensDetails(Struct):
-    """Prompt tokens that the prefix cache already held."""
+    """Prompt tokens that the prefix cache already held. A response is one turn, so that the lists stay empty."""
 
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    input_tokens_per_turn: list[int] = []
+    cached_tokens_per_turn: list[int] = []
 
 
 class OutputTokensDetails(Struct):
     """Tokens that went into reasoning."""
 
     reasoning_tokens: int = 0
+    tool_output_tokens: int = 0
+    output_tokens_per_turn: list[int] = []
+    tool_output_tokens_per_turn: list[int] = []
 
 
 class ResponseUsage(Struct, kw_only=True):
@@ -135,6 +141,13 @@ class Response(Struct, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | None = None
     metadata: dict[str, str] = {}
+
+
+class InputTokenCount(Struct, kw_only=True):
+    """Answer of POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class DeletedResponse(Struct, kw_only=True):

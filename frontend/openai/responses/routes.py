@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import delete, get, post
@@ -12,7 +12,8 @@ from litestar.types import ASGIApp
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import Problem
 from quire.frontend.http.json_request import JsonRequest
-from quire.frontend.openai.responses.answers import DeletedResponse, Response
+from quire.frontend.openai.responses.answers import DeletedResponse, InputTokenCount, Response
+from quire.frontend.openai.responses.input_items import ItemPage
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
 
@@ -74,6 +75,23 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
             return answers.stream(numbered.frames(), numbered.error_frame)
         return json_answer(responses.retrieve(response_id))
 
+    @post("/responses/input_tokens", status_code=200, responses=documented(InputTokenCount), summary="Count tokens")
+    async def count_input_tokens(request: JsonRequest, data: ResponsesRequest) -> ASGIApp:
+        """Counts the tokens of a request's prompt."""
+        answers.check_ready()
+        return await answers.whole(responses.count_input(data), request)
+
+    @get("/responses/{response_id:str}/input_items", responses=documented(ItemPage), summary="Input")
+    async def list_input_items(
+        response_id: str,
+        limit: Annotated[int, Parameter(description="Most items of the page.")] = 20,
+        order: Annotated[Literal["asc", "desc"], Parameter(description="Oldest or newest first.")] = "desc",
+        after: Annotated[str | None, Parameter(description="Id of the item that the page follows.")] = None,
+    ) -> ASGIApp:
+        """The items that a stored response answered."""
+        answers.check_ready()
+        return json_answer(responses.input_items(response_id, limit=limit, after=after, newest_first=order == "desc"))
+
     @post("/responses/{response_id:str}/cancel", status_code=200, responses=documented(Response), summary="Cancel")
     async def cancel_response(response_id: str) -> ASGIApp:
         """Ends a response that is made in the background."""
@@ -86,4 +104,11 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
         answers.check_ready()
         return json_answer(responses.delete(response_id))
 
-    return [create_response, retrieve_response, cancel_response, delete_response]
+    return [
+        create_response,
+        count_input_tokens,
+        retrieve_response,
+        list_input_items,
+        cancel_response,
+        delete_response,
+    ]

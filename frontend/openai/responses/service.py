@@ -12,6 +12,7 @@ import msgspec
 from quire.core.errors import OverloadedError, ParameterError, QuireError, RequestError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.turn import Turn
@@ -19,8 +20,9 @@ from quire.frontend.http.errors import describe
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.logprobs import LogprobFormatter
-from quire.frontend.openai.responses.answers import DeletedResponse, Response
+from quire.frontend.openai.responses.answers import DeletedResponse, InputTokenCount, Response
 from quire.frontend.openai.responses.builder import ResponseBuilder
+from quire.frontend.openai.responses.input_items import ItemPage, item_page
 from quire.frontend.openai.responses.items import encrypt, input_items, to_messages
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
 from quire.frontend.openai.responses.store import ResponseStore, StoredResponse, StreamHistory
@@ -119,6 +121,19 @@ class Responses:
             )
         return _follow(history, start)
 
+    def input_items(self, response_id: str, *, limit: int, after: str | None, newest_first: bool) -> ItemPage:
+        """The items that a stored response answered. Raises NotFoundError and ParameterError."""
+        return item_page(self._store.get(response_id), limit=limit, after=after, newest_first=newest_first)
+
+    async def count_input(self, request: ResponsesRequest) -> InputTokenCount:
+        """Tokens of the prompt that the request has. Raises RequestError."""
+        request.check()
+        self._engine.model.check_name(request.model)
+        with renamed(**NAMES):
+            _, chat, _ = self._read(request)
+            prompt = await self._conversations.render(chat)
+        return InputTokenCount(input_tokens=len(prompt.token_ids))
+
     async def cancel(self, response_id: str) -> Response:
         """Ends a response that is made in the background; a cancelled one stays as it is.
 
@@ -156,14 +171,8 @@ class Responses:
             raise ParameterError("background needs a server with --max-stored-responses above 0.", param="background")
         if request.background:
             self._store.check_room()
-        items = list(input_items(request.input))
-        previous = []
-        if request.previous_response_id is not None:
-            previous = self._previous_items(request.previous_response_id)
-            items = previous + items
         with renamed(**NAMES):
-            tools = OfferedTools(request.tools)
-            chat = request.to_chat_input(to_messages(items, request.instructions, num_previous=len(previous)), tools)
+            items, chat, tools = self._read(request)
             prompt = None
             if request.truncation == "auto":
                 chat, prompt = await fit(
@@ -177,6 +186,17 @@ class Responses:
         builder = ResponseBuilder(response, tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
         history = StreamHistory() if request.background and request.stream else None
         return _Job(request, builder, turn, StoredResponse(response, items, history))
+
+    def _read(self, request: ResponsesRequest) -> tuple[list[dict[str, Any]], ChatInput, OfferedTools]:
+        """The whole conversation as items and as a ChatInput, and the request's tools."""
+        items = list(input_items(request.input))
+        previous = []
+        if request.previous_response_id is not None:
+            previous = self._previous_items(request.previous_response_id)
+            items = previous + items
+        tools = OfferedTools(request.tools)
+        messages = to_messages(items, request.instructions, num_previous=len(previous))
+        return items, request.to_chat_input(messages, tools), tools
 
     def _previous_items(self, response_id: str) -> list[dict[str, Any]]:
         stored = self._store.get(response_id, param="previous_response_id")

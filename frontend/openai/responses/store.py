@@ -61,6 +61,7 @@ class StoredResponse:
     def __init__(self, response: Response, items: list[dict[str, Any]], history: StreamHistory | None = None) -> None:
         self.response = response
         self.items = items
+        self.num_input_items = len(items)
         self.history = history
         self.task: asyncio.Task[None] | None = None
         self.stored_at = 0.0

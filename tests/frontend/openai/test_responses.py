@@ -110,6 +110,29 @@ def test_calls_that_are_asked_for_and_no_more_than_allowed(client: openai.OpenAI
     assert [item.name for item in named.output] == ["get_weather"]
 
 
+def test_tokens_of_the_input_are_counted_as_they_are_served(client: openai.OpenAI) -> None:
+    options: Any = {"model": "quire-demo", "input": QUESTION, "tools": [WEATHER], "instructions": "Be brief."}
+    count = client.responses.input_tokens.count(**options)
+    served = client.responses.create(**options, max_output_tokens=1)
+    assert (count.object, count.input_tokens) == ("response.input_tokens", served.usage.input_tokens)
+
+
+def test_items_of_the_input_come_in_pages(client: openai.OpenAI) -> None:
+    first = ask(client, "Hello!", max_output_tokens=5)
+    second = ask(client, [{"role": "user", "content": "And?"}], previous_response_id=first.id, max_output_tokens=5)
+    pages = client.responses.input_items.list(second.id, limit=2, order="asc")
+    assert pages.has_more
+    items = list(pages)
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    assert items[0].content[0].text == "Hello!"
+    assert len({item.id for item in items}) == 3
+    assert [item.id for item in client.responses.input_items.list(second.id)] == [item.id for item in reversed(items)]
+    with pytest.raises(openai.BadRequestError, match="no item"):
+        client.responses.input_items.list(second.id, after="msg_none")
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_none")
+
+
 def test_background(client: openai.OpenAI) -> None:
     queued = ask(client, "What is the capital of France?", background=True)
     assert queued.status in ("queued", "in_progress")
