@@ -37,6 +37,7 @@ NAMES = {
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
+    "conversation": (),
     "enable_response_messages": (False,),
     "previous_input_messages": (),
 }
@@ -127,6 +128,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     session_id: str | None = None
     # Not supported.
     prompt: Any = None
+    conversation: Any = None
     enable_response_messages: Any = None
     previous_input_messages: Any = None
 

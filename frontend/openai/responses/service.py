@@ -301,15 +301,19 @@ def _new_response(request: ResponsesRequest, response_id: str, model: str, engin
         previous_response_id=request.previous_response_id,
         reasoning=request.reasoning,
         store=request.is_stored,
-        temperature=request.temperature if request.temperature is not None else defaults.get("temperature", 1.0),
+        temperature=_given(request.temperature, defaults.get("temperature", 1.0)),
         text=request.text or {"format": {"type": "text"}},
         tool_choice=request.tool_choice or "auto",
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,
-        top_p=request.top_p if request.top_p is not None else defaults.get("top_p", 1.0),
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
+        top_p=_given(request.top_p, defaults.get("top_p", 1.0)),
+        presence_penalty=_given(request.presence_penalty, defaults.get("presence_penalty", 0.0)),
+        frequency_penalty=_given(request.frequency_penalty, defaults.get("frequency_penalty", 0.0)),
         truncation=request.truncation or "disabled",
         user=request.user,
         metadata=request.metadata or {},
     )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

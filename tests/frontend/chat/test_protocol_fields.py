@@ -98,6 +98,7 @@ RESPONSES_REFUSE: dict[str, Any] = {
     "media_io_kwargs": {"a": 1},
     "mm_processor_kwargs": {"a": 1},
     "prompt": {"id": "x"},
+    "conversation": "conv_1",
     "enable_response_messages": True,
     "previous_input_messages": [{"role": "user"}],
 }

@@ -42,6 +42,8 @@ def test_a_text_in_and_out(client: openai.OpenAI) -> None:
     [item] = response.output
     assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert (response.presence_penalty, response.frequency_penalty) == (0, 0)
+    assert response.usage.input_tokens_details.cache_write_tokens == 0
 
 
 def test_agent_loop(client: openai.OpenAI) -> None:
