@@ -134,6 +134,9 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     enable_server_load_tracking: Annotated[
         bool, Meta(description="Count requests in flight and report them at /load.")
     ] = False
+    enable_tokenizer_info_endpoint: Annotated[
+        bool, Meta(description="Answer GET /tokenizer_info with the tokenizer's configuration and chat template.")
+    ] = False
     disable_fastapi_docs: Annotated[bool, Meta(description="Turn off the OpenAPI schema and its pages.")] = False
 
     uvicorn_log_level: Annotated[

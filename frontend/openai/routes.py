@@ -88,6 +88,7 @@ def openai_routes(
         _invocation_route(chat, text, answers),
         _generate_route(TokenGeneration(engine, server), answers),
         *_tokenizer_routes(tokenization, answers),
+        *([_tokenizer_info_route(tokenization, server, answers)] if server.enable_tokenizer_info_endpoint else []),
     ]
 
 
@@ -166,6 +167,18 @@ def _tokenizer_routes(tokenization: Tokenization, answers: HttpAnswers) -> list[
         return await answers.whole(tokenization.detokenize(data), request)
 
     return [tokenize, detokenize]
+
+
+def _tokenizer_info_route(tokenization: Tokenization, server: ServerConfig, answers: HttpAnswers) -> Any:
+    info = tokenization.info(server.read_chat_template())
+
+    @get("/tokenizer_info", responses=documented(dict[str, Any]), summary="Tokenizer info")
+    async def tokenizer_info() -> ASGIApp:
+        """The tokenizer's configuration, as in tokenizer_config.json."""
+        answers.check_ready()
+        return json_answer(info)
+
+    return tokenizer_info
 
 
 def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers) -> Any:

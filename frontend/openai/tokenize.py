@@ -94,6 +94,14 @@ class Tokenization:
             strings = await apart(lambda: [tokenizer.token(i) or "" for i in ids], is_long=len(ids) > INLINE_TOKENS)
         return TokenizeResponse(len(ids), self._engine.max_model_len, ids, strings)
 
+    def info(self, chat_template: str | None) -> dict[str, Any]:
+        """The tokenizer's configuration, with the server's own chat template if it has one."""
+        tokenizer = self._tokenizer.tokenizer
+        config = tokenizer.read_config()
+        own = chat_template or tokenizer.chat_templates.get("default")
+        told = {name: value for name, value in config.items() if name not in ("vocab_file", "merges_file")}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **told, **({"chat_template": own} if own else {})}
+
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids, special tokens included. Raises RequestError."""
         self._engine.model.check_name(request.model)

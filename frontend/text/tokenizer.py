@@ -96,6 +96,10 @@ class Tokenizer:
             truncation_side="left" if config.get("truncation_side") == "left" else "right",
         )
 
+    def read_config(self) -> dict[str, Any]:
+        """tokenizer_config.json as it is; empty without one."""
+        return read_json_if_present(self.folder / "tokenizer_config.json")
+
     # --------------------------------------------------------------------------------------------------- text to ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

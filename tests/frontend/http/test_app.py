@@ -455,6 +455,18 @@ def test_tokenize_and_back(call: Caller) -> None:
     assert call("POST", "/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "The quick fox"}
 
 
+def test_tokenizer_info_is_told_where_that_is_enabled(caller: Callable[..., Caller], call: Caller) -> None:
+    assert call("GET", "/tokenizer_info").status_code == 404
+    info = caller(enable_tokenizer_info_endpoint=True)("GET", "/tokenizer_info").json()
+    assert info["tokenizer_class"]
+    assert "<|im_start|>" in info["chat_template"]
+    own = caller(enable_tokenizer_info_endpoint=True, chat_template="{{ messages }}", api_key=["k"])
+    assert own("GET", "/tokenizer_info").status_code == 401
+    headers = {"Authorization": "Bearer k"}
+    assert own("GET", "/tokenizer_info", headers=headers).json()["chat_template"] == "{{ messages }}"
+    assert "/tokenizer_info" in own("GET", "/openapi.json").json()["paths"]
+
+
 def test_tokenize_renders_conversations(call: Caller) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     tokens = call("POST", "/tokenize", json={"messages": messages}).json()["tokens"]
