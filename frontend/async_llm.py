@@ -41,6 +41,9 @@ from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.truncation import Truncation
 
+if TYPE_CHECKING:
+    from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
+
 logger = get_logger(__name__)
 
 
@@ -103,6 +106,7 @@ class AsyncLLM:
             metrics=metrics,
         )
         self._tokenizer = tokenizer
+        self._after_reasoning = _after_reasoning(model, tokenizer)
         self._ready: EngineReady | None = None
         self._stats_log = StatsLog(metrics) if metrics is not None else None
         self._logging_stats: asyncio.Task[None] | None = None
@@ -251,6 +255,7 @@ class AsyncLLM:
         add_special_tokens: bool = True,
         truncation: Truncation | None = None,
         fit_context: bool = False,
+        grammar_is_whole: bool = False,
         arrival_time: float | None = None,
     ) -> RequestStream:
         """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.
@@ -264,6 +269,7 @@ class AsyncLLM:
             cache_salt: only requests with the same salt share pages in the prefix cache.
             truncation: cuts a prompt that is too long; None refuses it.
             fit_context: reduce a `max_tokens` that does not fit the context, instead of refusing it.
+            grammar_is_whole: the constraint describes the whole output, reasoning included.
             arrival_time: Unix seconds, from which latencies count; None for now.
 
         Returns:
@@ -279,6 +285,8 @@ class AsyncLLM:
         sampling = sampling_params or self.sampling_input.default_params()
         if truncation is not None:
             read = self.prompts.truncate(read, truncation, sampling.max_tokens)
+        if self._after_reasoning is not None and not grammar_is_whole:
+            sampling = self._after_reasoning.apply(sampling, read.text, read.token_ids)
         return await self._requests.open(
             read,
             sampling,
@@ -501,3 +509,20 @@ class AsyncLLM:
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(explain(type(self), name))
+
+
+def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> "ConstraintsAfterReasoning | None":
+    """What lets constraints begin after the reasoning; None if the options name no parser.
+
+    Raises:
+        ConfigError: there is no parser of that name, or a plugin cannot be loaded.
+    """
+    named = model.reasoning
+    if not named.reasoning_parser or tokenizer is None or model.structured_outputs.enable_in_reasoning:
+        return None
+    # Imported here, because most engines have no parser.
+    from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
+    from quire.frontend.parsing.parsers import OutputParsers
+
+    parsers = OutputParsers(None, named.reasoning_parser, reasoning_plugin=named.reasoning_parser_plugin)
+    return ConstraintsAfterReasoning(parsers, functools.partial(tokenizer.decode, skip_special_tokens=False))

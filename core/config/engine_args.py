@@ -14,6 +14,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.observability import ObservabilityConfig
 from quire.core.config.parallel import ParallelConfig
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.config.scheduler import SchedulerConfig
 from quire.core.config.structured_outputs import StructuredOutputsConfig
 from quire.core.errors import ConfigError
@@ -30,6 +31,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
     device: DeviceConfig = DeviceConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
+    reasoning: ReasoningConfig = ReasoningConfig()
 
     @classmethod
     def from_flat(cls, **options: Any) -> "EngineArgs":

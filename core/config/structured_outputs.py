@@ -20,8 +20,13 @@ class StructuredOutputsOptions(Struct, frozen=True, kw_only=True, forbid_unknown
     max_whitespace: Annotated[int, Meta(ge=1)] | None = 12  # characters between two tokens of JSON; None for no limit
     disable_any_whitespace: bool = False  # JSON in one line
     disable_additional_properties: bool = False  # JSON objects hold only what their schema names
+    enable_in_reasoning: bool = False  # the format holds from the first token, reasoning included
+    reasoning_parser: str = ""
+    reasoning_parser_plugin: str = ""
 
     def __post_init__(self) -> None:
+        if self.reasoning_parser or self.reasoning_parser_plugin:
+            raise ValueError("name parsers with --reasoning-parser and --reasoning-parser-plugin")
         package = _OPTIONAL_PACKAGES.get(self.backend)
         if package is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -37,9 +42,9 @@ class StructuredOutputsConfig(Struct, frozen=True, kw_only=True):
         StructuredOutputsOptions | None,
         Meta(
             description="Grammar backend (auto, xgrammar, guidance, outlines, lm-format-enforcer), disable_fallback, "
-            "disable_any_whitespace, disable_additional_properties, and max_whitespace, the most characters of "
-            "whitespace between two tokens of JSON (12; null for no limit, with which some models never end), as JSON "
-            "or by dotted keys.",
+            "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, and max_whitespace, the most "
+            "characters of whitespace between two tokens of JSON (12; null for no limit, with which some models never "
+            "end), as JSON or by dotted keys.",
             extra={"parse": "json"},
         ),
     ] = None

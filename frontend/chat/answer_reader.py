@@ -6,10 +6,10 @@ from typing import Any
 
 from quire.core.wire.sampling_params import RequestOutputKind, ThinkingMarks
 from quire.core.wire.structured_outputs import StructuredOutputsParams
-from quire.frontend.chat import constraints
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.chat.turn import Choice
+from quire.frontend.parsing import constraints
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.parsers import OutputParsers
 from quire.frontend.requests.merging import OutputStream
@@ -25,6 +25,7 @@ class AnswerReader:
         parsers: know the model's format.
         tokenizer: None when the server runs on token ids alone.
         may_think: the model may begin with reasoning by itself, before a required format or call.
+        thinks_freely: a format that the client asks for begins after the reasoning.
         template_defaults: the server's variables for the chat template.
     """
 
@@ -34,11 +35,13 @@ class AnswerReader:
         tokenizer: Tokenizer | None,
         *,
         may_think: bool,
+        thinks_freely: bool = True,
         template_defaults: dict[str, Any] | None = None,
     ) -> None:
         self._parsers = parsers
         self._tokenizer = tokenizer
         self._may_think = may_think
+        self._thinks_freely = thinks_freely
         self._template_defaults = template_defaults or {}
         self._special_ids = functools.lru_cache(maxsize=16)(self._find_special_ids)
 
@@ -90,8 +93,8 @@ class AnswerReader:
                 asked = constraints.or_calls(asked, tag)
         elif functions and (calls := self._parsers.constraint(functions, choice)) is not None:
             asked = constraints.of_calls(calls)
-        if asked is None:
-            return None
+        if asked is None or not self._thinks_freely:
+            return asked
         marks = self._parsers.reasoning_marks(prompt_text)
         if marks is not None and marks.begin is not None and not (self._may_think or chat.asks_to_think):
             marks = None

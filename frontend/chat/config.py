@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import msgspec
 from msgspec import Meta, Struct
 
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.serving_defaults import ServingDefaults
 
@@ -45,18 +46,12 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
     tool_parser_plugin: Annotated[
         str | None, Meta(description="Python file that defines more parsers for --tool-call-parser.")
     ] = None
-    reasoning_parser: Annotated[
-        str | None, Meta(description="How the model sets its reasoning apart, by name: deepseek_r1, qwen3, ...")
-    ] = None
-    reasoning_parser_plugin: Annotated[
-        str | None, Meta(description="Python file that defines more parsers for --reasoning-parser.")
-    ] = None
 
     def __post_init__(self) -> None:
         if self.enable_auto_tool_choice and not self.tool_call_parser:
             raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser as well.")
-        if self.tool_call_parser or self.tool_parser_plugin or self.reasoning_parser or self.reasoning_parser_plugin:
-            self.make_output_parsers()
+        if self.tool_call_parser or self.tool_parser_plugin:
+            self.make_output_parsers(ReasoningConfig())
 
     def with_defaults(self, checkpoint: ServingDefaults) -> Self:
         """The same options; unset ones come from the checkpoint.
@@ -64,14 +59,12 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: the checkpoint names a parser that does not exist.
         """
-        changes: dict[str, object] = {}
-        if self.tool_call_parser is None and checkpoint.tool_call_parser is not None:
-            changes |= {"tool_call_parser": checkpoint.tool_call_parser, "enable_auto_tool_choice": True}
-        if self.reasoning_parser is None:
-            changes["reasoning_parser"] = checkpoint.reasoning_parser
-        return msgspec.structs.replace(self, **changes)
+        if self.tool_call_parser is not None or checkpoint.tool_call_parser is None:
+            return self
+        named = checkpoint.tool_call_parser
+        return msgspec.structs.replace(self, tool_call_parser=named, enable_auto_tool_choice=True)
 
-    def make_output_parsers(self) -> "OutputParsers":
+    def make_output_parsers(self, reasoning: ReasoningConfig) -> "OutputParsers":
         """The parsers that find reasoning and calls in answers.
 
         Raises:
@@ -81,9 +74,9 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
 
         return OutputParsers(
             self.tool_call_parser,
-            self.reasoning_parser,
+            reasoning.reasoning_parser,
             tool_plugin=self.tool_parser_plugin,
-            reasoning_plugin=self.reasoning_parser_plugin,
+            reasoning_plugin=reasoning.reasoning_parser_plugin,
             auto_tools=self.enable_auto_tool_choice,
         )
 

@@ -24,12 +24,14 @@ class Conversations:
 
     def __init__(self, engine: AsyncLLM, config: ChatConfig) -> None:
         self._engine = engine
-        parsers = config.with_defaults(read_serving_defaults(Path(engine.model.folder))).make_output_parsers()
+        checkpoint, reasoning = read_serving_defaults(Path(engine.model.folder)), engine.model.reasoning
+        parsers = config.with_defaults(checkpoint).make_output_parsers(checkpoint.complete(reasoning))
         self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config)
         self._reader = AnswerReader(
             parsers,
             engine.tokenizer,
-            may_think=config.reasoning_parser is not None,
+            may_think=bool(reasoning.reasoning_parser),
+            thinks_freely=not engine.model.structured_outputs.enable_in_reasoning,
             template_defaults=config.default_chat_template_kwargs,
         )
 
@@ -109,6 +111,7 @@ class Conversations:
             cache_salt=chat.cache_salt,
             truncation=chat.truncation,
             fit_context=chat.max_tokens is None or chat.lowers_max_tokens,
+            grammar_is_whole=True,
         )
 
     async def _open_beams(

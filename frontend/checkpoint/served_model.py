@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from quire.core.config.engine_args import EngineArgs
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.config.structured_outputs import StructuredOutputsOptions
 from quire.core.errors import ConfigError, NotFoundError, ParameterError
 from quire.core.wire.sampling_params import SamplingParams
@@ -25,6 +26,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     has_logits_processors: bool = False
     takes_embeds: bool = False  # prompts may be embeddings
     structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
+    reasoning: ReasoningConfig = ReasoningConfig()
 
     @property
     def name(self) -> str:
@@ -62,4 +64,5 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             has_logits_processors=bool(args.model.logits_processors),
             takes_embeds=args.model.enable_prompt_embeds,
             structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
+            reasoning=args.reasoning,
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.errors import ConfigError
 
 FILE_NAME = "serving.json"
@@ -15,6 +16,10 @@ class ServingDefaults(Struct, forbid_unknown_fields=True, kw_only=True):
 
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+
+    def complete(self, reasoning: ReasoningConfig) -> ReasoningConfig:
+        """The same options; an unset parser comes from the checkpoint."""
+        return msgspec.structs.replace(reasoning, reasoning_parser=reasoning.reasoning_parser or self.reasoning_parser)
 
 
 def read_serving_defaults(folder: Path) -> ServingDefaults:

@@ -24,7 +24,6 @@ from quire.frontend.batch.output_file import Answered, OutputFile
 from quire.frontend.batch.run_batch import BatchAnswer, BatchResponse, BatchRun, BatchServer, run_batch
 from quire.frontend.cli import run_batch as cli
 from quire.frontend.flags.parser import CommandParser
-from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.progress import LoggedProgress, open_progress
 
@@ -84,9 +83,9 @@ def run(engine: AsyncLLM, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module, "AsyncLLM", Shared)
 
-    def run(source: Path | str, target: Path | str, server: ServerConfig | None = None, **options: Any) -> int:
+    def run(source: Path | str, target: Path | str, **options: Any) -> int:
         config = BatchConfig(input_file=str(source), output_file=str(target), **options)
-        return loop.run(run_batch(EngineArgs(), config, server))
+        return loop.run(run_batch(EngineArgs(), config))
 
     return run
 
@@ -148,20 +147,22 @@ WEATHER = {
 }
 
 
-def test_the_options_of_conversations_hold_for_each_line(run: Callable[..., int], tmp_path: Path) -> None:
+def test_the_options_of_conversations_hold_for_each_line(args: EngineArgs, tmp_path: Path) -> None:
     """The command line's flags of templates, calls and reasoning reach the answers, as on a server."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
     words = ["--chat-template", template, "--reasoning-parser", "deepseek_r1"]
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--response-role", "oracle"]
     parser = CommandParser("quire run-batch", "")
     cli.add_arguments(parser)
-    server = parser.parse_args(["-i", "in.jsonl", "-o", "out.jsonl", *words]).server_config
     lines = [
         line("thought", CHAT, messages=MESSAGES),
         line("call", CHAT, messages=MESSAGES, tools=[WEATHER], tool_choice="required", max_tokens=400, ignore_eos=False,
              temperature=1, seed=3, thinking_token_budget=4, parallel_tool_calls=False),
     ]  # fmt: skip
-    assert run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", server) == 0
+    words += ["--model", args.model.model, "--served-model-name", "tiny", "--device", "cpu"]
+    source = write(tmp_path / "in.jsonl", lines)
+    given = parser.parse_args(["-i", str(source), "-o", str(tmp_path / "out.jsonl"), *words])
+    assert asyncio.run(run_batch(given.engine_args, given.batch_config, given.server_config)) == 0
     found = {name: answer["response"]["body"]["choices"][0] for name, answer in answers(tmp_path / "out.jsonl").items()}
     thought = found["thought"]["message"]
     assert thought["role"] == "oracle"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.errors import ConfigError
 from quire.frontend.chat.config import ChatConfig
 from quire.frontend.checkpoint.serving_defaults import FILE_NAME, read_serving_defaults
@@ -12,13 +13,15 @@ from quire.frontend.checkpoint.serving_defaults import FILE_NAME, read_serving_d
 def test_fills_in_what_nobody_set(tmp_path: Path) -> None:
     assert ChatConfig().with_defaults(read_serving_defaults(tmp_path)) == ChatConfig()
     (tmp_path / FILE_NAME).write_text('{"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}')
-    filled = ChatConfig().with_defaults(read_serving_defaults(tmp_path))
-    assert (filled.tool_call_parser, filled.reasoning_parser) == ("hermes", "qwen3")
+    checkpoint = read_serving_defaults(tmp_path)
+    filled = ChatConfig().with_defaults(checkpoint)
+    assert filled.tool_call_parser == "hermes"
+    assert checkpoint.complete(ReasoningConfig()).reasoning_parser == "qwen3"
     assert filled.enable_auto_tool_choice
-    own = ChatConfig(tool_call_parser="mistral", reasoning_parser="identity")
-    assert own.with_defaults(read_serving_defaults(tmp_path)) == own, (
-        "what was set wins, and nothing is turned on beside it"
-    )
+    identity = ReasoningConfig(reasoning_parser="identity")
+    assert checkpoint.complete(identity) == identity
+    own = ChatConfig(tool_call_parser="mistral")
+    assert own.with_defaults(checkpoint) == own, "what was set wins, and nothing is turned on beside it"
 
 
 @pytest.mark.parametrize("text", ["{", '{"tool_call_parser": 5}', '{"tool_parser_plugin": "evil.py"}'])

@@ -15,13 +15,13 @@ from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.executor.sampling.grammar.guidance_matcher import GuidanceLoader
 from quire.executor.sampling.grammar.matcher import Matcher
 from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarLoader
-from quire.frontend.chat.constraints import after_reasoning
 from quire.frontend.grammar.backends.guidance_backend import GuidanceBackend
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.helper_process import Compiler
 from quire.frontend.grammar.loosened import loosened
 from quire.frontend.grammar.messages import Answer, Compile, Compiled, Refused, Setup
+from quire.frontend.parsing.constraints import after_reasoning
 from quire.frontend.parsing.parsers import CallConstraint, OutputParsers, ReasoningMarks
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from tests.checkpoints import EOS_TOKEN_ID

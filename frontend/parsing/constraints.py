@@ -1,13 +1,18 @@
 """Grammars for whole answers: the model's reasoning, then the client's format or the calls that it requires."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from quire.core.wire.sampling_params import SamplingParams
 from quire.core.wire.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
 from quire.frontend.grammar.structural_tag import read_format
-from quire.frontend.parsing.parsers import CallConstraint, ReasoningMarks
+from quire.frontend.parsing.parsers import CallConstraint, OutputParsers, ReasoningMarks
+
+_END_TOKENS = 64
+"""Tokens at a prompt's end that are searched for a mark of reasoning."""
 
 
 def of_calls(constraint: CallConstraint) -> StructuredOutputsParams:
@@ -44,6 +49,32 @@ def after_reasoning(asked: StructuredOutputsParams, marks: ReasoningMarks | None
     if marks.begin is not None:  # reasoning is optional
         whole = {"type": "or", "elements": [whole, form]}
     return _as_tag(asked, whole)
+
+
+class ConstraintsAfterReasoning:
+    """Lets the constraints of requests begin after the model's reasoning.
+
+    Args:
+        parsers: know the marks of reasoning.
+        decode: the text of token ids, special tokens included.
+    """
+
+    def __init__(self, parsers: OutputParsers, decode: Callable[[list[int]], str]) -> None:
+        self._parsers = parsers
+        self._decode = decode
+
+    def apply(self, sampling: SamplingParams, prompt: str | None, token_ids: list[int]) -> SamplingParams:
+        """The same parameters, with the constraint that holds for the whole output.
+
+        Args:
+            prompt: its text, if it came as text; its end may have opened the reasoning.
+            token_ids: of the prompt.
+        """
+        asked = sampling.structured_outputs
+        if asked is None:
+            return sampling
+        end = prompt if prompt is not None else self._decode(token_ids[-_END_TOKENS:])
+        return sampling.replace(structured_outputs=after_reasoning(asked, self._parsers.reasoning_marks(end)))
 
 
 def _as_tag(asked: StructuredOutputsParams, form: dict[str, Any]) -> StructuredOutputsParams:
