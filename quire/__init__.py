@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quire.frontend.launch.engine_options import EngineOptions as EngineArgs
     from quire.frontend.llm import LLM
     from quire.frontend.offline.engine import LLMEngine
-    from quire.frontend.outputs import CompletionOutput, RequestOutput
+    from quire.frontend.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
     from quire.frontend.requests.beam_params import BeamSearchParams
     from quire.frontend.requests.prompt import EmbedsPrompt, TextPrompt, TokensPrompt
     from quire.frontend.requests.prompt import PromptLike as PromptType
@@ -36,6 +36,8 @@ _LAZY = {
     "LogitsProcessor": "quire.executor.sampling.custom:LogitsProcessor",
     "RequestOutput": "quire.frontend.outputs:RequestOutput",
     "CompletionOutput": "quire.frontend.outputs:CompletionOutput",
+    "Logprob": "quire.frontend.outputs:Logprob",
+    "FlatLogprobs": "quire.frontend.outputs:FlatLogprobs",
     "PromptType": "quire.frontend.requests.prompt:PromptLike",
     "TextPrompt": "quire.frontend.requests.prompt:TextPrompt",
     "TokensPrompt": "quire.frontend.requests.prompt:TokensPrompt",
@@ -50,9 +52,11 @@ __all__ = [
     "CompletionOutput",
     "EmbedsPrompt",
     "EngineArgs",
+    "FlatLogprobs",
     "GuidedDecodingParams",
     "LLMEngine",
     "LogitsProcessor",
+    "Logprob",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",

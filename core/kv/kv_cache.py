@@ -92,9 +92,10 @@ class KVCacheManager:
         """Per KV group, a table that ends after the longest prefix that every group can continue from.
 
         The prefix is never the whole sequence: at least the last known token must be computed, because the next one is
-        sampled from its logits. A prompt to be scored has no prefix: the cache keeps no log-probabilities.
+        sampled from its logits. A request may also ask for no prefix, and a prompt that is scored
+        has none, because the cache keeps no log-probabilities.
         """
-        if not self._caching or request.scores_prompt:
+        if not self._caching or request.skips_prefix_cache:
             return [BlockTable(group) for group in self._groups]
         hashes = request.block_hashes
         num_blocks = (request.num_tokens - 1) // self._block_size

@@ -90,7 +90,7 @@ class Request:
         self.sampling = copy(wire.sampling)  # shallow: long fields are shared
         self.sampling.seed = start.seed
         if not start.scores_prompt:
-            self.sampling.prompt_logprobs = None
+            self.sampling.prompt_logprobs = self.sampling.prompt_logprob_token_ids = None
         self.grammar = wire.grammar
         self.prompt = prompt
         self.priority_key = priority_key
@@ -143,7 +143,12 @@ class Request:
 
         False once the request has output. The workers see that too, from the tokens that they are given.
         """
-        return self.sampling.prompt_logprobs is not None and not self.output_token_ids
+        return self.sampling.scores_prompt and not self.output_token_ids
+
+    @property
+    def skips_prefix_cache(self) -> bool:
+        """Whether it computes all its tokens, whatever the prefix cache has."""
+        return self.scores_prompt or bool(self.sampling.skip_reading_prefix_cache)
 
     @property
     def watches_repetition(self) -> bool:

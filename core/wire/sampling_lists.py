@@ -53,6 +53,14 @@ def check_logit_bias(logit_bias: Any) -> None:
             )
 
 
+def read_logit_bias(logit_bias: dict[Any, float]) -> dict[int, float]:
+    """`logit_bias` with ids as numbers, and biases within their limits."""
+    try:
+        return {int(token_id): min(MAX_BIAS, max(-MAX_BIAS, bias)) for token_id, bias in logit_bias.items()}
+    except (ValueError, TypeError):
+        raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias") from None
+
+
 def check_allowed_token_ids(token_ids: Any) -> None:
     """Raises ParameterError unless `token_ids` are ids, at least one."""
     if not is_list_of(int, token_ids):
@@ -100,6 +108,14 @@ def check_token_ids(name: str, token_ids: Any, most: int) -> None:
         raise ParameterError(f"{name} must be a list of token ids.", param=name)
     if len(token_ids) > most:
         raise ParameterError(f"{name} holds {len(token_ids)} ids; at most {most} are allowed.", param=name)
+
+
+def check_id_rows(name: str, rows: Any) -> None:
+    """Raises ParameterError that names the field `name` unless `rows` are lists of ids or -1, at least one with any."""
+    if not isinstance(rows, list) or not all(is_list_of(int, row) for row in rows):
+        raise ParameterError(f"{name} must be a list of lists of token ids, or an array.", param=name)
+    if not any(rows):
+        raise ParameterError(f"{name} holds no ids; leave it out.", param=name)
 
 
 def is_list_of(kind: type, value: Any) -> bool:

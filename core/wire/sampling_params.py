@@ -1,5 +1,6 @@
 """A request's sampling parameters. The same Struct serves the Python API, the wire and the worker."""
 
+import copy
 import math
 from enum import IntEnum
 from typing import Annotated, Any
@@ -14,10 +15,12 @@ from quire.core.wire.sampling_lists import (
     check_allowed_token_ids,
     check_bad_words,
     check_extra_args,
+    check_id_rows,
     check_logit_bias,
     check_stops,
     check_token_ids,
     is_list_of,
+    read_logit_bias,
 )
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 
@@ -51,8 +54,8 @@ class ThinkingMarks(Struct, kw_only=True):
         return max(map(len, self.begin + self.end))
 
 
-class SamplingParams(Struct, kw_only=True, omit_defaults=True):
-    """Parameters of one generation request, with vLLM's names and defaults.
+class SamplingParams(Struct, omit_defaults=True):
+    """Parameters of one generation request, with vLLM's names, order and defaults; the last fields are Quire's own.
 
     Raises:
         ParameterError: a value is out of its range; `param` names the field.
@@ -70,6 +73,7 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
         Meta(description="Divides positive and multiplies negative logits of tokens seen in prompt or output; > 0."),
     ] = 1.0
     temperature: Annotated[float, Meta(description="0 is greedy; larger is more random.")] = 1.0
+    watermarking: Annotated[bool | None, Meta(description="Only None and false: there is no watermark.")] = None
     top_p: Annotated[
         float, Meta(description="Keep the smallest set of tokens whose probability reaches top_p; (0, 1].")
     ] = 1.0
@@ -91,9 +95,39 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
         int | None,
         Meta(description="Log-probabilities per prompt token: its own and this many of the likeliest; -1 for all."),
     ] = None
+    prompt_logprob_token_ids: Annotated[
+        list[list[int]] | None,
+        Meta(
+            description="Token ids to score at each position of the prompt, a list (or row of an array) for each: the "
+            "i-th list as predictions of prompt token prompt_logprob_start + i + 1. -1 fills up a row."
+        ),
+    ] = None
+    prompt_logprob_start: Annotated[
+        int | None, Meta(description="The position of the first list of prompt_logprob_token_ids; 0 when unset.")
+    ] = None
     logprob_token_ids: Annotated[
         list[int] | None,
         Meta(description="Tokens to give log-probabilities of, beside the sampled one, instead of the likeliest."),
+    ] = None
+    flat_logprobs: Annotated[
+        bool, Meta(description="Return log-probabilities as FlatLogprobs: a few long lists instead of many objects.")
+    ] = False
+    detokenize: Annotated[bool, Meta(description="Turn output ids into text.")] = True
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Meta(description="Put spaces between special tokens in the text.")
+    ] = True
+    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string at the end of the text.")] = (
+        False
+    )
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: Annotated[
+        int | None,
+        Meta(description="Tokens per output of a stream, if more than the server's own; the first comes at once."),
+    ] = None
+    skip_clone: Annotated[bool, Meta(description="`clone` copies only the outermost object.")] = False
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None, Meta(description="What the output must match: a schema, a pattern, a grammar.")
     ] = None
     logit_bias: Annotated[
         dict[int, float] | None, Meta(description="Added to logits, by token id; -100 to 100 each.")
@@ -101,51 +135,46 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: Annotated[
         list[int] | None, Meta(description="The only tokens that may be sampled; None allows all.")
     ] = None
+    extra_args: Annotated[
+        dict[str, Any] | None, Meta(description="For logits processors that the server loads; nothing else reads it.")
+    ] = None
     bad_words: Annotated[
         list[str] | None,
         Meta(description="Words that are not generated, at the start of a text or after a space."),
+    ] = None
+    skip_reading_prefix_cache: Annotated[
+        bool | None,
+        Meta(description="Compute the whole prompt, whatever the prefix cache has. Scores of a prompt imply it."),
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None, Meta(description="Tokens of reasoning after which it is closed; None or -1 leaves it alone.")
+    ] = None
+    repetition_detection: Annotated[
+        RepetitionDetection | None, Meta(description="Ends an output that repeats a pattern of tokens.")
+    ] = None
+    routed_experts_prompt_start: Annotated[
+        int, Meta(description="Only 0: which experts a token went to is not recorded.")
+    ] = 0
+    trace_decode_token_ids: Annotated[
+        list[int] | None, Meta(description="Only None: tokens are sampled, and not replayed.")
     ] = None
     bad_words_token_ids: Annotated[
         list[list[int]] | None,
         Meta(description="The same as token sequences; made from bad_words when a request is accepted."),
     ] = None
-    structured_outputs: Annotated[
-        StructuredOutputsParams | None, Meta(description="What the output must match: a schema, a pattern, a grammar.")
-    ] = None
     guided_decoding: Annotated[
         StructuredOutputsParams | None, Meta(description="The older name of structured_outputs, which it is moved to.")
     ] = None
-    detokenize: Annotated[bool, Meta(description="Turn output ids into text.")] = True
-    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     shown_special_token_ids: Annotated[
         list[int] | None, Meta(description="Special tokens that stay in the text when the others are left out.")
-    ] = None
-    spaces_between_special_tokens: Annotated[
-        bool, Meta(description="Put spaces between special tokens in the text.")
-    ] = True
-    repetition_detection: Annotated[
-        RepetitionDetection | None, Meta(description="Ends an output that repeats a pattern of tokens.")
-    ] = None
-    thinking_token_budget: Annotated[
-        int | None, Meta(description="Tokens of reasoning after which it is closed; None or -1 leaves it alone.")
     ] = None
     thinking: Annotated[
         ThinkingMarks | None,
         Meta(description="Marks of reasoning, for thinking_token_budget; a server knows them by --reasoning-parser."),
     ] = None
-    stream_interval: Annotated[
-        int | None,
-        Meta(description="Tokens per output of a stream, if more than the server's own; the first comes at once."),
-    ] = None
-    extra_args: Annotated[
-        dict[str, Any] | None, Meta(description="For logits processors that the server loads; nothing else reads it.")
-    ] = None
-    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string at the end of the text.")] = (
-        False
-    )
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
+        self._read_loose_values()
         for name in _NUMBERS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -178,6 +207,10 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
                     "leave logprobs out.",
                     param="logprob_token_ids",
                 )
+        self._check_prompt_scores()
+        for name, reason in _REFUSED.items():
+            if getattr(self, name):
+                raise ParameterError(f"{name} is not supported: {reason}", param=name)
         if self.repetition_detection is not None and not isinstance(self.repetition_detection, RepetitionDetection):
             raise ParameterError("repetition_detection must be a RepetitionDetection.", param="repetition_detection")
         if self.extra_args is not None:
@@ -195,6 +228,33 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
             check_allowed_token_ids(self.allowed_token_ids)
         if self.bad_words is not None:
             check_bad_words(self.bad_words)
+
+    def _read_loose_values(self) -> None:
+        """Takes what vLLM takes beside: true for one log-probability, -1 for no seed, an array of ids."""
+        if self.logprobs is True:
+            self.logprobs = 1
+        if self.prompt_logprobs is True:
+            self.prompt_logprobs = 1
+        if self.seed == -1:
+            self.seed = None
+        rows = self.prompt_logprob_token_ids
+        if rows is not None and not isinstance(rows, list):
+            self.prompt_logprob_token_ids = rows.tolist()  # a NumPy array
+
+    def _check_prompt_scores(self) -> None:
+        if self.prompt_logprob_token_ids is None:
+            if self.prompt_logprob_start is not None:
+                raise ParameterError(
+                    "prompt_logprob_start needs prompt_logprob_token_ids.", param="prompt_logprob_start"
+                )
+        else:
+            check_id_rows("prompt_logprob_token_ids", self.prompt_logprob_token_ids)
+        if self.skip_reading_prefix_cache is False and self.scores_prompt:
+            raise ParameterError(
+                "prompt_logprobs and prompt_logprob_token_ids need the whole prompt computed, because the prefix cache "
+                "keeps no log-probabilities; leave skip_reading_prefix_cache out.",
+                param="skip_reading_prefix_cache",
+            )
 
     def _rename_guided_decoding(self) -> None:
         if self.structured_outputs is not None:
@@ -216,12 +276,34 @@ class SamplingParams(Struct, kw_only=True, omit_defaults=True):
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's tokens come with log-probabilities."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
+
+    @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
     def replace(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed, validated again."""
         return msgspec.structs.replace(self, **changes)
+
+    def clone(self) -> "SamplingParams":
+        """A copy that shares nothing, or with `skip_clone` one that shares lists and dictionaries."""
+        return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> "SamplingParams":
+        """Parameters of values that may be None where that means the default, as a protocol's body has them.
+
+        `logit_bias` may have its ids as strings, and biases beyond the limits, which are lowered to them.
+        """
+        for name in ("n", *_NUMBERS):
+            if name in values and values[name] is None:
+                del values[name]
+        if values.get("logit_bias") is not None:
+            values["logit_bias"] = read_logit_bias(values["logit_bias"])
+        return cls(**values)
 
 
 GREEDY_BELOW = 1e-5
@@ -234,7 +316,7 @@ MAX_COMPLETIONS = 16384
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
 _INTEGERS = (
     *("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"),
-    *("stream_interval", "thinking_token_budget"),
+    *("stream_interval", "thinking_token_budget", "prompt_logprob_start"),
 )
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_COMPLETIONS),
@@ -252,4 +334,10 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("prompt_logprobs", -1, MAX_TOKEN_COUNT),
     ("stream_interval", 1, MAX_TOKEN_COUNT),
     ("thinking_token_budget", -1, MAX_TOKEN_COUNT),
+    ("prompt_logprob_start", 0, MAX_TOKEN_COUNT),
 )
+_REFUSED = {
+    "watermarking": "there is no watermark.",
+    "routed_experts_prompt_start": "which experts a token went to is not recorded.",
+    "trace_decode_token_ids": "tokens are sampled, and not replayed; score given tokens as a prompt.",
+}

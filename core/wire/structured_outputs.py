@@ -13,9 +13,7 @@ ConstraintKind = Literal["json", "regex", "choice", "grammar", "json_object", "s
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-class StructuredOutputsParams(
-    Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename={"backend": "_backend"}
-):
+class StructuredOutputsParams(Struct, omit_defaults=True, forbid_unknown_fields=True, rename={"backend": "_backend"}):
     """One constraint on the output, with vLLM's names: exactly one of the first six fields is set.
 
     Raises:
@@ -29,16 +27,16 @@ class StructuredOutputsParams(
     choice: Annotated[list[str] | None, Meta(description="The output is one of these texts.")] = None
     grammar: Annotated[str | None, Meta(description="A context-free grammar, in GBNF or in Lark's notation.")] = None
     json_object: Annotated[bool | None, Meta(description="The output is some JSON object.")] = None
-    structural_tag: Annotated[
-        str | dict[str, Any] | None,
-        Meta(description="Free text with constrained parts between tags, in XGrammar's notation."),
-    ] = None
     disable_any_whitespace: Annotated[bool, Meta(description="JSON in one line, without optional whitespace.")] = False
     disable_additional_properties: Annotated[
         bool, Meta(description="JSON objects hold no properties but those that their schema names.")
     ] = False
     whitespace_pattern: Annotated[
         str | None, Meta(description="Regular expression for the whitespace between JSON's tokens.")
+    ] = None
+    structural_tag: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="Free text with constrained parts between tags, in XGrammar's notation."),
     ] = None
     backend: Annotated[GrammarBackend | None, Meta(description="The library to use; the server's choice if None.")] = (
         None

@@ -12,6 +12,7 @@ from quire.executor.sampling.logprobs import ALL, scores, token_logprobs
 from quire.executor.sampling.token_table import TokenTable
 from quire.executor.transfers import Transfer, Transfers
 
+_NO_IDS = torch.empty(1, 0, dtype=torch.int64)
 _MAX_LOGITS = 2**23
 """The most logits at once: a prompt's are computed in slices of this size, because all may not fit in memory."""
 
@@ -22,13 +23,13 @@ class ScoredPart:
 
     Attributes:
         start: position of the first token that is scored.
-        num_top: how many likely tokens the request wants beside each.
+        num_shown: how many tokens the request wants beside each: the likeliest, then those that it named.
         slices: the part's tokens in pieces: token ids, values and places by likelihood, as in `StepLogprobs`.
     """
 
     slot: int
     start: int
-    num_top: int
+    num_shown: int
     slices: list[Transfer]
 
     def read(self) -> tuple[int, PromptLogprobs]:
@@ -37,7 +38,7 @@ class ScoredPart:
         for piece in self.slices:
             token_ids, values, nth_likeliest = piece.values()
             num_rows = len(token_ids)
-            num_shown, ranked = np.full(num_rows, self.num_top), np.ones(num_rows, bool)
+            num_shown, ranked = np.full(num_rows, self.num_shown), np.ones(num_rows, bool)
             positions += token_logprobs(token_ids, values, nth_likeliest, num_shown, ranked)
         return self.slot, PromptLogprobs(self.start, positions)
 
@@ -50,6 +51,7 @@ class PromptScorer:
         self._mode = mode
         self._transfers = transfers
         self._num_top: dict[int, int] = {}  # by slot
+        self._named: dict[int, torch.Tensor] = {}  # by slot; [num_prompt_tokens - 1, num_ids] int64, see `_named_ids`
 
     @property
     def pending(self) -> bool:
@@ -58,16 +60,22 @@ class PromptScorer:
 
     def admit(self, request: NewSlot) -> None:
         """A request that comes with output has had its prompt scored in an earlier life."""
-        wanted = request.sampling.prompt_logprobs
-        self._num_top.pop(request.slot, None)
-        if wanted is not None and len(request.token_ids) == request.num_prompt_tokens:
-            self._num_top[request.slot] = self._vocab_size if wanted == ALL else min(wanted, self._vocab_size)
+        self.release([request.slot])
+        sampling = request.sampling
+        if not sampling.scores_prompt or len(request.token_ids) > request.num_prompt_tokens:
+            return
+        wanted = sampling.prompt_logprobs or 0
+        self._num_top[request.slot] = self._vocab_size if wanted == ALL else min(wanted, self._vocab_size)
+        if sampling.prompt_logprob_token_ids is not None:
+            rows, start = sampling.prompt_logprob_token_ids, sampling.prompt_logprob_start or 0
+            self._named[request.slot] = _named_ids(rows, start, request.num_prompt_tokens - 1)
 
     def release(self, slots: list[int]) -> None:
         """The requests in these slots are gone, perhaps before their prompts were scored."""
         if self._num_top:
             for slot in slots:
                 self._num_top.pop(slot, None)
+                self._named.pop(slot, None)
 
     def score(
         self,
@@ -91,29 +99,49 @@ class PromptScorer:
                 if end > start:
                     targets = table.token_ids[slot, start + 1 : end + 1].long()
                     part = hidden[first : first + end - start]
+                    named = self._named.get(slot, _NO_IDS.expand(last, 0))[start:end].to(targets.device)
                     num_top = self._num_top[slot]
                     slices = [
-                        self._transfers.to_host(self._scores(logits, chunk, num_top))
-                        for logits, chunk in self._slices(part, targets, compute_logits)
+                        self._transfers.to_host(self._scores(logits, *chunk, num_top))
+                        for logits, *chunk in self._slices(part, targets, named, compute_logits)
                     ]
-                    results.append(ScoredPart(slot, start + 1, num_top, slices))
+                    results.append(ScoredPart(slot, start + 1, num_top + named.shape[1], slices))
                 if start + count > last:
-                    del self._num_top[slot]
+                    self.release([slot])
             first += count
         return results
 
     def _slices(
-        self, hidden: torch.Tensor, targets: torch.Tensor, compute_logits: Callable[[torch.Tensor], torch.Tensor]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        named: torch.Tensor,
+        compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         size = max(1, _MAX_LOGITS // self._vocab_size)
-        for part, chunk in zip(hidden.split(size), targets.split(size), strict=True):
-            yield compute_logits(part).float(), chunk
+        for part, chunk, ids in zip(hidden.split(size), targets.split(size), named.split(size), strict=True):
+            yield compute_logits(part).float(), chunk, ids
 
-    def _scores(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> list[torch.Tensor]:
+    def _scores(
+        self, logits: torch.Tensor, targets: torch.Tensor, named: torch.Tensor, num_top: int
+    ) -> list[torch.Tensor]:
         """The tensors of a `ScoredPart`'s slice."""
         values = scores(logits, self._mode)
         own_ids = targets.unsqueeze(1)
         own = values.gather(1, own_ids)
         nth_likeliest = (values > own).sum(-1) + 1
         top, top_ids = values.topk(num_top, dim=-1)
-        return [torch.cat([own_ids, top_ids], 1), torch.cat([own, top], 1), nth_likeliest]
+        of_named = values.gather(1, named.clamp(min=0)).masked_fill(named < 0, -torch.inf)
+        return [torch.cat([own_ids, top_ids, named], 1), torch.cat([own, top, of_named], 1), nth_likeliest]
+
+
+def _named_ids(rows: list[list[int]], start: int, num_scored: int) -> torch.Tensor:
+    """[num_scored, longest row] int64: the ids that a request named for each scored position, -1 where it named none.
+
+    Args:
+        start: the position of the first row.
+    """
+    ids = torch.full((num_scored, max(map(len, rows))), -1)
+    for row, named in zip(ids[start:], rows, strict=True):
+        row[: len(named)] = torch.tensor(named)
+    return ids

@@ -21,7 +21,11 @@ def read_keywords(options: dict[str, Any]) -> EngineArgs:
             refusals.drop(_flag(name), options[name])
         except ConfigError as error:
             raise ConfigError(f"Option {name!r}: {error}") from None
-    options = {name: value for name, value in options.items() if name in known}
+    options = {
+        name: value
+        for name, value in options.items()
+        if name in known and (value is not None or known[name] is None)  # None is the default of every option
+    }
     if isinstance(options.get("model"), os.PathLike):
         options["model"] = os.fspath(options["model"])
     return EngineArgs.from_flat(**options)

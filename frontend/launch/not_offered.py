@@ -29,6 +29,12 @@ _REASONS = {
     "notify_kv_transfer_request_rejected": "Quire transfers no KV cache between engines.",
     "get_kv_event_sources": "Quire publishes no events of its KV cache.",
     "from_vllm_config": "Quire resolves options itself; use from_engine_args.",
+    "add_request": "its streams come from `generate`, or from `open`.",
+    "get_num_queued_tokens": "the engine's queue counts requests; see get_metrics.",
+    "check_admission": "the engine refuses a request when its queue is full (max_num_queued_reqs).",
+    "wait_for_requests_to_drain": "read the outputs to their ends; num_unfinished counts the requests.",
+    "get_status": "`engine_status` tells the engine's state.",
+    "do_log_stats_with_interval": "statistics are logged at intervals by themselves (QUIRE_LOG_STATS_INTERVAL).",
     "model_config": "Quire's resolved options are in `config`.",
     "vllm_config": "Quire's resolved options are in `config`.",
 }

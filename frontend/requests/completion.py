@@ -2,7 +2,7 @@
 
 from quire.core.wire.protocol import FinishReason, RequestDelta, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
-from quire.frontend.outputs import CompletionOutput, Logprob
+from quire.frontend.outputs import CompletionOutput, FlatLogprobs, SampleLogprobs
 from quire.frontend.requests.token_logprobs import read_row
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ class Completion:
         *("request_id", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
         *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
         *("_kind", "_include_stop", "_tokenizer", "_detokenizer", "_texts", "_token_ids", "_logprobs"),
-        *("_cumulative_logprob",),
+        *("_cumulative_logprob", "_new_logprobs"),
     )
 
     def __init__(
@@ -49,7 +49,8 @@ class Completion:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         wants_logprobs = sampling.wants_logprobs
-        self._logprobs: list[dict[int, Logprob]] | None = [] if wants_logprobs else None
+        self._new_logprobs = FlatLogprobs if sampling.flat_logprobs else list
+        self._logprobs: SampleLogprobs | None = self._new_logprobs() if wants_logprobs else None
         self._cumulative_logprob: float | None = 0.0 if wants_logprobs else None
 
     def add(self, delta: RequestDelta) -> None:
@@ -112,7 +113,7 @@ class Completion:
         token_ids, logprobs = self._token_ids, self._logprobs
         if self._kind is RequestOutputKind.DELTA:
             self._texts, self._token_ids = [], []
-            self._logprobs = None if logprobs is None else []
+            self._logprobs = None if logprobs is None else self._new_logprobs()
         else:
             self._texts = [text]
             token_ids = token_ids.copy()

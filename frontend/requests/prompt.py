@@ -104,8 +104,9 @@ def check_embeds(sampling: SamplingParams) -> None:
     Raises:
         ParameterError: the parameter, by name.
     """
-    if sampling.prompt_logprobs is not None:
+    if sampling.scores_prompt:
         raise ParameterError(
-            "prompt_logprobs are of the prompt's token ids, which prompt_embeds have none of; leave one out.",
+            "prompt_logprobs and prompt_logprob_token_ids score the prompt's token ids, which prompt_embeds have none "
+            "of; leave one out.",
             param="prompt_logprobs",
         )

@@ -7,7 +7,7 @@ from quire.core.wire.protocol import EngineRequest, Grammar, SequenceStart
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt, check_embeds
-from quire.frontend.requests.sampling_input import SamplingInput
+from quire.frontend.requests.sampling_input import SamplingInput, check_id_rows
 from quire.frontend.requests.turns import in_turns
 
 
@@ -55,6 +55,7 @@ class RequestBuilder:
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         if prompt.embeds is not None:
             check_embeds(sampling)
+        check_id_rows(sampling, len(prompt.token_ids))
         sequences = [
             SequenceStart(
                 request_id if sampling.n == 1 else f"{request_id}_{index}",

@@ -7,16 +7,19 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from quire.core.errors import EngineError, OverloadedError, ParameterError, QuireError
 from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.metrics import EngineMetrics, FinishedRequest
-from quire.frontend.outputs import RequestOutput, RequestTimes
+from quire.frontend.outputs import FlatLogprobs, PromptLogprobs, RequestOutput, RequestTimes
 from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.token_logprobs import PromptRows
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class RequestStream:
@@ -68,8 +71,9 @@ class RequestStream:
         self._completions = list(completions)
         self._num_unfinished = len(self._completions)
         self._prompt_rows: PromptRows | None = None
-        if sampling.prompt_logprobs is not None:
-            self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text)
+        if sampling.scores_prompt:
+            num_named = max(map(len, sampling.prompt_logprob_token_ids or [()]))
+            self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text, num_named)
         # Whether a reader may take outputs before the end: the prompt's log-probabilities come first.
         self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
@@ -241,10 +245,23 @@ class RequestStream:
             prompt_token_ids=self._prompt.token_ids,
             outputs=[each.take() for each in self._completions if each.has_news or everything],
             finished=self._done,
-            prompt_logprobs=None if self._prompt_rows is None else self._prompt_rows.rows,
+            prompt_logprobs=None if self._prompt_rows is None else self._prompt_logprobs(self._prompt_rows),
+            prompt_token_id_logprobs=None if self._prompt_rows is None else self._named_logprobs(self._prompt_rows),
             num_cached_tokens=self._completions[0].num_cached_tokens,
             metrics=self._times() if everything or self._done else None,
         )
+
+    def _prompt_logprobs(self, found: PromptRows) -> PromptLogprobs | None:
+        if self._sampling.prompt_logprobs is None:
+            return None
+        return FlatLogprobs.of(found.rows) if self._sampling.flat_logprobs else found.rows
+
+    def _named_logprobs(self, found: PromptRows) -> "np.ndarray | None":
+        if self._sampling.prompt_logprob_token_ids is None or not found.complete:  # the request was aborted
+            return None
+        import numpy as np  # imported here, because most servers do without
+
+        return np.array(found.named[self._sampling.prompt_logprob_start or 0 :], np.float32)
 
     def _times(self) -> RequestTimes:
         def earliest(times: list[float]) -> float | None:

@@ -46,6 +46,10 @@ class SamplingInput:
         if limit_logprobs:
             self._check_count("logprobs", sampling.logprobs)
             self._check_count("prompt_logprobs", sampling.prompt_logprobs)
+        for row in sampling.prompt_logprob_token_ids or ():
+            if limit_logprobs:
+                self._check_count("prompt_logprob_token_ids", len(row))
+            self._check_ids("prompt_logprob_token_ids", [token_id for token_id in row if token_id != -1])
         self._check_ids("logprob_token_ids", sampling.logprob_token_ids or ())
         self._check_ids("stop_token_ids", sampling.stop_token_ids or ())
         if sampling.detokenize and self._tokenizer is None:
@@ -133,3 +137,18 @@ class SamplingInput:
             if inside[-len(at_start) :] != at_start:
                 sequences.append(inside)
         return sequences
+
+
+def check_id_rows(sampling: SamplingParams, num_prompt_tokens: int) -> None:
+    """Refuses `prompt_logprob_token_ids` with more or fewer rows than the prompt has positions to score.
+
+    Raises:
+        ParameterError: the row counts differ.
+    """
+    rows, start = sampling.prompt_logprob_token_ids, sampling.prompt_logprob_start or 0
+    if rows is not None and len(rows) != (num_scored := max(num_prompt_tokens - 1 - start, 0)):
+        raise ParameterError(
+            f"prompt_logprob_token_ids has {len(rows)} rows, but {num_scored} positions of the prompt are scored: its "
+            f"{num_prompt_tokens} tokens without the last, from prompt_logprob_start ({start}) on.",
+            param="prompt_logprob_token_ids",
+        )

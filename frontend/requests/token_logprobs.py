@@ -24,12 +24,18 @@ def read_row(position: TokenLogprobs, text_of: TokenText) -> dict[int, Logprob]:
 
 
 class PromptRows:
-    """A prompt's log-probabilities, an entry per token. They come in parts; a restarted engine sends them again."""
+    """A prompt's log-probabilities, an entry per token. They come in parts; a restarted engine sends them again.
 
-    def __init__(self, num_prompt_tokens: int, text_of: TokenText) -> None:
+    Args:
+        num_named: tokens that the request named at each position; their values are the last of each row.
+    """
+
+    def __init__(self, num_prompt_tokens: int, text_of: TokenText, num_named: int = 0) -> None:
         self.rows: list[dict[int, Logprob] | None] = [None] * num_prompt_tokens  # the first token never has an entry
+        self.named: list[list[float]] = [[]] * (num_prompt_tokens - 1)  # by position, for the token after it
         self._num_missing = num_prompt_tokens - 1
         self._text_of = text_of
+        self._num_named = num_named
 
     @property
     def complete(self) -> bool:
@@ -38,5 +44,8 @@ class PromptRows:
     def add(self, part: PromptLogprobs) -> None:
         """Takes the next part."""
         for place, position in enumerate(part.positions, start=part.start):
+            if self._num_named:
+                self.named[place - 1] = position.logprobs[-self._num_named :]
+                del position.logprobs[-self._num_named :], position.token_ids[-self._num_named :]
             self._num_missing -= self.rows[place] is None
             self.rows[place] = read_row(position, self._text_of)

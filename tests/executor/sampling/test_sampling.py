@@ -147,7 +147,7 @@ def test_a_token_does_not_depend_on_its_batch() -> None:
 def test_a_seed_repeats_and_another_differs() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     outputs = []
-    for seed in (5, 5, 6, -1, 2**64 - 1):
+    for seed in (5, 5, 6, -2, 2**64 - 2):
         bench = Bench(1).admit(0, params(seed=seed))
         outputs.append([bench.step(logits, [0])[0] for _ in range(20)])
     assert outputs[0] == outputs[1] != outputs[2]
