@@ -25,7 +25,7 @@ Row = dict[int, Logprob]
 """Log-probabilities at one position, by token id."""
 
 
-class FlatLogprobs(MutableSequence[Row | None]):
+class FlatLogprobs(MutableSequence[Row]):
     """Rows of log-probabilities in a few long lists, which spare the garbage collector many small objects.
 
     It reads like a list of rows, and grows at its end alone. An absent row reads as an empty one.
@@ -47,7 +47,8 @@ class FlatLogprobs(MutableSequence[Row | None]):
     def of(cls, rows: Iterable[Row | None]) -> "FlatLogprobs":
         """The rows, flat."""
         flat = cls()
-        flat.extend(rows)
+        for row in rows:
+            flat.append(row)
         return flat
 
     def append(self, value: Row | None) -> None:

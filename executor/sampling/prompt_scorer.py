@@ -102,8 +102,8 @@ class PromptScorer:
                     named = self._named.get(slot, _NO_IDS.expand(last, 0))[start:end].to(targets.device)
                     num_top = self._num_top[slot]
                     slices = [
-                        self._transfers.to_host(self._scores(logits, *chunk, num_top))
-                        for logits, *chunk in self._slices(part, targets, named, compute_logits)
+                        self._transfers.to_host(self._scores(logits, chunk, ids, num_top))
+                        for logits, chunk, ids in self._slices(part, targets, named, compute_logits)
                     ]
                     results.append(ScoredPart(slot, start + 1, num_top + named.shape[1], slices))
                 if start + count > last:

@@ -180,6 +180,6 @@ def _extend(part: CompletionOutput, more: CompletionOutput) -> None:
     part.text += more.text
     part.token_ids += more.token_ids
     if part.logprobs is not None:
-        part.logprobs += more.logprobs or []
+        part.logprobs.extend(more.logprobs or [])
     part.cumulative_logprob = more.cumulative_logprob
     part.finish_reason, part.stop_reason = more.finish_reason, more.stop_reason

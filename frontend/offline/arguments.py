@@ -13,7 +13,7 @@ T = TypeVar("T")
 def prompts_of(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     """The prompts as a list. A list of numbers is one prompt."""
     if isinstance(prompts, (str, dict)):
-        return [prompts]  # type: ignore[list-item]
+        return [prompts]
     if not isinstance(prompts, Iterable):
         raise ParameterError(f"prompts must be one prompt or a list, not {type(prompts).__name__}.", param="prompts")
     many: list[Any] = list(prompts)

@@ -73,7 +73,8 @@ class BatchRunner:
             async for each in self._start(batch):
                 running.append(each)
             for each in running:
-                await asyncio.wait([each.opened, each.output], return_when=asyncio.FIRST_COMPLETED)
+                waits: list[asyncio.Future[Any]] = [each.opened, each.output]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 if not each.opened.done():
                     each.output.result()
                 on_opened()

@@ -80,14 +80,14 @@ class LogprobFormatter:
         return list(self._tokenizer.piece(token_id)) if self._tokenizer is not None else []
 
 
-def prompt_logprobs(rows: list[dict[int, Logprob] | None] | None) -> list[dict[int, Logprob] | None] | None:
+def prompt_logprobs(rows: Sequence[dict[int, Logprob] | None] | None) -> list[dict[int, Logprob] | None] | None:
     """A prompt's log-probabilities by token id, as an answer spells them."""
     if rows is None:
         return None
     for row in rows:
         for entry in (row or {}).values():
             entry.logprob = _finite(entry)
-    return rows
+    return list(rows)
 
 
 def _finite(entry: Logprob) -> float:

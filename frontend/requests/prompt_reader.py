@@ -44,8 +44,8 @@ class PromptReader:
         if must_fit and isinstance(prompt, list) and len(prompt) >= self._limit.max_model_len:
             raise self._limit.too_long(len(prompt))
         text, token_ids, cache_salt = split_prompt(prompt)
-        if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
-            return await self._embedded(prompt["prompt_embeds"], Prompt(text, [], cache_salt))
+        if isinstance(prompt, dict) and (embeds := prompt.get("prompt_embeds")) is not None:
+            return await self._embedded(embeds, Prompt(text, [], cache_salt))
         if token_ids is None:
             assert text is not None
             token_ids = await self._tokenizer.tokenize(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
