@@ -58,6 +58,6 @@ def _told(item: dict[str, Any], suffix: str) -> dict[str, Any]:
     if kind == "message" and isinstance(item.get("content"), str):
         part = {"type": "input_text", "text": item["content"]}
         if item.get("role") == "assistant":
-            part = {"type": "output_text", "text": item["content"], "annotations": []}  # type: ignore[dict-item]
+            part = {"type": "output_text", "text": item["content"], "annotations": []}
         told["content"] = [part]
     return told
