@@ -66,7 +66,7 @@ def test_the_default_is_taken_on_the_command_line(capsys: pytest.CaptureFixture[
 def test_the_default_is_taken_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "vllm.yaml"
     path.write_text(yaml.safe_dump({flag[2:]: value for flag, value in FLAGS.items() if flag.startswith("--")}))
-    parse("--config", str(path))
+    assert parse("--config", str(path)).server_config.port == FLAGS["--port"]
 
 
 def test_the_default_is_taken_as_a_keyword() -> None:
