@@ -16,7 +16,15 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.core.wire import function_call
-from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
+from quire.core.wire.protocol import (
+    START_PROFILE,
+    STOP_PROFILE,
+    StepPlan,
+    StepResult,
+    WorkerAnswer,
+    WorkerCall,
+    WorkerReady,
+)
 from quire.core.wire.rank import Rank
 from quire.executor.memory import plan as memory
 from quire.executor.memory.dry_build import dry_build, held_bytes
@@ -39,6 +47,7 @@ from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
 from quire.executor.step.slot_state import SlotState
 from quire.executor.timed_ops import timed
+from quire.executor.torch_profile import TorchProfile
 from quire.executor.transfers import Transfers, transfers_from
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import open_weights
@@ -77,14 +86,20 @@ class Worker:
         self._transfers = transfers or transfers_from(self._device)
         self._ops = ops.bind(config.device)
         self._spans: Spans = NO_SPANS
+        self._profile: TorchProfile | None = None
         if config.trace_folder is not None:
             self._spans = SpanList()
+        elif config.torch_profile is not None:
+            self._spans = self._profile = TorchProfile(config.torch_profile, rank, self._device)
+        if self._spans is not NO_SPANS:
             self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
         self._kv_layout: KVLayout | None = None
         self._processors: list[CustomFeature] = []
         self._runner: ModelRunner | None = None
         self._calls: dict[str, Callable[[bytes], bytes]] = {}
+        if self._profile is not None:
+            self._calls |= {START_PROFILE: self._profile.start, STOP_PROFILE: self._profile.stop}
         if config.allow_insecure_serialization:
             self._calls[function_call.FUNCTION_CALL] = functools.partial(function_call.run, self)
 
@@ -163,7 +178,12 @@ class Worker:
             slot_states.append(self._drafter)
         self._runner = ModelRunner(
             forward,
-            RecordedSteps(forward, self._ops, enabled=self._group.size == 1),  # collectives cannot be recorded
+            RecordedSteps(
+                forward,
+                self._ops,
+                enabled=self._group.size == 1,  # collectives cannot be recorded
+                is_paused=self._is_profiled,
+            ),
             table,
             RowSampler(sampler, table, self._transfers, self._drafter),
             scorer,
@@ -182,7 +202,10 @@ class Worker:
     def collect(self, step: LaunchedStep) -> StepResult:
         """Reads the result of a step; see `ModelRunner.collect`."""
         assert self._runner is not None
-        return self._runner.collect(step)
+        result = self._runner.collect(step)
+        if self._profile is not None:
+            self._profile.step()
+        return result
 
     def call(self, call: WorkerCall) -> WorkerAnswer:
         """Does something beside the steps. Only the names in the table exist; a failure is part of the answer."""
@@ -191,6 +214,10 @@ class Worker:
         except Exception as error:  # whatever a program's own function raises
             logger.exception("the call %r failed", call.name)
             return WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
+
+    def _is_profiled(self) -> bool:
+        """Whether each operation has to be called by itself, because torch's profiler sees none in a recording."""
+        return self._profile is not None and self._profile.is_running and self._device.type == "cpu"
 
     def get_model(self) -> Model:
         """The model, for functions that a program has its workers run."""

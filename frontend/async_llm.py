@@ -6,14 +6,16 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import msgspec
+
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.engine.supervisor import EngineStatus
-from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.errors import ConfigError, EngineDeadError, ParameterError
 from quire.core.logging import configure_for_program, get_logger
 from quire.core.wire import function_call
-from quire.core.wire.protocol import EngineReady
+from quire.core.wire.protocol import START_PROFILE, STOP_PROFILE, EngineReady, StartProfile
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
@@ -406,6 +408,11 @@ class AsyncLLM:
         """
         return await self.client.reset_prefix_cache(preempt_running=reset_running_requests)
 
+    @property
+    def profiles(self) -> bool:
+        """Whether `profiler_config` names a profiler."""
+        return self.config.trace_folder is not None or self.config.torch_profile is not None
+
     async def start_profile(
         self,
         profile_prefix: str | None = None,
@@ -413,15 +420,36 @@ class AsyncLLM:
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Starts to record a timeline of engine and workers. Needs `profiler_config`."""
-        refuse(profile_prefix=profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
-        await self._profile(True)
+        """Starts to profile as `profiler_config` says.
+
+        Args:
+            profile_prefix: begins the names of the files of torch's profiler.
+            delay_iterations, max_iterations: for this profile instead of those of `profiler_config`.
+        """
+        if self.config.torch_profile is None:
+            refuse(profile_prefix=profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
+            await self._profile(True)
+            return
+        try:
+            session = msgspec.convert((profile_prefix, delay_iterations, max_iterations), StartProfile)
+        except msgspec.ValidationError as error:
+            raise ParameterError(f"profile_prefix, delay_iterations, max_iterations: {error}.") from None
+        await self.start()
+        await self.client.call_workers(START_PROFILE, msgspec.msgpack.encode(session))
 
     async def stop_profile(self) -> str | None:
-        """Ends the recording and writes it, as a Chrome trace, into `torch_profiler_dir`; returns the file's path."""
-        path = await self._profile(False)
-        logger.info("timeline written to %s", path)
-        return path
+        """Ends the profile and writes it, as Chrome traces, into `torch_profiler_dir`.
+
+        Returns:
+            The path of the file, of the first worker's if each writes one; None if no step was recorded.
+        """
+        if self.config.torch_profile is None:
+            path = await self._profile(False)
+            logger.info("timeline written to %s", path)
+            return path
+        await self.start()
+        first, *_ = await self.client.call_workers(STOP_PROFILE)
+        return first.decode() or None
 
     async def _profile(self, active: bool) -> str | None:
         if self.config.trace_folder is None:

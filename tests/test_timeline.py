@@ -1,5 +1,6 @@
 """`--profiler-config` makes a server that writes timelines; without it there are no such routes."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_a_server_writes_what_its_engine_and_worker_did(
     traces = tmp_path / "traces"
     server = ServerProcess(
         tmp_path, str(checkpoint("llama")), "--distributed-executor-backend", executor,
-        "--profiler-config", json.dumps({"profiler": "torch", "torch_profiler_dir": str(traces)}),
+        "--profiler-config", json.dumps({"profiler": "timeline", "torch_profiler_dir": str(traces)}),
     ).wait_until_ready()  # fmt: skip
     try:
         with httpx.Client(base_url=server.base_url, timeout=30) as client:
@@ -54,7 +55,7 @@ def test_servers_without_a_profiler_have_no_such_routes(base_url: str) -> None:
 
 
 def test_llm_records_too(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path / "traces")}
+    config = {"profiler": "timeline", "torch_profiler_dir": str(tmp_path / "traces")}
     with LLM(str(checkpoint("llama")), profiler_config=config) as llm:
         llm.start_profile()
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
@@ -70,3 +71,71 @@ def test_llm_without_a_profiler_says_what_to_ask_for(checkpoint: Callable[..., P
 def test_a_profiler_needs_a_folder(checkpoint: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="torch_profiler_dir"):
         LLM(str(checkpoint("llama")), profiler_config={"profiler": "torch"})
+
+
+def profile_in(path: Path) -> set[str]:
+    """The names of all events in a file of torch's profiler."""
+    read = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return {event["name"] for event in json.loads(read)["traceEvents"] if event.get("ph") == "X"}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_torchs_profiler_writes_the_operations_of_each_worker(
+    num_ranks: int, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "profiles"
+    server = ServerProcess(
+        tmp_path, str(checkpoint("llama")), "--tensor-parallel-size", str(num_ranks),
+        "--profiler-config", json.dumps({"profiler": "torch", "torch_profiler_dir": str(folder)}),
+    ).wait_until_ready()  # fmt: skip
+    try:
+        with httpx.Client(base_url=server.base_url, timeout=60) as client:
+            body = {"prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
+            for _ in range(2):  # decode steps are recorded by then
+                client.post("/v1/completions", json=body).raise_for_status()
+            client.post("/start_profile", json={"profile_prefix": "mine"}).raise_for_status()
+            client.post("/v1/completions", json=body).raise_for_status()
+            path = client.post("/stop_profile").raise_for_status().json()["path"]
+            client.post("/v1/completions", json=body).raise_for_status()
+            wrong = client.post("/start_profile", json={"profile_prefix": "../mine"})
+    finally:
+        server.stop()
+    assert (wrong.status_code, "profile_prefix" in wrong.text) == (400, True)
+    files = sorted(folder.glob("*.pt.trace.json.gz"))
+    assert [file.name.split(".")[0] for file in files] == [f"mine_tp{rank}" for rank in range(num_ranks)]
+    assert path == str(files[0])
+    for file in files:
+        names = profile_in(file)
+        assert names >= {"inputs", "forward", "sample", "attention", "rotate_and_store"}
+        assert len([name for name in names if name.startswith("linear ")]) >= 4
+        assert any(name.startswith("aten::") for name in names)
+    assert len(list(folder.glob("profiler_out_mine_tp*.txt"))) == num_ranks
+
+
+def test_torchs_profiler_counts_steps(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    config = {
+        "profiler": "torch", "torch_profiler_dir": str(tmp_path / "profiles"), "torch_profiler_use_gzip": False,
+        "torch_profiler_with_stack": False, "delay_iterations": 2, "max_iterations": 3,
+    }  # fmt: skip
+
+    def num_steps(path: str | None) -> int:
+        assert path is not None
+        events = json.loads(Path(path).read_text())["traceEvents"]
+        return len([event for event in events if event.get("cat") == "user_annotation" and event["name"] == "forward"])
+
+    with LLM(str(checkpoint("llama")), profiler_config=config) as llm:
+        sampling = SamplingParams(max_tokens=10, ignore_eos=True)
+        counts = []
+        for options in ({}, {"delay_iterations": 0}, {"delay_iterations": 0, "max_iterations": 0}):
+            llm.start_profile(**options)
+            llm.generate([[5, 6, 7]], sampling, use_tqdm=False)
+            counts.append(num_steps(llm.stop_profile()))
+        assert llm.stop_profile() is None  # nothing runs
+    assert counts == [3, 3, 10]
+
+
+def test_a_timeline_takes_no_options_of_torchs_profiler(checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="torch_profiler_dir alone"):
+        LLM(str(checkpoint("llama")), profiler_config={
+            "profiler": "timeline", "torch_profiler_dir": "x", "max_iterations": 3,
+        })  # fmt: skip

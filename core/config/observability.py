@@ -7,19 +7,42 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from quire.core.config.types import Positive
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, LogLevel
 
+NotNegative = Annotated[int, Meta(ge=0)]
+
 
 class ProfilerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recorder of timelines: which, and the folder that its files go to."""
+    """What is recorded between the start and the stop of a profile, and the folder that the files go to.
 
-    profiler: Literal["torch"] | None = None
+    `timeline` records when engine and worker do what; it costs little, and has no further options. `torch` is torch's
+    own profiler in each worker. A recording begins after `delay_iterations` steps and ends after `max_iterations`, if
+    that is above 0. With `wait_iterations` or `warmup_iterations`, it leaves out so many steps and has
+    `active_iterations`. Nothing is recorded of the frontend, which has no torch.
+    """
+
+    profiler: Literal["torch", "timeline"] | None = None
     torch_profiler_dir: str = ""
+    torch_profiler_with_stack: bool = True
+    torch_profiler_with_flops: bool = False
+    torch_profiler_use_gzip: bool = True
+    torch_profiler_dump_cuda_time_total: bool = True  # a table of operations by time, beside each profile
+    torch_profiler_record_shapes: bool = False
+    torch_profiler_with_memory: bool = False
+    delay_iterations: NotNegative = 0
+    max_iterations: NotNegative = 0
+    warmup_iterations: NotNegative = 0
+    active_iterations: Positive = 5
+    wait_iterations: NotNegative = 0
 
     def __post_init__(self) -> None:
         if self.profiler is not None and not self.torch_profiler_dir:
             raise ValueError("torch_profiler_dir must name a folder")
+        plain = ProfilerConfig(torch_profiler_dir=self.torch_profiler_dir) if self.profiler == "timeline" else None
+        if plain is not None and msgspec.structs.replace(self, profiler=None) != plain:
+            raise ValueError("the profiler timeline takes torch_profiler_dir alone")
 
 
 class ObservabilityConfig(Struct, frozen=True, kw_only=True):
@@ -58,8 +81,9 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
     profiler_config: Annotated[
         ProfilerConfig | None,
         Meta(
-            description='Record timelines of engine and worker: {"profiler": "torch", "torch_profiler_dir": "DIR"}; '
-            "POST /start_profile and /stop_profile.",
+            description='Profile between POST /start_profile and /stop_profile: {"profiler": "torch", '
+            '"torch_profiler_dir": "DIR"} with torch in each worker, {"profiler": "timeline", ...} when engine and '
+            "worker do what, which costs less.",
             extra={"parse": "json"},
         ),
     ] = None

@@ -7,6 +7,7 @@ from msgspec import Struct
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import LogprobsMode, Quantization
+from quire.core.config.observability import ProfilerConfig
 from quire.core.logging import LoggingConfig
 
 
@@ -72,5 +73,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     logging: LoggingConfig = LoggingConfig()
     is_restart: bool = False  # an engine with these options ran before
     trace_folder: str | None = None  # where timelines are written; None records none
+    torch_profile: ProfilerConfig | None = None  # of torch's profiler, with an absolute folder; None: no such profiles
     allow_insecure_serialization: bool = False  # workers run functions that the program sends
     first_touch_seconds: float = 1.0  # that start-up may spend on having the KV cache's memory at hand; CPUs only

@@ -347,6 +347,19 @@ class WorkerCall(Struct, array_like=True, tag="call", frozen=True):
 
 WorkerInput = AllocateCache | StepPlan | WorkerCall
 
+START_PROFILE = "start_profile"
+"""A `WorkerCall` whose payload is a `StartProfile`."""
+STOP_PROFILE = "stop_profile"
+"""A `WorkerCall` without payload; the answer is the path of the file, in UTF-8."""
+
+
+class StartProfile(Struct, array_like=True, frozen=True):
+    """One recording of torch's profiler. None stands for the value in `ProfilerConfig`."""
+
+    prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] | None = None  # of the file's name
+    delay_iterations: Annotated[int, Meta(ge=0)] | None = None
+    max_iterations: Annotated[int, Meta(ge=0)] | None = None
+
 
 class WorkerReady(Struct, array_like=True, tag="ready"):
     """One rank has loaded its weights and planned its memory. Sent again once its cache is allocated."""

@@ -6,6 +6,7 @@ are there. Steps with prompts hardly ever repeat a shape, and take so long that 
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,12 +25,19 @@ class _Recorded(NamedTuple):
 
 
 class RecordedSteps:
-    """The decode steps of one model that a backend can record. With `enabled` False, none is recorded."""
+    """The decode steps of one model that a backend can record. With `enabled` False, none is recorded.
 
-    def __init__(self, forward: Forward, ops: Backend, *, enabled: bool = True) -> None:
+    Args:
+        is_paused: asked at each step; while it is true, no recording is made or used.
+    """
+
+    def __init__(
+        self, forward: Forward, ops: Backend, *, enabled: bool = True, is_paused: Callable[[], bool] = lambda: False
+    ) -> None:
         self._forward = forward
         self._ops = ops
         self._enabled = enabled
+        self._is_paused = is_paused
         self._seen: OrderedDict[int, _Recorded | None] = OrderedDict()  # by rows; None: seen once, not recorded
 
     def logits(self, batch: InputBatch) -> torch.Tensor | None:
@@ -38,7 +46,7 @@ class RecordedSteps:
         None if the step has to be computed without a recording.
         """
         num_rows = len(batch.query_lens)
-        if not self._enabled:
+        if not self._enabled or self._is_paused():
             return None
         if num_rows not in self._seen:
             self._remember(num_rows, None)

@@ -260,6 +260,9 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
         with _progress(batch_files.count_lines(source)) as progress:
             run = BatchRun(answers, output, max_in_flight(engine, batch), progress)
             started = time.monotonic()
+            if engine.profiles:
+                await engine.start_profile()
+                stack.push_async_callback(engine.stop_profile)
             await run.run(source)
         logger.info(
             "%d requests succeeded, %d failed, %d were answered before; %.1f s",

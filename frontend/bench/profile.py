@@ -11,7 +11,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError, QuireError
 from quire.frontend.llm import LLM
 
-START_WITH = '--profiler-config {"profiler": "torch", "torch_profiler_dir": "DIR"}'
+START_WITH = '--profiler-config {"profiler": "timeline", "torch_profiler_dir": "DIR"}'
 
 
 def add_profile_argument(group: Any, what: str) -> None:

@@ -71,7 +71,7 @@ def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) ->
         "max_num_seqs": batch_size,
         # One page more for each request than it fills: the scheduler reserves pages into which requests may grow.
         "num_gpu_blocks_override": batch_size * (-(-num_tokens // block_size) + 1),
-        "profiler_config": {"profiler": "torch", "torch_profiler_dir": folder},
+        "profiler_config": {"profiler": "timeline", "torch_profiler_dir": folder},
     }
     return options | {name: value for name, value in fitting.items() if options[name] is None}
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from litestar import get, post, route
+import msgspec
+from litestar import Request, get, post, route
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
@@ -12,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 import quire
 from quire.core.engine.supervisor import EngineStatus
-from quire.core.errors import EngineDeadError
+from quire.core.errors import EngineDeadError, ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.answers import documented, documented_empty, json_answer
 from quire.frontend.http.errors import ErrorBody, UnavailableError, describe
@@ -41,9 +42,17 @@ class Version(Struct):
 
 
 class Timeline(Struct):
-    """Answer of POST /stop_profile: the file on the server's machine."""
+    """Answer of POST /stop_profile: the file on the server's machine, the first worker's if each writes one."""
 
     path: str | None
+
+
+class ProfileOptions(Struct):
+    """Optional body of POST /start_profile."""
+
+    profile_prefix: str | None = None
+    delay_iterations: int | None = None
+    max_iterations: int | None = None
 
 
 class Load(Struct):
@@ -120,19 +129,28 @@ def monitoring_routes(
     return handlers
 
 
+def _read_options(body: bytes) -> ProfileOptions:
+    try:
+        return msgspec.json.decode(body, type=ProfileOptions) if body else ProfileOptions()
+    except msgspec.DecodeError as error:
+        raise ParameterError(f"The body is no JSON object of a profile's options: {error}.") from None
+
+
 def control_routes(engine: AsyncLLM, state: ServerState) -> list[Any]:
     """Handlers that change how the server runs; they need an API key."""
 
-    @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a timeline")
-    async def start_profile() -> ASGIApp:
-        """Begins to record what engine and worker do when."""
+    @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a profile")
+    async def start_profile(request: Request[Any, Any, Any]) -> ASGIApp:
+        """Begins to record what --profiler-config names. A JSON body may hold profile_prefix, delay_iterations and
+        max_iterations for torch's profiler.
+        """
         state.check_ready()
-        await engine.start_profile()
+        await engine.start_profile(**msgspec.structs.asdict(_read_options(await request.body())))
         return ASGIResponse(body=b"")
 
-    @post("/stop_profile", status_code=200, responses=documented(Timeline), summary="Stop the timeline")
+    @post("/stop_profile", status_code=200, responses=documented(Timeline), summary="Stop the profile")
     async def stop_profile() -> ASGIApp:
         """Ends the recording and writes it into the folder of --profiler-config."""
         return json_answer(Timeline(await engine.stop_profile()))
 
-    return [start_profile, stop_profile] if engine.config.trace_folder is not None else []
+    return [start_profile, stop_profile] if engine.profiles else []

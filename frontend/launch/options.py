@@ -3,6 +3,8 @@
 import os
 from typing import Literal
 
+import msgspec
+
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
@@ -26,6 +28,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineCon
     executor = args.parallel.distributed_executor_backend or ("uni" if world_size == 1 else "mp")
     if executor == "uni" and world_size > 1:
         raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")
+    profiler = _absolute(args.observability.profiler_config)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
     return EngineConfig(
         spec=spec,
@@ -45,14 +48,17 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineCon
         allow_insecure_serialization=args.parallel.allow_insecure_serialization
         or envs.read_flag("ALLOW_INSECURE_SERIALIZATION"),
         logging=args.observability.logging,
-        trace_folder=_trace_folder(args.observability.profiler_config),
+        trace_folder=profiler.torch_profiler_dir if profiler.profiler == "timeline" else None,
+        torch_profile=profiler if profiler.profiler == "torch" else None,
         # Offline work has all its requests at the start; a server should answer its first request soon.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
 
 
-def _trace_folder(profiler: ProfilerConfig | None) -> str | None:
-    return None if profiler is None or profiler.profiler is None else os.path.abspath(profiler.torch_profiler_dir)
+def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:
+    """The profiler with its folder as other processes find it."""
+    profiler = profiler or ProfilerConfig()
+    return msgspec.structs.replace(profiler, torch_profiler_dir=os.path.abspath(profiler.torch_profiler_dir))
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:

@@ -90,7 +90,7 @@ def test_serve_loads_a_running_server(server: ServerProcess, tmp_path: Path, bac
 
 
 def test_profile_of_a_load_says_where_the_timeline_went(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    profiler = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path / "traces")})
+    profiler = json.dumps({"profiler": "timeline", "torch_profiler_dir": str(tmp_path / "traces")})
     server = ServerProcess(tmp_path, str(checkpoint("llama")), "--profiler-config", profiler).wait_until_ready()
     try:
         done = quire(
@@ -120,7 +120,7 @@ def test_profile_of_a_server_without_a_profiler_names_the_flag(server: ServerPro
 
 
 def test_profiles_offline(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    profiler = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
+    profiler = json.dumps({"profiler": "timeline", "torch_profiler_dir": str(tmp_path)})
     flags = ["--model", str(checkpoint("llama")), "--input-len", "8", "--output-len", "4", "--profile"]
     done = quire(
         "bench", "latency", *flags, "--batch-size", "1", "--num-iters-warmup", "1", "--profiler-config", profiler
