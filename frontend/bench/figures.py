@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec import Struct
-from rich.console import Console
 from rich.table import Table
+
+from quire.frontend.bench.tables import show
 
 METRICS = {
     "ttft": "Time to first token",
@@ -76,7 +77,7 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     table.add_column("value", justify="right")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    show(table)
 
 
 def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[tuple[str, str]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from quire.core.config.engine_args import EngineArgs
@@ -15,6 +14,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import write_json
 from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
+from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.llm import LLM
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.batch_sizes) < 1 or args.input_len < 1 or args.output_len < 4:
         raise ConfigError("--batch-sizes and --input-len must be at least 1, --output-len at least 4.")
     budgets = {size: _measure(args, size) for size in args.batch_sizes}
-    Console().print(_table(budgets))
+    show(_table(budgets))
     write_json(args.output_json, {"budgets": as_json(budgets)})
     return 0
 

@@ -19,6 +19,9 @@ QUIRE = Program(
         "chat": Command("quire.frontend.cli.chat", "Chat with the model of a running server."),
         "complete": Command("quire.frontend.cli.complete", "Complete text with the model of a running server."),
         "bench": BENCH,
+        "completions": Command(
+            "quire.frontend.cli.completions", "Print what completes Quire's commands in your shell."
+        ),
         "collect-env": Command("quire.frontend.cli.collect_env", "Print what a bug report should say of this machine."),
     },
 )

@@ -63,9 +63,11 @@ class Program:
         if name in ("-h", "--help") or name.startswith("--help="):
             print(self.overview(prog))
             return 0
-        if name in ("-v", "--version"):
+        if name in ("-v", "--version", "version"):
             print(quire.__version__)
             return 0
+        if name == "help":
+            return self.run(prog, [*arguments[1:], "--help"])
         command = self.commands.get(name.replace("_", "-"))
         if command is None:
             return complain(prog, self._explain(name), USAGE_ERROR)
@@ -89,7 +91,8 @@ class Program:
             else:
                 rows.append(f"  {name}")
                 rows.append(textwrap.fill(command.summary, width, initial_indent="    ", subsequent_indent="    "))
-        rows += ["", textwrap.fill(f"`{prog} COMMAND --help` tells more; --version prints the version.", width)]
+        more = f"`{prog} help COMMAND` or `{prog} COMMAND --help` tells more; --version prints the version."
+        rows += ["", textwrap.fill(more, width)]
         return "\n".join(rows)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import uvloop
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from quire.core.engine.garbage import calm_garbage_collector
@@ -16,6 +15,7 @@ from quire.frontend.bench.host.null_engine import NullSetup
 from quire.frontend.bench.host.stages import STAGES
 from quire.frontend.bench.host.steps import measure_steps
 from quire.frontend.bench.host.streams import Workload, measure
+from quire.frontend.bench.tables import show
 
 ROLES = ("client", "frontend", "engine", "worker")
 
@@ -66,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
                 figures = uvloop.run(_measure_stage(args, executor, stage, num_streams))
                 streams.append({"executor": executor, "stage": stage} | figures)
     if streams:
-        Console().print(_stream_table(streams))
+        show(_stream_table(streams))
     steps = []
     if "steps" in args.stages:
         config, _ = _setup(args, "uni", max(args.num_streams)).resolve()
         calm_garbage_collector()  # as in an engine: the default, a collection per 700 objects, grows with the requests
         steps = [measure_steps(config, num_running, args.num_steps) for num_running in args.num_streams]
-        Console().print(_step_table(steps))
+        show(_step_table(steps))
     write_json(args.output_json, {"streams": streams, "steps": steps})
     return 0
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from quire.frontend.bench.sweep import plots
 from quire.frontend.bench.sweep.plots import Axis, Plot, median_points
+from quire.frontend.bench.tables import show as print_table
 
 
 def add_report_arguments(parser: Any) -> None:
@@ -33,7 +33,7 @@ def show(args: argparse.Namespace, folder: Path, rows: list[dict[str, Any]], kin
         table.add_column(column, justify="left" if column in ("serve", "bench") else "right")
     for row in cells[1:]:
         table.add_row(*row)
-    Console().print(table)
+    print_table(table)
     if not args.no_plots:
         plots.draw(folder, f"Sweep {folder.name}", rows, kinds, cells)
     print(f"results are in {folder}")

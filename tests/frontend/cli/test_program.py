@@ -1,5 +1,6 @@
 """The installed program: exit codes, versions, start-up time, and no traceback for a user's mistake."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -29,9 +30,22 @@ def test_overview_loads_nothing_heavy() -> None:
 
 def test_version_and_usage_errors() -> None:
     assert run("--version").stdout.strip() == quire.__version__
+    assert run("version").stdout.strip() == quire.__version__
     wrong = run("serve", "--prot", "1")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "quire serve: there is no option --prot; did you mean --port?\n"
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*words: str) -> str:
+        with contextlib.suppress(SystemExit):  # a command's help leaves at once
+            QUIRE.run("quire", list(words))
+        return capsys.readouterr().out
+
+    assert printed("help") == printed("--help") != ""
+    assert printed("help", "chat") == printed("chat", "--help") != ""
+    assert printed("help", "bench", "sweep", "serve") == printed("bench", "sweep", "serve", "--help") != ""
+    assert printed("bench", "help") == printed("bench", "--help") != ""
 
 
 def test_unknown_commands_get_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
