@@ -39,6 +39,10 @@ def bind(server: ServerConfig) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"Port {server.port} is in use; choose another with --port, or 0 for any.") from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(
+                f"Port {server.port} is only for privileged processes; choose one from 1024 on with --port."
+            ) from None
         raise ConfigError(f"Cannot listen on {host}:{server.port}: {error.strerror}.") from None
     return listener
 

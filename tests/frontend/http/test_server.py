@@ -246,6 +246,14 @@ def test_port_in_use_is_told_before_anything_is_loaded() -> None:
         first.close()
 
 
+def test_port_for_privileged_processes_is_told() -> None:
+    start = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+    if os.geteuid() == 0 or not start.exists() or int(start.read_text()) <= 80:
+        pytest.skip("this process may listen on port 80")
+    with pytest.raises(ConfigError, match="Port 80 is only for privileged processes"):
+        bind(ServerConfig(host="127.0.0.1", port=80))
+
+
 def test_host_that_is_not_ours_is_told() -> None:
     with pytest.raises(ConfigError, match=r"Cannot listen on 192\.0\.2\.1"):
         bind(ServerConfig(host="192.0.2.1", port=0))
