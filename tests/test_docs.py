@@ -1,0 +1,207 @@
+"""Links of the documentation lead somewhere, and what it names exists, or is missing where it says so.
+
+In tables, the columns "Quire's flag", "Quire's endpoint", "Quire's field" and "Quire's metric" name what there is.
+Other columns speak of other programs.
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import quire
+from quire.core import envs
+from quire.frontend.chat.refused_fields import UNSUPPORTED
+from quire.frontend.cli import serve
+from quire.frontend.cli.main import QUIRE
+from quire.frontend.cli.program import Command, Program
+from quire.frontend.flags.parser import CommandParser
+from quire.frontend.launch.unsupported import UnsupportedFlag, unsupported
+from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from tests.servers import ServerProcess
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    page.relative_to(ROOT) for pattern in ("*.md", "docs/**/*.md", "quire/**/*.md") for page in ROOT.glob(pattern)
+)
+SWITCHING, INDEX = Path("docs/switching.md"), Path("docs/index.md")
+OF_USERS = [
+    Path("README.md"),
+    INDEX,
+    Path("docs/environment.md"),
+    Path("docs/examples/README.md"),
+    Path("CHANGELOG.md"),
+]
+"""Pages that name no flags but Quire's."""
+
+CODE = re.compile(r"`([^`\n]+)`")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?=[=. ,`]|$)")
+
+
+def text(page: Path) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", text(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def rows(page: Path) -> Iterator[dict[str, str]]:
+    """Rows of the page's tables: cells by the heading of their column."""
+    heads: list[str] = []
+    for line in text(page).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("|") else []
+        if not cells:
+            heads = []
+        elif not heads:
+            heads = cells
+        elif not line.startswith("|--"):
+            yield dict(zip(heads, [cell.strip(" |") for cell in cells], strict=False))
+
+
+def column(page: Path, head: str) -> list[str]:
+    """What the cells of this column quote as code."""
+    return [code for row in rows(page) for code in CODE.findall(row.get(head, ""))]
+
+
+def commands(program: Program) -> Iterator[Command]:
+    for command in program.commands.values():
+        if isinstance(command, Program):
+            yield from commands(command)
+        else:
+            yield command
+
+
+def parser(module: str) -> CommandParser:
+    made = CommandParser("quire", "Serve.")
+    importlib.import_module(module).add_arguments(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    """Flags of all commands."""
+    return {flag for command in commands(QUIRE) for flag in parser(command.module).flags} | {"--help", "--version"}
+
+
+@pytest.fixture(scope="module")
+def refused() -> dict[str, UnsupportedFlag]:
+    """Flags that a server refuses."""
+    known = {**unsupported("engine"), **unsupported("server")}
+    taken = parser(serve.__name__).flags
+    return {flag: each for flag, each in known.items() if flag not in taken and not each.is_inert}
+
+
+@pytest.fixture(scope="module")
+def full_server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with every endpoint that an option or a variable switches on."""
+    folder = tmp_path_factory.mktemp("docs")
+    process = ServerProcess(
+        folder, str(checkpoint("llama")), "--enable-server-load-tracking", "--enable-tokenizer-info-endpoint",
+        "--profiler-config", json.dumps({"profiler": "timeline", "torch_profiler_dir": str(folder)}),
+        env={"QUIRE_SERVER_DEV_MODE": "1"},
+    )  # fmt: skip
+    yield process.wait_until_ready()
+    process.stop()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text(page))):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page.parent / name).resolve() if name else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target.relative_to(ROOT))):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", OF_USERS, ids=str)
+def test_flags_exist(page: Path, flags: set[str]) -> None:
+    quoted = CODE.findall(FENCE.sub("", text(page)))
+    shell = [line for block in FENCE.findall(text(page)) for line in block.splitlines() if line.startswith("quire ")]
+    named = {flag for code in quoted + shell if "vllm" not in code for flag in FLAG.findall(code)}
+    assert named - flags == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_names_in_python_snippets_exist(page: Path) -> None:
+    imported = [
+        name.strip() for names in re.findall(r"from quire import ([\w, ]+)", text(page)) for name in names.split(",")
+    ]
+    assert [name for name in imported if not hasattr(quire, name)] == []
+
+
+@pytest.mark.parametrize("page", [SWITCHING, INDEX], ids=str)
+def test_variables_are_read(page: Path) -> None:
+    named = re.findall(r"QUIRE_([A-Z_]+[A-Z])\b", text(page))
+    assert [name for name in named if name not in envs.NAMES] == []
+
+
+def test_flags_to_switch_to_exist(flags: set[str]) -> None:
+    named = [code.split(".")[0] for code in column(SWITCHING, "Quire's flag")]
+    assert len(named) > 50
+    assert [flag for flag in named if flag not in flags] == []
+    advised = {flag for head in ("instead", "note", "difference") for code in column(SWITCHING, head)
+               for flag in FLAG.findall(code)}  # fmt: skip
+    assert advised
+    assert advised - flags == set()
+
+
+def test_missing_flags_are_refused(refused: dict[str, UnsupportedFlag]) -> None:
+    named = column(SWITCHING, "flags that are refused")
+    assert [flag for flag in named if flag not in refused] == []
+
+
+def test_every_missing_feature_is_told(refused: dict[str, UnsupportedFlag]) -> None:
+    told = {refused[flag].reason for flag in column(SWITCHING, "flags that are refused")}
+    missing = {each.reason for each in refused.values() if re.search(r"not (there|served|read) yet", each.reason)}
+    of_other_rows = {reason for reason in missing if "--speculative-config by now" in reason}
+    assert missing - told - of_other_rows == set()
+
+
+def test_fields_to_switch_to_exist() -> None:
+    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, "usage"} - set(UNSUPPORTED)
+    named = column(SWITCHING, "Quire's field")
+    assert len(named) > 20
+    assert [field for field in named if field not in fields] == []
+
+
+def test_missing_fields_are_refused() -> None:
+    paragraph = re.search(r"^Request fields that are refused.*?\n\n", text(SWITCHING), re.MULTILINE | re.DOTALL)
+    assert paragraph is not None
+    assert set(CODE.findall(paragraph[0])) == set(UNSUPPORTED)
+
+
+def test_metrics_to_switch_to_exist() -> None:
+    there = {sample.name for family in EngineMetrics("model", 100).collect() for sample in family.samples}
+    named = column(SWITCHING, "Quire's metric")
+    assert len(named) > 10
+    assert [name for name in named if not {name, f"{name}_sum"} & there] == []
+
+
+def test_endpoints_to_switch_to_exist(full_server: ServerProcess) -> None:
+    paths = httpx.get(f"{full_server.base_url}/openapi.json").json()["paths"]
+    of_index = [code for code in CODE.findall(text(INDEX)) if re.fullmatch(r"/[\w/]+", code)]
+    named = {*column(SWITCHING, "Quire's endpoint"), *of_index}
+    assert len(named) > 15
+    undescribed = named - set(paths)
+    assert [path for path in undescribed if httpx.get(full_server.base_url + path).status_code != 200] == []
+
+
+def test_missing_endpoints_are_missing(full_server: ServerProcess) -> None:
+    paragraph = re.search(r"^Endpoints that answer 404.*?\n\n", text(SWITCHING), re.MULTILINE | re.DOTALL)
+    assert paragraph is not None
+    named = CODE.findall(paragraph[0])
+    assert named
+    assert {httpx.post(full_server.base_url + path, json={}).status_code for path in named} == {404}
