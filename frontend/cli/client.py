@@ -28,6 +28,13 @@ def add_client_arguments(parser: CommandParser) -> None:
     parser.add_argument("--stats", action="store_true", help="Print tokens and times after each answer.")
 
 
+def add_history_argument(parser: CommandParser) -> None:
+    """The flag of both commands that comes last, after what each has of its own."""
+    parser.add_argument(
+        "--no-history", action="store_true", help="Keep what is typed out of the history in $XDG_STATE_HOME/quire."
+    )
+
+
 class ServerError(QuireError):
     """The server cannot be reached, refused the request, or broke off its answer."""
 
@@ -126,12 +133,15 @@ class AnswerTimes:
         self._start = time.perf_counter()
         self._first: float | None = None
         self._usage: dict[str, Any] = {}
+        self.finish_reason: str | None = None
 
     def saw(self, event: dict[str, Any], text: str) -> None:
         """Records one event and its text."""
         if text and self._first is None:
             self._first = time.perf_counter()
         self._usage = event.get("usage") or self._usage
+        for choice in event.get("choices") or []:
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def summary(self) -> str:
         """One line: token counts, seconds to the first token, tokens per second after it."""

@@ -5,25 +5,30 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
-from quire.frontend.cli.client import AnswerTimes, ServerClient, ServerError, add_client_arguments
-from quire.frontend.cli.program import complain
-from quire.frontend.cli.terminal import converse, print_stream
+from quire.frontend.cli.client import AnswerTimes, ServerClient, add_client_arguments, add_history_argument
+from quire.frontend.cli.dialogue import Dialogue
+from quire.frontend.cli.terminal import Piece, print_stream
 from quire.frontend.flags.parser import CommandParser
 
 
 def add_arguments(parser: CommandParser) -> None:
     add_client_arguments(parser)
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="Most tokens of an answer.")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="Most tokens of an answer; OpenAI's API has 16 when unset."
+    )
     parser.add_argument("-q", "--quick", metavar="TEXT", help="Complete one text and leave.")
+    add_history_argument(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
+    """The exit code: 1 if a text of a pipe failed."""
     with ServerClient.from_args(args) as client:
         completer = Completer(client, args.model_name or client.first_model(), args.max_tokens, args.stats)
         if args.quick is not None:
             completer.complete(args.quick)
-        else:
-            converse(f"{completer.model} at {client.url}. Ctrl-C stops, Ctrl-D leaves.", completer.try_to_complete)
+            return 0
+        banner = f"{completer.model} at {client.url}. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
+        return Dialogue("quire complete", banner, completer.complete, {}, keep_history=not args.no_history).run()
 
 
 class Completer:
@@ -42,19 +47,10 @@ class Completer:
         if self._stats:
             print(times.summary(), file=sys.stderr)
 
-    def try_to_complete(self, prompt: str) -> None:
-        """As `complete`, but the next prompt may follow an interruption, or a failure, which is printed."""
-        try:
-            self.complete(prompt)
-        except ServerError as error:
-            complain("quire complete", str(error), 1)
-        except KeyboardInterrupt:
-            print("(stopped)", file=sys.stderr)
-
-    def _answer(self, prompt: str, times: AnswerTimes) -> Generator[str, None, None]:
+    def _answer(self, prompt: str, times: AnswerTimes) -> Generator[Piece, None, None]:
         body: dict[str, Any] = {"model": self.model, "prompt": prompt, **self._limit}
         for event in self._client.stream("/completions", body):
             piece = (event["choices"][0].get("text") or "") if event.get("choices") else ""
             times.saw(event, piece)
             if piece:
-                yield piece
+                yield Piece(piece)

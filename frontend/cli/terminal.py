@@ -1,51 +1,80 @@
-"""A line-by-line conversation on a terminal: editing, streaming print, Ctrl-C for one answer, Ctrl-D to leave."""
+"""What a model writes, printed as it comes: the answer to stdout, its reasoning dimmed to stderr."""
 
+import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from typing import NamedTuple, TextIO
 
 # A model's text must not move the cursor, rename the window or write to the clipboard.
 UNSAFE = {code: None for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
+DIM = ("\x1b[2m", "\x1b[22m")
+TAGS = ("<think>\n", "\n</think>")
 
 
-def print_stream(pieces: Generator[str, None, None]) -> None:
+class Piece(NamedTuple):
+    """A part of an answer."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+def print_stream(pieces: Generator[Piece, None, None]) -> None:
     """Prints pieces as they come, ends the line if anything was printed, and always closes `pieces`.
 
     Control characters reach a file or a pipe, but not a terminal.
     """
-    shield = sys.stdout.isatty()
-    began = False
+    page = _Page()
     try:
         for piece in pieces:
-            began = True
-            print(piece.translate(UNSAFE) if shield else piece, end="", flush=True)
+            page.write(piece)
     except BaseException as error:
-        if began or (shield and isinstance(error, KeyboardInterrupt)):  # terminals show ^C for it
-            print(flush=True)  # the message about it gets its own line
+        if page.is_begun or (sys.stdout.isatty() and isinstance(error, KeyboardInterrupt)):  # terminals show ^C for it
+            page.end()  # the message about it gets its own line
         raise
     else:
-        print(flush=True)
+        page.end()
     finally:
         pieces.close()
 
 
-def converse(banner: str, answer: Callable[[str], None]) -> None:
-    """Reads lines until the end of input and answers each; Ctrl-C during an answer returns to the prompt."""
-    interactive = sys.stdin.isatty()
-    if interactive:
-        import readline  # noqa: F401  (gives input() editing and history; only a terminal wants it)
+class _Page:
+    """Stdout and stderr, and what was written to them last."""
 
-        print(banner, file=sys.stderr)
-    while True:
-        try:
-            line = input("> " if interactive else "")
-        except EOFError:
-            if interactive:
-                print()  # the next output gets its own line
-            return
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            print("\n(Ctrl-D leaves)", file=sys.stderr)
-            continue
-        if line.strip():
-            answer(line)
+    def __init__(self) -> None:
+        self.is_begun = False
+        self._in_reasoning = False
+        self._open_mark, self._close_mark = DIM if _has_styles(sys.stderr) else TAGS
+
+    def write(self, piece: Piece) -> None:
+        text = piece.text
+        if piece.is_reasoning and not self._in_reasoning:
+            _put(sys.stderr, self._open_mark)
+            self._in_reasoning = True
+        elif not piece.is_reasoning and self._in_reasoning:
+            text = text.lstrip("\n")
+            if not text:
+                return
+            self._end_reasoning()
+        self.is_begun = True
+        stream = sys.stderr if piece.is_reasoning else sys.stdout
+        _put(stream, text.translate(UNSAFE) if stream.isatty() else text)
+
+    def end(self) -> None:
+        """Ends the line, and the reasoning of an answer that has nothing else."""
+        if self._in_reasoning:
+            self._end_reasoning()
+        else:
+            _put(sys.stdout, "\n")
+
+    def _end_reasoning(self) -> None:
+        _put(sys.stderr, self._close_mark + "\n")
+        self._in_reasoning = False
+
+
+def _put(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+def _has_styles(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")

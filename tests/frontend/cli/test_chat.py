@@ -1,103 +1,13 @@
-"""`quire chat` and `quire complete` against a small server that speaks OpenAI's event streams."""
+"""`quire chat` and `quire complete` with -q and with lines of a pipe, against a small server."""
 
 import io
-import json
-import os
-import pty
-import signal
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from quire.frontend.cli.main import QUIRE
 from quire.frontend.cli.terminal import UNSAFE
-
-
-class EchoHandler(BaseHTTPRequestHandler):
-    """Repeats the last message word by word; `error` is refused, `break` broken off, `forever` never ends."""
-
-    server: "EchoServer"
-
-    def do_GET(self) -> None:
-        self._send_json(200, {"object": "list", "data": [{"id": "echo-model"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, dict(self.headers), body))
-        text = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-        if text == "error":
-            self._send_json(400, {"error": {"message": "max_tokens must be at least 1.", "param": "max_tokens"}})
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        try:
-            self._stream(text)
-        except (BrokenPipeError, ConnectionResetError):
-            self.server.disconnected.set()
-
-    def _stream(self, text: str) -> None:
-        self.wfile.write(b": ping\n\n")
-        for word in text.split(" "):
-            self._event(f"{word} ")
-        while text == "forever":
-            self._event("on ")
-            time.sleep(0.02)
-        if text == "break":
-            self._write({"error": {"message": "the engine died"}})
-            return
-        self._write({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def _event(self, text: str) -> None:
-        choice = {"delta": {"content": text}} if self.path.endswith("/chat/completions") else {"text": text}
-        self._write({"choices": [{"index": 0, **choice}]})
-
-    def _write(self, event: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-
-    def _send_json(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None:
-        """Logs nothing."""
-
-
-class EchoServer(ThreadingHTTPServer):
-    """Keeps the requests that it saw."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), EchoHandler)
-        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.disconnected = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-@pytest.fixture
-def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[EchoServer]:
-    for name in ("QUIRE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    server = EchoServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+from tests.frontend.cli.echo_server import EchoServer
 
 
 def quire(*words: str) -> int:
@@ -162,53 +72,30 @@ def test_a_number_that_is_none_is_explained(capsys: pytest.CaptureFixture[str]) 
 def test_conversation_keeps_what_was_said(
     echo: EchoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\nerror\ntwo\n"))
-    assert quire("chat", "--url", echo.url) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\nerror\ntwo"))
+    assert quire("chat", "--url", echo.url) == 1
     captured = capsys.readouterr()
     assert captured.out == "one \ntwo \n"
     assert captured.err == "quire chat: max_tokens must be at least 1.\n"
     assert [message["content"] for message in echo.requests[-1][2]["messages"]] == ["one", "one ", "two"]
 
 
-def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(echo: EchoServer) -> None:
-    def take_terminal() -> None:
-        os.close(os.open(os.ttyname(0), os.O_RDWR))  # makes it the controlling one
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, and inherited so, where a shell runs the suite with &
+def test_lines_of_a_pipe_are_text_and_not_commands(
+    echo: EchoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/exit\n"))
+    assert quire("chat", "--url", echo.url) == 0
+    assert capsys.readouterr() == ("/exit \n", "")
 
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", "chat", "--url", echo.url],
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        preexec_fn=take_terminal,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = ""
 
-    def read_until(text: str) -> None:
-        nonlocal seen
-        while text not in seen:
-            seen += os.read(ours, 4096).decode()
-        seen = seen.split(text, 1)[1]
+def test_reasoning_stays_out_of_the_answer(echo: EchoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quire("chat", "--url", echo.url, "-q", "think") == 0
+    assert capsys.readouterr() == ("think \n", "<think>\nlet me see\n</think>\n")
 
-    try:
-        read_until("> ")
-        os.write(ours, b"forever\n")
-        read_until("on on ")
-        os.write(ours, b"\x03")
-        read_until("(stopped)")
-        assert echo.disconnected.wait(5)
-        read_until("> ")
-        os.write(ours, b"again\n")
-        read_until("again \r\n")
-        read_until("> ")
-        os.write(ours, b"\x04")
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    roles = [message["role"] for message in echo.requests[-1][2]["messages"]]
-    assert roles == ["user", "assistant", "user"]
+
+def test_an_answer_that_is_cut_off_says_so(echo: EchoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quire("chat", "--url", echo.url, "-q", "long") == 0
+    assert capsys.readouterr() == ("long \n", "(cut off: the answer has as many tokens as the server allows)\n")
 
 
 def test_terminal_escapes_do_not_pass() -> None:
