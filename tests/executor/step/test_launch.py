@@ -15,7 +15,15 @@ from torch import Tensor
 
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import EngineRequest, Grammar, RequestDelta, StepPlan, StepResult, Vocabulary
+from quire.core.wire.protocol import (
+    EngineRequest,
+    Grammar,
+    RequestDelta,
+    StepPlan,
+    StepResult,
+    Vocabulary,
+    WorkerAnswer,
+)
 from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.executor.parallel.groups import ParallelGroup
@@ -163,8 +171,10 @@ def run_late(
     ready = worker.load()
     worker.allocate(ready.num_pages, ready.max_model_len)
     drive = Drive(device, requests, kv_groups=ready.kv_groups, **options)
+    answers: list[WorkerAnswer] = []
     with pytest.raises(AllDone):
-        StepLoop(worker, drive, drive.report).run()
+        StepLoop(worker, drive, drive.report, answers.append).run()
+    assert answers == []
     assert not drive.scheduler.has_unfinished()
     drive.scheduler.check_invariants()
     return drive, device
