@@ -92,10 +92,14 @@ class ServerClient:
         """Turns failures of the connection into errors with a remedy."""
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "SSL" in str(error):  # a server is there; http:// for https://, or a certificate that nobody knows
+                raise ServerError(f"the connection to {self.url} failed: {error}") from None
             raise ServerError(
                 f"no server answers at {self.url}. Start one with `quire serve`, or name yours with --url."
             ) from None
+        except UnicodeEncodeError:
+            raise ServerError("the text has bytes that are not UTF-8.") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise ServerError(f"the connection to {self.url} failed: {error or type(error).__name__}") from None
         except json.JSONDecodeError as error:
@@ -117,7 +121,10 @@ def _raise_for_status(response: httpx.Response) -> None:
         message = _message_of(response.json())
     except ValueError:
         message = None
-    raise ServerError(message or f"the server answered {response.status_code} {response.reason_phrase}")
+    message = message or f"the server answered {response.status_code} {response.reason_phrase}"
+    if response.status_code == httpx.codes.NOT_FOUND:  # of the model or the path; the address tells which
+        message += f" ({response.url})"
+    raise ServerError(message)
 
 
 def _message_of(body: Any) -> str | None:

@@ -56,6 +56,19 @@ def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture
     assert line.count("\n") == 1
 
 
+def test_wrong_addresses_and_texts_are_told_apart(
+    echo: EchoServer, base_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quire("chat", "--url", f"{base_url}/v2", "-q", "hi") == 1
+    assert f"({base_url}/v2/models)" in capsys.readouterr().err
+    assert quire("chat", "--url", base_url, "--model-name", "wrong", "-q", "hi") == 1
+    assert "'wrong' is not served here" in capsys.readouterr().err
+    assert quire("chat", "--url", f"https://127.0.0.1:{echo.server_port}", "-q", "hi") == 1
+    assert "SSL" in capsys.readouterr().err
+    assert quire("chat", "--url", echo.url, "-q", "\udcff") == 1
+    assert capsys.readouterr().err == "quire chat: the text has bytes that are not UTF-8.\n"
+
+
 def test_errors_of_the_server_are_shown(echo: EchoServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert quire("chat", "--url", echo.url, "-q", "error") == 1
     assert capsys.readouterr() == ("", "quire chat: max_tokens must be at least 1.\n")
