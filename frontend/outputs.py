@@ -1,7 +1,7 @@
 """The output of a request: texts, token ids, log-probabilities and times, with vLLM's attribute names."""
 
 from collections.abc import Iterable, Iterator, MutableSequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from msgspec import Struct
 
@@ -110,7 +110,15 @@ class CompletionOutput(Struct, kw_only=True):
 
     With `RequestOutputKind.DELTA`, `text`, `token_ids` and `logprobs` contain only the part since the last output.
     `cumulative_logprob` always covers the whole completion.
+
+    The class attributes are fields of vLLM's that are None for what Quire does.
     """
+
+    routed_experts: ClassVar[None] = None
+    lora_request: ClassVar[None] = None
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     index: int
     text: str = ""
@@ -145,7 +153,17 @@ class RequestTimes(Struct, kw_only=True):
 
 
 class RequestOutput(Struct, kw_only=True):
-    """All completions of one prompt, so far or at the end."""
+    """All completions of one prompt, so far or at the end.
+
+    The class attributes are fields of vLLM's that are None for what Quire does.
+    """
+
+    lora_request: ClassVar[None] = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    num_cache_creation_tokens: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    ec_transfer_params: ClassVar[None] = None
 
     request_id: str
     prompt: str | None

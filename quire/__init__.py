@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.async_llm import AsyncLLM as AsyncLLMEngine
-    from quire.frontend.launch.engine_options import EngineOptions as AsyncEngineArgs
-    from quire.frontend.launch.engine_options import EngineOptions as EngineArgs
+    from quire.frontend.flags.programs import CommandLineOptions as AsyncEngineArgs
+    from quire.frontend.flags.programs import CommandLineOptions as EngineArgs
     from quire.frontend.llm import LLM
     from quire.frontend.offline.engine import LLMEngine
     from quire.frontend.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
@@ -26,8 +26,8 @@ _LAZY = {
     "LLMEngine": "quire.frontend.offline.engine:LLMEngine",
     "AsyncLLM": "quire.frontend.async_llm:AsyncLLM",
     "AsyncLLMEngine": "quire.frontend.async_llm:AsyncLLM",
-    "EngineArgs": "quire.frontend.launch.engine_options:EngineOptions",
-    "AsyncEngineArgs": "quire.frontend.launch.engine_options:EngineOptions",
+    "EngineArgs": "quire.frontend.flags.programs:CommandLineOptions",
+    "AsyncEngineArgs": "quire.frontend.flags.programs:CommandLineOptions",
     "SamplingParams": "quire.core.wire.sampling_params:SamplingParams",
     "RequestOutputKind": "quire.core.wire.sampling_params:RequestOutputKind",
     "StructuredOutputsParams": "quire.core.wire.structured_outputs:StructuredOutputsParams",

@@ -164,10 +164,10 @@ def test_relative_imports_are_not_used() -> None:
 
 def test_package_list_matches_the_folders() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    on_disk = {"quire"} | {
-        "quire." + ".".join(init.parent.relative_to(ROOT).parts)
-        for folder in FOLDERS
-        for init in (ROOT / folder).rglob("__init__.py")
+    on_disk = {
+        ".".join(["quire", *init.parent.relative_to(root).parts])
+        for root, folder in [(ROOT, folder) for folder in FOLDERS] + [(ROOT / "quire", "")]
+        for init in (root / folder).rglob("__init__.py")
     }
     assert set(settings["packages"]) == on_disk
     assert settings["package-dir"] == {"quire": "quire"} | {f"quire.{folder}": folder for folder in FOLDERS}

@@ -63,7 +63,7 @@ class ListAction(argparse.Action):
 class CommandParser(argparse.ArgumentParser):
     """Parses one command's arguments; `parse_args` answers `--help` and leaves with code 2 on a usage error."""
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str | None, description: str) -> None:
         super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
         self.fields: dict[str, Field] = {}  # by flag
         self.common: list[str] = []  # flags that plain --help shows
@@ -293,6 +293,10 @@ def add_engine_options(parser: CommandParser, *, positional_model: bool = False)
             "model_tag", nargs="?", metavar="MODEL", help="Folder or hub id of the model, as with --model."
         )
     parser.add_argument("--config", metavar="FILE", help="YAML file of options by long name; the command line wins.")
-    names = [name for group in msgspec.structs.fields(EngineArgs) for name in parser.add_struct(group.type)]
-    parser.compose("engine_args", names, lambda given: EngineArgs.from_flat(**given))
+    parser.compose("engine_args", add_engine_fields(parser), lambda given: EngineArgs.from_flat(**given))
+
+
+def add_engine_fields(parser: CommandParser) -> list[str]:
+    """All engine options, each an attribute of the parsed arguments by its name; returns the names."""
     parser.refused_sections.append("engine")
+    return [name for group in msgspec.structs.fields(EngineArgs) for name in parser.add_struct(group.type)]

@@ -5,13 +5,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
+from quire.core.wire.structured_outputs import StructuredOutputsParams
 
 MAX_BEAM_WIDTH = 256
 EarlyStopping = bool | Literal["never"]
 
 
-class BeamSearchParams(Struct, kw_only=True):
-    """Parameters of a beam search, with vLLM's names and defaults.
+class BeamSearchParams(Struct):
+    """Parameters of a beam search, with vLLM's names, order and defaults; those that vLLM does not have come last.
 
     Raises:
         ParameterError: a value is out of its range; `param` names the field.
@@ -24,6 +25,12 @@ class BeamSearchParams(Struct, kw_only=True):
     length_penalty: Annotated[
         float, Meta(description="A score is the sum of log-probabilities, over the length to this power.")
     ] = 1.0
+    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the token that ended an output.")] = False
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None, Meta(description="Only None: the beams follow no grammar.")
+    ] = None
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    watermarking: Annotated[bool | None, Meta(description="Only None and false: there is no watermark.")] = None
     early_stopping: Annotated[
         EarlyStopping,
         Meta(
@@ -32,8 +39,6 @@ class BeamSearchParams(Struct, kw_only=True):
         ),
     ] = False
     stop_token_ids: Annotated[list[int], Meta(description="Token ids that end an output.")] = []
-    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the token that ended an output.")] = False
-    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     shown_special_token_ids: Annotated[
         list[int], Meta(description="Special tokens that stay in the text when the others are left out.")
     ] = []
@@ -53,6 +58,15 @@ class BeamSearchParams(Struct, kw_only=True):
         if not -100 <= self.length_penalty <= 100:
             raise ParameterError(
                 f"length_penalty must be between -100 and 100, got {self.length_penalty}.", param="length_penalty"
+            )
+        if self.structured_outputs is not None:
+            raise ParameterError(
+                "structured_outputs do not go with beam search, whose beams follow no grammar; use SamplingParams.",
+                param="structured_outputs",
+            )
+        if self.watermarking:
+            raise ParameterError(
+                "watermarking is not supported: there is no watermark. Leave it out.", param="watermarking"
             )
         if self.early_stopping not in (True, False, "never"):
             raise ParameterError(

@@ -155,9 +155,15 @@ OUTPUTS = {
     "prompt_token_id_logprobs",
     "CompletionOutput": "index text token_ids cumulative_logprob logprobs finish_reason stop_reason",
     "BeamSearchParams": "beam_width max_tokens ignore_eos temperature length_penalty include_stop_str_in_output "
-    "skip_special_tokens",
+    "structured_outputs skip_special_tokens watermarking",
     "StructuredOutputsParams": "json regex choice grammar json_object disable_any_whitespace "
     "disable_additional_properties whitespace_pattern structural_tag",
+}
+
+ALWAYS_NONE = {
+    "RequestOutput": "lora_request encoder_prompt encoder_prompt_token_ids num_cache_creation_tokens "
+    "kv_transfer_params ec_transfer_params",
+    "CompletionOutput": "routed_experts lora_request sampling_mask spec_decode_metrics weight_versions",
 }
 
 LLM_DEFAULTS: dict[str, Any] = {
@@ -218,6 +224,15 @@ MODULES = {
     "outputs": "RequestOutput CompletionOutput",
     "logprobs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs",
     "inputs": "PromptType TextPrompt TokensPrompt EmbedsPrompt",
+    "engine.arg_utils": "EngineArgs AsyncEngineArgs",
+    "engine.async_llm_engine": "AsyncLLMEngine",
+    "engine.llm_engine": "LLMEngine",
+    "entrypoints.llm": "LLM",
+    "utils": "FlexibleArgumentParser random_uuid",
+    "utils.argparse_utils": "FlexibleArgumentParser",
+    "v1.engine.async_llm": "AsyncLLM",
+    "v1.engine.llm_engine": "LLMEngine",
+    "v1.metrics.reader": "Counter Gauge Histogram Metric Vector",
 }
 
 
@@ -254,6 +269,24 @@ def test_sampling_params_have_vllms_fields_in_vllms_order() -> None:
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_and_parameters_have_vllms_fields(name: str) -> None:
     assert set(OUTPUTS[name].split()) <= set(getattr(quire, name).__struct_fields__)
+
+
+def test_the_parameters_of_a_beam_search_have_vllms_order() -> None:
+    names = OUTPUTS["BeamSearchParams"].split()
+    assert list(quire.BeamSearchParams.__struct_fields__)[: len(names)] == names
+    assert quire.BeamSearchParams(3, 8, True, 0.0, 0.5).length_penalty == 0.5
+
+
+def test_what_quire_never_has_is_none_in_its_outputs() -> None:
+    completion = quire.CompletionOutput(index=0)
+    outputs = {
+        "CompletionOutput": completion,
+        "RequestOutput": quire.RequestOutput(
+            request_id="0", prompt=None, prompt_token_ids=[], outputs=[completion], finished=True
+        ),
+    }
+    for name, attributes in ALWAYS_NONE.items():
+        assert [getattr(outputs[name], each) for each in attributes.split()] == [None] * len(attributes.split())
 
 
 def test_a_completion_tells_by_a_method_whether_it_has_finished() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from quire import LLM, BeamSearchParams
+from quire import LLM, BeamSearchParams, StructuredOutputsParams
 from quire.core.errors import ParameterError
 from tests.checkpoints import EOS_TOKEN_ID
 
@@ -99,6 +99,8 @@ def test_many_prompts_keep_their_order(llm: LLM) -> None:
         ({"temperature": 0.7}, "temperature"),
         ({"length_penalty": 1e9}, "length_penalty"),
         ({"early_stopping": "sometimes"}, "early_stopping"),
+        ({"structured_outputs": StructuredOutputsParams(regex="a")}, "structured_outputs"),
+        ({"watermarking": True}, "watermarking"),
     ],
 )
 def test_wrong_parameters_are_named(llm: LLM, options: dict[str, Any], param: str) -> None:

@@ -1,0 +1,1 @@
+"""Engines and their options, where vLLM's programs import them."""

@@ -1,0 +1,1 @@
+"""The blocking API, where vLLM's programs import it."""

@@ -1,0 +1,1 @@
+"""Engines and metrics, where vLLM's programs import them."""

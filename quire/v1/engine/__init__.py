@@ -1,0 +1,1 @@
+"""Engines, where vLLM's programs import them."""

@@ -1,0 +1,5 @@
+"""The asynchronous engine, where vLLM's programs import it."""
+
+from quire.frontend.async_llm import AsyncLLM
+
+__all__ = ["AsyncLLM"]

@@ -1,0 +1,1 @@
+"""Metrics, where vLLM's programs import them."""
