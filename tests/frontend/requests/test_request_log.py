@@ -23,7 +23,7 @@ def served(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     process = ServerProcess(
         tmp_path_factory.mktemp("logs"), str(checkpoint("llama", chat=True)), "--served-model-name", "tiny",
         "--enable-log-requests", "--enable-log-outputs", "--max-log-len", "9",
-        "--disable-access-log-for-endpoints", "/health, /metrics",
+        "--disable-access-log-for-endpoints", "/health, /metrics", env={"QUIRE_LOG_STATS_INTERVAL": "3600"},
     )  # fmt: skip
     yield process.wait_until_ready()
     process.stop()
