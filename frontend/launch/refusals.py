@@ -1,7 +1,7 @@
 """Explains why a command does not take a flag: known ones that Quire does not support, and unknown ones."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,7 +19,7 @@ class Refusals:
     """
 
     def __init__(
-        self, known: Iterable[str], sections: Iterable[str], others: Mapping[str, UnsupportedFlag] | None = None
+        self, known: Iterable[str], sections: Iterable[str], others: dict[str, UnsupportedFlag] | None = None
     ) -> None:
         self.known = set(known)
         self.sections = list(sections)

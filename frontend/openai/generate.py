@@ -5,7 +5,7 @@ The body is what /v1/chat/completions/render and /v1/completions/render answer.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -232,7 +232,9 @@ class TokenGeneration:
             stop_reason=output.stop_reason,
         )
 
-    def _logprobs(self, request: GenerateRequest, rows: list[dict[int, Logprob]]) -> GenerateLogprobs | ChatLogprobs:
+    def _logprobs(
+        self, request: GenerateRequest, rows: Sequence[dict[int, Logprob]]
+    ) -> GenerateLogprobs | ChatLogprobs:
         if request.output_mode == "text":
             num_top = request.sampling_params.logprobs or 0
             return LogprobFormatter(self._engine.tokenizer, num_top, as_ids=False).chat(rows)

@@ -304,7 +304,7 @@ def test_content_type_does_not_matter(call: Caller) -> None:
 def test_models_are_listed_under_every_name(call: Caller) -> None:
     cards = call("GET", "/v1/models").json()["data"]
     assert [card["id"] for card in cards] == ["tiny", "org/tiny"]
-    assert cards[0]["max_model_len"] == 8192
+    assert cards[0]["max_model_len"] == 2048
     assert cards[0]["object"] == "model"
     [permission] = cards[0]["permission"]
     assert permission.pop("id").startswith("modelperm-")
@@ -451,7 +451,7 @@ def test_http_metrics_count_by_route(call: Caller) -> None:
 def test_tokenize_and_back(call: Caller) -> None:
     answer = call("POST", "/tokenize", json={"prompt": "The quick fox", "return_token_strs": True}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
-    assert answer["max_model_len"] == 8192
+    assert answer["max_model_len"] == 2048
     assert call("POST", "/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "The quick fox"}
 
 
