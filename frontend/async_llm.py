@@ -167,8 +167,7 @@ class AsyncLLM:
         args, config = setup.args, setup.config
         tokenizer = None if args.model.skip_tokenizer_init else Tokenizer.from_folder(setup.tokenizer_folder)
         model = ServedModel.from_args(args, setup.folder)
-        since = args.observability.hidden_metrics_version
-        metrics = EngineMetrics(model.name, config.max_model_len, show_hidden_since=since) if config.log_stats else None
+        metrics = EngineMetrics(model.name, config.max_model_len) if config.log_stats else None
         client = EngineClient(setup.launcher, on_stats=metrics.on_stats if metrics else None)
         log = None
         if args.observability.enable_log_requests:

@@ -52,8 +52,8 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
     show_hidden_metrics_for_version: Annotated[
         str | None,
         Meta(
-            description="Show also the metrics that vLLM has hidden since this version, such as 0.11: former names of "
-            "renamed ones, all hidden in 0.12. Later versions show none."
+            description="Show also the metrics that vLLM has hidden since this version, where it is the one before: "
+            "0.31. vLLM 0.32 hides none."
         ),
     ] = None
     enable_log_requests: Annotated[
@@ -103,11 +103,5 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
         version = self.show_hidden_metrics_for_version
         if version is not None and not re.fullmatch(r"\d+\.\d+(\.\w+)*", version):
             raise ConfigError(
-                f"--show-hidden-metrics-for-version must be a version of vLLM such as 0.11, got {version!r}."
+                f"--show-hidden-metrics-for-version must be a version of vLLM such as 0.31, got {version!r}."
             )
-
-    @property
-    def hidden_metrics_version(self) -> tuple[int, ...] | None:
-        """Major and minor number of `show_hidden_metrics_for_version`."""
-        text = self.show_hidden_metrics_for_version
-        return None if text is None else tuple(int(part) for part in text.split(".")[:2])

@@ -14,6 +14,7 @@ class StepInFlight(NamedTuple):
 
     plan: StepPlan
     requests: list[Request]  # of the rows that want tokens, in row order
+    prefilled: list[Request]  # of those, the ones whose prompts end in this step
     scored: dict[int, Request]  # by slot, those that want their prompt's log-probabilities
     num_prompt_tokens: int  # computed for the first time, by this step and all before it
     planned_at: float  # seconds of the scheduler's clock
@@ -26,14 +27,13 @@ class StepsInFlight:
         clock: seconds, monotonic.
 
     Attributes:
-        num_done: steps whose results have come back.
-        num_prompt_tokens_done: tokens of prompts that those steps computed for the first time.
+        num_prompt_tokens_done: tokens of prompts that the steps computed for the first time whose results have come
+            back.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._steps: deque[StepInFlight] = deque()
-        self.num_done = 0
         self.num_prompt_tokens_done = 0
 
     def __len__(self) -> int:
@@ -44,9 +44,16 @@ class StepsInFlight:
         """The age of the oldest step; 0 when none is in flight."""
         return self._clock() - self._steps[0].planned_at if self._steps else 0.0
 
-    def add(self, plan: StepPlan, requests: list[Request], scored: dict[int, Request], num_prompt_tokens: int) -> None:
+    def add(
+        self,
+        plan: StepPlan,
+        requests: list[Request],
+        prefilled: list[Request],
+        scored: dict[int, Request],
+        num_prompt_tokens: int,
+    ) -> None:
         """Adds a step; the arguments are as in `StepInFlight`."""
-        self._steps.append(StepInFlight(plan, requests, scored, num_prompt_tokens, self._clock()))
+        self._steps.append(StepInFlight(plan, requests, prefilled, scored, num_prompt_tokens, self._clock()))
 
     def take(self, result: StepResult) -> StepInFlight:
         """Removes and returns the oldest step. Raises EngineError when `result` does not answer it."""
@@ -56,7 +63,6 @@ class StepsInFlight:
                 f"The workers answered step {result.step_id} with {len(result.token_ids)} rows; "
                 f"step {step.plan.step_id} with {len(step.requests)} was next."
             )
-        self.num_done += 1
         self.num_prompt_tokens_done = step.num_prompt_tokens
         return step
 

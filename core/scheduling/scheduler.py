@@ -85,6 +85,7 @@ class Scheduler:
         self._short_of_pages = False  # at the last plan, a request waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the next plan tells the workers to clear
+        self._prefilled: list[Request] = []  # whose prompts end in the step that is planned
         self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
         self._num_watching = 0  # unfinished requests that may end by repeating themselves
         self._in_flight = StepsInFlight(clock)
@@ -93,7 +94,9 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_preemptions = 0
+        self._num_steps_with_tokens = 0
         self._num_prompt_tokens = 0  # planned for the first time
+        self._num_prefilled_tokens = 0
         self._num_generated_tokens = 0
         self._started_at = clock()
         self._throughput = Throughput(self._started_at)
@@ -187,7 +190,8 @@ class Scheduler:
             return None
         plan.released, self._released = self._released, []
         self._num_steps += 1
-        self._in_flight.add(plan, sampling, dict(self._scored), self._num_prompt_tokens)
+        prefilled, self._prefilled = self._prefilled, []
+        self._in_flight.add(plan, sampling, prefilled, dict(self._scored), self._num_prompt_tokens)
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
@@ -217,6 +221,8 @@ class Scheduler:
             request.num_planned_tokens = end
             if start < request.num_prompt_tokens:
                 self._num_prompt_tokens += request.count_prompt(start, end)
+                if end == request.num_tokens:
+                    self._prefilled.append(request)
             if end == request.num_tokens:
                 if drafting and request.num_drafts:
                     num_wanted(num_new)
@@ -261,6 +267,7 @@ class Scheduler:
             if done:
                 request.num_tokens += 1
                 sampling.append(request)
+                self._prefilled.append(request)
             plan.slots.append(request.slot)
             plan.num_computed.append(start)
             plan.num_scheduled.append(num_new)
@@ -324,6 +331,7 @@ class Scheduler:
             for slot, part in result.prompt_logprobs
             if scored[slot].status is not RequestStatus.FINISHED
         ]
+        self._count_prefilled(step)
         self._drafting = self._drafting or bool(result.num_drafts)
         deltas = self._append_tokens(requests, result)
         num_tokens = len(deltas)
@@ -331,9 +339,16 @@ class Scheduler:
             num_tokens = sum(len(delta.token_ids) for delta in deltas)
             self._settle_drafts(step, result.num_drafts)
         self._num_generated_tokens += num_tokens
+        self._num_steps_with_tokens += bool(num_tokens)
         self._throughput.record(self._clock(), num_tokens, num_before - len(self._requests))
         self._drop_finished()
         return scores + deltas + failed
+
+    def _count_prefilled(self, step: StepInFlight) -> None:
+        """Counts the prompts whose first token the step brings, without what the cache had of them."""
+        for request in step.prefilled:
+            if request.status is not RequestStatus.FINISHED and not request.output_token_ids:
+                self._num_prefilled_tokens += request.num_prompt_tokens - request.num_cached_tokens
 
     def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
         """Appends sampled tokens and ends sequences. This loop, too, runs once per running request and step."""
@@ -416,8 +431,9 @@ class Scheduler:
             self._started_at,
             *self._kv.prefix_cache_counts,
             self._num_preemptions,
-            self._in_flight.num_done,
+            self._num_steps_with_tokens,
             self._in_flight.num_prompt_tokens_done,
+            self._num_prefilled_tokens,
             self._num_generated_tokens,
         )
 

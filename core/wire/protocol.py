@@ -198,9 +198,10 @@ class SchedulerStats(Struct, array_like=True):
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
     num_preemptions: int = 0
-    num_steps: int = 0  # whose results are back
-    num_prompt_tokens: int = 0  # that those steps computed for the first time: not cached, and not after a preemption
-    num_generated_tokens: int = 0  # that those steps sampled for requests that were unfinished
+    num_steps: int = 0  # whose results are back, and brought tokens
+    num_prompt_tokens: int = 0  # computed for the first time, chunk by chunk: not cached, and not after a preemption
+    num_prefilled_tokens: int = 0  # of those, the ones of prompts that are complete: they enter with the first token
+    num_generated_tokens: int = 0  # sampled for requests that were unfinished
 
 
 class StepOutputs(Struct, array_like=True, tag="outputs"):

@@ -35,10 +35,6 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 COMPLETIONS = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
-Version = tuple[int, ...]
-HIDDEN_SINCE: Version = (0, 12)
-"""The version of vLLM in which metrics that had been renamed were hidden under their former names."""
-
 
 class FinishedRequest(Struct):
     """One sequence that ended, for any reason. Times are CLOCK_MONOTONIC seconds; 0 if the event did not happen."""
@@ -98,21 +94,12 @@ class EngineMetrics(Collector):
         model_name: the `model_name` label; the first served name.
         max_model_len: the largest bucket of length histograms, in tokens.
         cache_info: labels of `vllm:cache_config_info`: facts about the KV cache.
-        show_hidden_since: show also the metrics that this version of vLLM, or a later one, has hidden.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        max_model_len: int,
-        cache_info: dict[str, str] | None = None,
-        *,
-        show_hidden_since: Version | None = None,
-    ) -> None:
+    def __init__(self, model_name: str, max_model_len: int, cache_info: dict[str, str] | None = None) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
         self.cache_info = cache_info or {}
         self.stats = SchedulerStats()  # the latest gauges
-        self._shows_former_names = show_hidden_since is not None and show_hidden_since <= HIDDEN_SINCE
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0  # by the engine, for all its frontends, as chunks are done
         self.cached_tokens = 0
@@ -149,12 +136,12 @@ class EngineMetrics(Collector):
         self.prefix_cache_queries += stats.prefix_cache_queries - before.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits - before.prefix_cache_hits
         self.num_preemptions += stats.num_preemptions - before.num_preemptions
-        num_computed = stats.num_prompt_tokens - before.num_prompt_tokens
-        self.computed_prompt_tokens += num_computed
+        self.computed_prompt_tokens += stats.num_prompt_tokens - before.num_prompt_tokens
         num_steps = stats.num_steps - before.num_steps  # more than one when this frontend has just come
         if num_steps:
-            num_tokens = num_computed + stats.num_generated_tokens - before.num_generated_tokens
-            self._step_tokens.observe(num_tokens / num_steps, num_steps)
+            num_prefilled = stats.num_prefilled_tokens - before.num_prefilled_tokens
+            num_generated = stats.num_generated_tokens - before.num_generated_tokens
+            self._step_tokens.observe((num_prefilled + num_generated) / num_steps, num_steps)
 
     def on_first_tokens(self, num_tokens: int, seconds: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Counts a sequence's first `num_tokens` output tokens, `seconds` after the request arrived."""
@@ -206,8 +193,6 @@ class EngineMetrics(Collector):
         yield from self._counters()
         for name, text, histogram in self._histograms():
             yield self._histogram(name, text, histogram)
-        if self._shows_former_names:
-            yield from self._former_names()
 
     def _gauges(self) -> Iterator[Metric]:
         stats = self.stats
@@ -258,20 +243,10 @@ class EngineMetrics(Collector):
         rejections.add_metric([self._labels["model_name"], "max_num_queued_reqs"], self.rejections)
         yield rejections
 
-    def _former_names(self) -> Iterator[Metric]:
-        """What vLLM showed under other names before `HIDDEN_SINCE`."""
-        yield self._gauge("gpu_cache_usage_perc", "Former name of kv_cache_usage_perc.", self.stats.kv_cache_usage)
-        yield self._counter(
-            "gpu_prefix_cache_queries", "Former name of prefix_cache_queries.", self.prefix_cache_queries
-        )
-        yield self._counter("gpu_prefix_cache_hits", "Former name of prefix_cache_hits.", self.prefix_cache_hits)
-        former = "time_per_output_token_seconds", "Former name of inter_token_latency_seconds."
-        yield self._histogram(*former, self._inter_token)
-
     def _histograms(self) -> tuple[tuple[str, str, Histogram], ...]:
         between = "Seconds between output tokens of a sequence."
         return (
-            ("iteration_tokens_total", "Tokens of prompts computed and tokens generated in a step.", self._step_tokens),
+            ("iteration_tokens_total", "Tokens a step generated, and those of prompts it ended.", self._step_tokens),
             ("time_to_first_token_seconds", "Seconds from arrival to the first token.", self._ttft),
             ("inter_token_latency_seconds", between, self._inter_token),
             ("request_time_per_output_token_seconds", "A sequence's mean of those.", self._per_output_token),

@@ -429,7 +429,8 @@ def test_stats_are_totals_that_reading_leaves_alone() -> None:
     stats = harness.scheduler.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (2, 0, 0.4)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (18, 8)
-    assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (9 + 1, 3)
+    assert (stats.num_prompt_tokens, stats.num_prefilled_tokens) == (9 + 1, 9 + 1)
+    assert stats.num_generated_tokens == 3
     assert (stats.num_steps, stats.num_preemptions, stats.started_at) == (2, 0, 100.0)
     assert harness.scheduler.stats() == stats
 
@@ -447,6 +448,36 @@ def test_a_prompt_is_counted_once_chunk_by_chunk() -> None:
     stats = harness.scheduler.stats()
     assert counted[:2] == [4, 8]
     assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (10, 4)
+
+
+def test_a_prompt_enters_the_count_of_prefilled_tokens_with_its_first_token() -> None:
+    harness = Harness(max_num_batched_tokens=4, depth=2, num_pages=40)
+    prompt = list(range(100, 110))
+    harness.add("a", prompt, max_tokens=4)
+    counted = []
+    while not counted or counted[-1][1] < 4:
+        harness.step()
+        stats = harness.scheduler.stats()
+        counted.append((stats.num_steps, stats.num_generated_tokens, stats.num_prefilled_tokens))
+    assert counted == [(0, 0, 0), (0, 0, 0), (1, 1, 10), (2, 2, 10), (3, 3, 10), (4, 4, 10)]
+    harness.add("b", prompt, max_tokens=2)  # two of its blocks are in the cache
+    harness.run()
+    harness.add("c", 10, max_tokens=4)
+    harness.step()
+    harness.abort("c")
+    harness.run()
+    assert harness.scheduler.stats().num_prefilled_tokens == 10 + 2
+
+
+def test_a_prompt_that_is_computed_again_is_counted_once_as_prefilled() -> None:
+    harness = Harness(max_num_batched_tokens=4)
+    harness.add("a", 10, max_tokens=4)
+    for _ in range(4):
+        harness.step()
+        harness.scheduler.reset_prefix_cache(preempt_running=True)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.num_prefilled_tokens, stats.num_generated_tokens) == (10, 4)
 
 
 def test_every_kv_group_gets_its_own_pages() -> None:
