@@ -10,6 +10,7 @@ from litestar.response.base import ASGIResponse
 from quire.frontend.http.errors import ErrorBody, ErrorReporter, Problem
 from quire.frontend.http.event_stream import EventStream, error_frame
 from quire.frontend.http.json_request import JsonRequest
+from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.server_state import ServerState
 
 _encode = msgspec.json.Encoder().encode
@@ -52,9 +53,12 @@ class HttpAnswers:
         """Raises UnavailableError while requests cannot be served."""
         self._state.check_ready()
 
-    async def whole(self, work: Coroutine[Any, Any, Any], request: JsonRequest) -> ASGIResponse:
-        """The result of `work`, as JSON."""
-        return json_answer(await self._state.run(work, request.receive))
+    async def whole(
+        self, work: Coroutine[Any, Any, Any], request: JsonRequest, load: LoadReport | None = None
+    ) -> ASGIResponse:
+        """The result of `work`, as JSON, with a report of the load if the request asks `load` for it."""
+        body = await self._state.run(work, request.receive)
+        return json_answer(body, headers=load.headers(request) if load is not None else None)
 
     def stream(
         self, frames: AsyncGenerator[bytes, None], error_frame: Callable[[Problem], bytes] = error_frame

@@ -12,6 +12,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.json_request import JsonRequest, decode_body
+from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.openapi_document import BODY
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
@@ -76,30 +77,35 @@ def openai_routes(
     chat = ChatCompletions(engine, server, conversations)
     text = TextCompletions(engine, server, conversations)
     rendering = Rendering(engine, conversations, text)
+    load = LoadReport(engine)
     handlers = [
-        *_chat_routes(chat, rendering, answers),
-        *_completion_routes(text, rendering, answers),
+        *_chat_routes(chat, rendering, answers, load),
+        *_completion_routes(text, rendering, answers, load),
         *_model_routes(ModelCards(engine), anthropic_models, answers),
         *response_routes(Responses(engine, server, conversations, state), answers),
     ]
     tokenization = Tokenization(engine, conversations)
     return [
         Router("/v1", route_handlers=handlers),
-        _invocation_route(chat, text, answers),
+        _invocation_route(chat, text, answers, load),
         _generate_route(TokenGeneration(engine, server), answers),
         *_tokenizer_routes(tokenization, answers),
         *([_tokenizer_info_route(tokenization, server, answers)] if server.enable_tokenizer_info_endpoint else []),
     ]
 
 
-def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswers) -> list[Any]:
+def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswers, load: LoadReport) -> list[Any]:
     batch = BatchChat(chat)
 
     @post("/chat/completions", status_code=200, responses=documented(ChatCompletion), summary="Chat")
     async def create_chat_completion(request: JsonRequest, data: ChatRequest) -> ASGIApp:
-        """Continues a conversation; a stream of events with `stream`."""
+        """Continues a conversation; a stream of events with `stream`.
+
+        With the header `endpoint-load-metrics-format: TEXT` or `JSON`, a whole answer has the engine's load in the header
+        `endpoint-load-metrics`.
+        """
         answers.check_ready()
-        return await _continue(chat, data, request, answers)
+        return await _continue(chat, data, request, answers, load)
 
     @post("/chat/completions/batch", status_code=200, responses=documented(ChatCompletion), summary="Chats")
     async def create_chat_completions(request: JsonRequest, data: BatchChatRequest) -> ASGIApp:
@@ -116,12 +122,18 @@ def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswe
     return [create_chat_completion, create_chat_completions, render_chat_completion]
 
 
-def _completion_routes(text: TextCompletions, rendering: Rendering, answers: HttpAnswers) -> list[Any]:
+def _completion_routes(
+    text: TextCompletions, rendering: Rendering, answers: HttpAnswers, load: LoadReport
+) -> list[Any]:
     @post("/completions", status_code=200, responses=documented(TextCompletion), summary="Complete")
     async def create_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
-        """Continues texts; a stream of events with `stream`."""
+        """Continues texts; a stream of events with `stream`.
+
+        With the header `endpoint-load-metrics-format: TEXT` or `JSON`, a whole answer has the engine's load in the header
+        `endpoint-load-metrics`.
+        """
         answers.check_ready()
-        return await _continue(text, data, request, answers)
+        return await _continue(text, data, request, answers, load)
 
     @post("/completions/render", status_code=200, responses=documented(list[RenderedRequest]), summary="Render texts")
     async def render_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
@@ -181,7 +193,7 @@ def _tokenizer_info_route(tokenization: Tokenization, server: ServerConfig, answ
     return tokenizer_info
 
 
-def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers) -> Any:
+def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers, load: LoadReport) -> Any:
     @post(
         "/invocations",
         status_code=200,
@@ -196,8 +208,8 @@ def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: Htt
         if present.messages is UNSET and present.prompt is UNSET:
             raise ParameterError("The body must have messages or a prompt.", param="messages")
         if present.messages is not UNSET:
-            return await _continue(chat, await request.read(ChatRequest), request, answers)
-        return await _continue(text, await request.read(CompletionRequest), request, answers)
+            return await _continue(chat, await request.read(ChatRequest), request, answers, load)
+        return await _continue(text, await request.read(CompletionRequest), request, answers, load)
 
     return invoke
 
@@ -212,9 +224,11 @@ def _generate_route(service: TokenGeneration, answers: HttpAnswers) -> Any:
     return generate
 
 
-async def _continue(service: _Service[R], data: R, request: JsonRequest, answers: HttpAnswers) -> ASGIApp:
-    """The service's answer to a body, whole or as a stream, as the body asks."""
+async def _continue(
+    service: _Service[R], data: R, request: JsonRequest, answers: HttpAnswers, load: LoadReport | None = None
+) -> ASGIApp:
+    """The service's answer to a body, whole or as a stream, as the body asks; `load` goes with whole ones."""
     header_id = request.headers.get("x-request-id")
     if data.stream:
         return answers.stream(service.stream(data, header_id))
-    return await answers.whole(service.complete(data, header_id), request)
+    return await answers.whole(service.complete(data, header_id), request, load)

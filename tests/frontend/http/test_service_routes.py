@@ -1,5 +1,6 @@
 """Routes for operators and routers, asked of a real server."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ def dev_server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPat
     process = ServerProcess(
         tmp_path_factory.mktemp("dev"), str(checkpoint("llama")), "--served-model-name", "tiny", "--api-key", KEY,
         "--hf-token", HUB_TOKEN, "--enable-server-load-tracking", "--enable-prompt-tokens-details",
-        "--show-hidden-metrics-for-version", "0.11",
+        "--show-hidden-metrics-for-version", "0.31",
         env={"QUIRE_SERVER_DEV_MODE": "1", "HF_TOKEN": HUB_TOKEN, "QUIRE_LOGGING_PREFIX": "mark: "},
     )  # fmt: skip
     yield process.wait_until_ready()
@@ -132,10 +133,42 @@ def test_load_counts_requests_in_flight(dev_server: ServerProcess, http: httpx.C
     assert http.get("/load").json() == {"server_load": 0}
 
 
+def test_whole_answers_tell_the_load_to_those_who_ask(http: httpx.Client) -> None:
+    def report(path: str, asked: str | None, **fields: Any) -> str | None:
+        body = {"model": "tiny", "max_tokens": 2, **fields}
+        answer = http.post(path, json=body, headers={} if asked is None else {"endpoint-load-metrics-format": asked})
+        return answer.raise_for_status().headers.get("endpoint-load-metrics")
+
+    text, chat = {"prompt": SHARED}, {"messages": [{"role": "user", "content": SHARED}]}
+    for path, fields in (("/v1/completions", text), ("/v1/chat/completions", chat), ("/invocations", text)):
+        for asked in ("TEXT", "text"):
+            words = (report(path, asked, **fields) or "").split()
+            assert words[0] == "TEXT"
+            named = dict(word.rstrip(",").split("=") for word in words[1:])
+            assert set(named) == {"named_metrics.num_requests_waiting", "named_metrics.kv_cache_usage_perc"}
+        kind, _, written = (report(path, "JSON", **fields) or "").partition(" ")
+        assert kind == "JSON"
+        assert set(json.loads(written)["named_metrics"]) == {"num_requests_waiting", "kv_cache_usage_perc"}
+        assert report(path, None, **fields) is None
+        assert report(path, "BIN", **fields) is None
+        assert report(path, "TEXT", stream=True, **fields) is None
+
+
+def test_the_load_that_is_told_is_that_of_other_requests(dev_server: ServerProcess, http: httpx.Client) -> None:
+    fields = {"model": "tiny", "prompt": SHARED, "max_tokens": 700, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=fields) as running:
+        lines = running.iter_lines()
+        next(lines)
+        body, asked = {"model": "tiny", "prompt": "x", "max_tokens": 1}, {"endpoint-load-metrics-format": "JSON"}
+        told = http.post("/v1/completions", json=body, headers=asked).headers["endpoint-load-metrics"]
+        assert list(lines)
+    assert 0 < json.loads(told.removeprefix("JSON "))["named_metrics"]["kv_cache_usage_perc"] <= 1
+
+
 # -------------------------------------------------------------------------------------------------------------- metrics
 
 
-def test_metrics_tell_the_size_of_the_cache_and_former_names(http: httpx.Client, base_url: str) -> None:
+def test_metrics_tell_the_size_of_the_cache_and_the_tokens_of_steps(http: httpx.Client, base_url: str) -> None:
     complete(http, SHARED)
     families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
     [info] = families["vllm:cache_config_info"].samples
@@ -146,5 +179,5 @@ def test_metrics_tell_the_size_of_the_cache_and_former_names(http: httpx.Client,
     by_source = {each.labels["source"]: each.value for each in families["vllm:prompt_tokens_by_source"].samples}
     [generated] = families["vllm:generation_tokens"].samples
     assert tokens == by_source["local_compute"] + generated.value
-    assert "vllm:gpu_cache_usage_perc" in families
-    assert "vllm:gpu_cache_usage_perc" not in httpx.get(f"{base_url}/metrics").text
+    others = text_string_to_metric_families(httpx.get(f"{base_url}/metrics").text)
+    assert set(families) == {family.name for family in others}  # vLLM 0.32 hides none
