@@ -285,7 +285,6 @@ ANTHROPIC_FIELDS: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}], "no earlier"),
     ("max_tokens", 0, "max_tokens must be between 1 and"),
     ("max_tokens", -1, "max_tokens must be between 1 and"),
-    ("max_tokens", 10**9, "lower max_tokens to"),
     ("max_tokens", 10**30, "max_tokens must be between 1 and"),
     ("max_tokens", 1.5, "max_tokens: expected int, got float"),
     ("max_tokens", "five", "max_tokens: expected int, got str"),
@@ -296,7 +295,7 @@ ANTHROPIC_FIELDS: list[tuple[str, Any, str]] = [
     ("temperature", "hot", "temperature: expected float"),
     ("tool_choice", {"type": "tool"}, "needs a name"),
     ("tool_choice", {"type": "any"}, "there are no tools"),
-    ("tools", [{"name": "f"}], "tools[0] must have an input_schema"),
+    ("tools", [{"name": "f"}], "tools[0] must have a name and an input_schema"),
     ("thinking", {"type": "enabled", "budget_tokens": 5}, "at least 1024"),
 ]
 
@@ -305,7 +304,6 @@ ROUTES: list[tuple[str, str, int]] = [
     ("DELETE", "/v1/models", 405),
     ("POST", "/health", 405),
     ("GET", "/v1/nowhere", 404),
-    ("GET", "/", 404),
     ("GET", "/v1/models/other", 404),
 ]
 

@@ -117,7 +117,7 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
                 raise ParameterError("stream_options needs stream=true.", param="stream_options")
             if self.stream_options.include_obfuscation:
                 raise ParameterError("include_obfuscation is not supported yet.", param="stream_options")
-        if self.prompt_logprobs is not None and self.stream:
+        if self.prompt_logprobs and self.stream:
             raise ParameterError(
                 "prompt_logprobs come with the whole answer; leave stream out, or use echo with logprobs.",
                 param="prompt_logprobs",

@@ -179,6 +179,19 @@ def test_prompt_logprobs_by_token_id(base_url: str) -> None:
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_a_stream_may_ask_for_no_likeliest_tokens_of_the_prompt(base_url: str, path: str, asked: Any) -> None:
+    """As vLLM has it: a stream has no place for them, so a number is refused."""
+    body = {**asked, "max_tokens": 2, "stream": True}
+    assert httpx.post(base_url + path, json={**body, "prompt_logprobs": 0}).text.endswith("data: [DONE]\n\n")
+    for number in (1, -1):
+        refused = httpx.post(base_url + path, json={**body, "prompt_logprobs": number})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
 def test_named_tokens_instead_of_the_likeliest(base_url: str) -> None:
     fields = {"max_tokens": 1, "logprob_token_ids": [40, 50], "return_tokens_as_token_ids": True}
     [choice] = scores(base_url, prompt="a", logprobs=2, **fields)["choices"]
@@ -197,9 +210,9 @@ def test_prompts_are_cut_where_asked(base_url: str) -> None:
     ):
         [choice] = scores(base_url, prompt=ids, max_tokens=1, return_token_ids=True, **fields)["choices"]
         assert choice["prompt_token_ids"] == kept
-    long = ids * 1600
+    long = ids * 400
     [choice] = scores(base_url, prompt=long, max_tokens=2, return_token_ids=True, truncate_prompt_tokens=-1)["choices"]
-    assert choice["prompt_token_ids"] == long[: 8192 - 2]
+    assert choice["prompt_token_ids"] == long[: 2048 - 2]
 
 
 def test_beams_are_choices(client: openai.OpenAI, base_url: str) -> None:
