@@ -62,7 +62,7 @@ def create_app(
         *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine)),
         anthropic_routes(Messages(server, engine.model, conversations), answers, errors),
         *control_routes(engine, state),
-        *(dev_routes(engine, state) if envs.read_flag("SERVER_DEV_MODE") else []),
+        *(dev_routes(engine, server, state) if envs.read_flag("SERVER_DEV_MODE") else []),
     ]
     return Litestar(
         route_handlers=[

@@ -10,6 +10,7 @@ from msgspec import Struct
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.answers import documented, json_answer
+from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_info import ServerInfo, describe
 from quire.frontend.http.server_state import ServerState
 
@@ -22,7 +23,7 @@ class CacheReset(Struct):
     success: bool
 
 
-def dev_routes(engine: AsyncLLM, state: ServerState) -> list[Any]:
+def dev_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> list[Any]:
     """Handlers that tell how the server is set up, and that change what it remembers."""
     logger.warning("QUIRE_SERVER_DEV_MODE=1: whoever may call this server may read its set-up and empty its cache.")
 
@@ -38,7 +39,7 @@ def dev_routes(engine: AsyncLLM, state: ServerState) -> list[Any]:
 
     @get("/server_info", responses=documented(ServerInfo), summary="Server info")
     async def server_info(config_format: Literal["text", "json"] = "text") -> ASGIApp:
-        """The engine's options, environment variables and the machine, without keys."""
-        return json_answer(await asyncio.to_thread(describe, engine.config, config_format))
+        """The options of engine and server, environment variables and the machine, without keys."""
+        return json_answer(await asyncio.to_thread(describe, engine.config, server, config_format))
 
     return [reset_prefix_cache, server_info]

@@ -5,7 +5,7 @@ Litestar's own schemas omit which fields are refused, and are ambiguous where a 
 
 from collections.abc import Iterator, Mapping
 from types import UnionType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 from litestar import Litestar
@@ -75,7 +75,7 @@ def _places_of(handler: HTTPRouteHandler, operation: dict[str, Any]) -> Iterator
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
     """The members of a union, because msgspec describes no union of Structs."""
-    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    return get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
 
 
 def _add(holder: dict[str, Any], schema: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ The body is what /v1/chat/completions/render and /v1/completions/render answer.
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -104,15 +104,17 @@ class GenerateLogprobs(Struct):
     content: list[TokenIdLogprobs]
 
 
-class GenerateChoice(Struct, kw_only=True):
-    """One of the n answers, or in a stream the part that is new."""
+AnyLogprobs = GenerateLogprobs | ChatLogprobs
+L = TypeVar("L")
+
+
+class GenerateChoice(Struct, Generic[L], kw_only=True):
+    """One of the n answers, or in a stream the part that is new. With output_mode "text", its tokens are spelt out."""
 
     index: int
     token_ids: list[int]
     text: str | UnsetType = UNSET  # with output_mode "text"
-    logprobs: Any = (
-        None  # GenerateLogprobs, or ChatLogprobs with output_mode "text": msgspec describes no union of them
-    )
+    logprobs: L | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     routed_experts: None = None
@@ -120,24 +122,24 @@ class GenerateChoice(Struct, kw_only=True):
     weight_versions: None = None
 
 
-class GenerateChunk(Struct, kw_only=True):
+class GenerateChunk(Struct, Generic[L], kw_only=True):
     """One event of a stream."""
 
     request_id: str
     output_mode: Literal["tokens", "text"]
-    choices: list[GenerateChoice]
+    choices: list[GenerateChoice[L]]
     usage: CompletionUsage | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class GenerateResponse(Struct, kw_only=True):
+class GenerateResponse(Struct, Generic[L], kw_only=True):
     """Answer of POST /inference/v1/generate."""
 
     request_id: str
     model: str
     created: int
     output_mode: Literal["tokens", "text"]
-    choices: list[GenerateChoice]
+    choices: list[GenerateChoice[L]]
     usage: CompletionUsage
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_id_logprobs: None = None
@@ -156,7 +158,7 @@ class TokenGeneration:
         self._cache_details = server.enable_prompt_tokens_details
         self._encoder = msgspec.json.Encoder()
 
-    async def complete(self, request: GenerateRequest, header_id: str | None = None) -> GenerateResponse:
+    async def complete(self, request: GenerateRequest, header_id: str | None = None) -> GenerateResponse[AnyLogprobs]:
         """The whole answer; cancelling aborts it in the engine. Raises RequestError and EngineError."""
         reply_id = _reply_id(request, header_id)
         stream = await self._open(request, reply_id, RequestOutputKind.FINAL_ONLY)
@@ -198,8 +200,9 @@ class TokenGeneration:
                     yield event(chunk, self._encoder)
             if options.include_usage:
                 usage = self._usage(output, sum(counts))
-                last = GenerateChunk(request_id=reply_id, output_mode=request.output_mode, choices=[], usage=usage)
-                yield event(last, self._encoder)
+                mode = request.output_mode
+                told = GenerateChunk[AnyLogprobs](request_id=reply_id, output_mode=mode, choices=[], usage=usage)
+                yield event(told, self._encoder)
             yield DONE
         finally:
             stream.close()
@@ -221,7 +224,7 @@ class TokenGeneration:
             fit_context=asked.max_tokens is None,
         )
 
-    def _choice(self, request: GenerateRequest, output: CompletionOutput) -> GenerateChoice:
+    def _choice(self, request: GenerateRequest, output: CompletionOutput) -> GenerateChoice[AnyLogprobs]:
         wants_text = request.output_mode == "text"
         return GenerateChoice(
             index=output.index,

@@ -18,6 +18,7 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.answers import (
     ChatCompletion,
+    ChatLogprobs,
     DetokenizeResponse,
     ModelCard,
     ModelList,
@@ -27,7 +28,7 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.generate import GenerateRequest, GenerateResponse, TokenGeneration
+from quire.frontend.openai.generate import GenerateLogprobs, GenerateRequest, GenerateResponse, TokenGeneration
 from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import RenderedRequest, Rendering
 from quire.frontend.openai.responses.routes import response_routes
@@ -101,8 +102,8 @@ def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswe
     async def create_chat_completion(request: JsonRequest, data: ChatRequest) -> ASGIApp:
         """Continues a conversation; a stream of events with `stream`.
 
-        With the header `endpoint-load-metrics-format: TEXT` or `JSON`, a whole answer has the engine's load in the header
-        `endpoint-load-metrics`.
+        With the header `endpoint-load-metrics-format: TEXT` or `JSON`, a whole answer has the engine's load in the
+        header `endpoint-load-metrics`.
         """
         answers.check_ready()
         return await _continue(chat, data, request, answers, load)
@@ -129,8 +130,8 @@ def _completion_routes(
     async def create_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
         """Continues texts; a stream of events with `stream`.
 
-        With the header `endpoint-load-metrics-format: TEXT` or `JSON`, a whole answer has the engine's load in the header
-        `endpoint-load-metrics`.
+        With the header `endpoint-load-metrics-format: TEXT` or `JSON`, a whole answer has the engine's load in the
+        header `endpoint-load-metrics`.
         """
         answers.check_ready()
         return await _continue(text, data, request, answers, load)
@@ -215,7 +216,9 @@ def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: Htt
 
 
 def _generate_route(service: TokenGeneration, answers: HttpAnswers) -> Any:
-    @post("/inference/v1/generate", status_code=200, responses=documented(GenerateResponse), summary="Generate tokens")
+    answer = GenerateResponse[GenerateLogprobs] | GenerateResponse[ChatLogprobs]
+
+    @post("/inference/v1/generate", status_code=200, responses=documented(answer), summary="Generate tokens")
     async def generate(request: JsonRequest, data: GenerateRequest) -> ASGIApp:
         """Continues token ids with token ids, as /render makes them of a conversation; events with `stream`."""
         answers.check_ready()

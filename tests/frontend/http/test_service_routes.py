@@ -94,7 +94,9 @@ def test_server_info_tells_options_and_variables_but_no_secrets(http: httpx.Clie
         assert KEY not in answer.text
         assert HUB_TOKEN not in answer.text
         info = answer.json()
-        assert set(info) == {"vllm_config", "vllm_env", "system_env"}
+        assert set(info) == {"vllm_config", "server_config", "vllm_env", "system_env"}
+        assert info["server_config"]["enable_server_load_tracking"] is True
+        assert info["server_config"]["api_key"] == ["***"]
         assert info["vllm_env"]["QUIRE_SERVER_DEV_MODE"] is True
         assert info["vllm_env"]["QUIRE_LOGGING_PREFIX"] == "mark: "
         assert not [name for name in info["vllm_env"] if "KEY" in name]
@@ -108,7 +110,7 @@ def test_server_info_tells_options_and_variables_but_no_secrets(http: httpx.Clie
 def test_the_developers_routes_ask_for_the_key_and_are_documented(dev_server: ServerProcess) -> None:
     for method, path in (("POST", "/reset_prefix_cache"), ("GET", "/server_info")):
         assert httpx.request(method, dev_server.base_url + path).status_code == 401
-    paths = httpx.get(f"{dev_server.base_url}/openapi.json").json()["paths"]
+    paths = httpx.get(f"{dev_server.base_url}/openapi.json", timeout=60).json()["paths"]
     names = {each["name"] for each in paths["/reset_prefix_cache"]["post"]["parameters"]}
     assert names == {"reset_running_requests", "reset_external"}
     assert "/server_info" in paths

@@ -57,6 +57,28 @@ def test_a_stream_brings_the_same_in_parts(base_url: str) -> None:
         assert mine[-1]["finish_reason"] == "length"
 
 
+def test_the_document_tells_both_forms_of_log_probabilities(base_url: str) -> None:
+    document = httpx.get(f"{base_url}/openapi.json", timeout=60).json()
+    schemas = document["components"]["schemas"]
+
+    def properties(schema: dict[str, Any], *path: str) -> set[str]:
+        for name in path:
+            schema = schemas[schema["$ref"].rsplit("/", 1)[1]]["properties"][name]
+            schema = next((each for each in schema.get("anyOf", []) if "$ref" in each), schema)
+            schema = schema.get("items", schema)
+        return set(schemas[schema["$ref"].rsplit("/", 1)[1]]["properties"])
+
+    content = document["paths"]["/inference/v1/generate"]["post"]["responses"]["200"]["content"]
+    forms = content["application/json"]["schema"]["anyOf"]
+    told = [properties(form, "choices", "logprobs", "content") for form in forms]
+    assert {"token_id", "logprob", "rank", "top_logprobs"} in told
+    assert {"token", "logprob", "bytes", "top_logprobs"} in told
+    for form, mode in zip(forms, ("tokens", "text"), strict=True):
+        answer = ask(base_url, output_mode=mode, sampling_params={**GREEDY, "logprobs": 1}).json()
+        entry = answer["choices"][0]["logprobs"]["content"][0]
+        assert set(entry) == properties(form, "choices", "logprobs", "content")
+
+
 def test_a_rendered_conversation_is_a_body(base_url: str) -> None:
     chat = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 16}
     expected = httpx.post(f"{base_url}/v1/chat/completions", json=chat, timeout=60).json()
