@@ -16,6 +16,7 @@ from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.json_text import quote, read_value
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.trimmed_text import TrimmedText
 from quire.frontend.parsing.typed_values import argument_types, json_argument, to_json, unwrapped, wraps_arguments
 
 Convert: TypeAlias = Callable[[str], str]
@@ -266,7 +267,7 @@ class _Call:
         form, reader, log = self._form, self._reader, self._log
         markers = Markers((form.value_end, form.key_begin, form.call_end) if form.unclosed else (form.value_end,))
         if convert is None:
-            text = _Trimmed(form.trim)
+            text = TrimmedText(form.trim)
             log.arguments('"')
             found = yield from reader.until(
                 markers, lambda piece: log.arguments(quote(text.push(piece))), keep_partial=False
@@ -277,35 +278,8 @@ class _Call:
             pieces: list[str] = []
             found = yield from reader.until(markers, pieces.append)
             if found:
-                text = _Trimmed(form.trim)
+                text = TrimmedText(form.trim)
                 log.arguments(convert(text.push("".join(pieces))))
         if not found:
             return None
         return "" if found == form.value_end else found
-
-
-class _Trimmed:
-    """A string without the format's white space around it. White space that may be at the end is held back."""
-
-    def __init__(self, trim: str) -> None:
-        self._trim = trim
-        self._held: list[str] = []
-        self._at_start = True
-
-    def push(self, text: str) -> str:
-        """Adds text; returns the text that is certain by now."""
-        if not self._trim or not text:
-            return text
-        by_line = self._trim == "newline"
-        if self._at_start:
-            text = text.removeprefix("\n") if by_line else text.lstrip()
-            self._at_start = not by_line and not text
-        body = text.removesuffix("\n") if by_line else text.rstrip()
-        if not body and not by_line:
-            self._held.append(text)
-            return ""
-        if not text:
-            return ""
-        body = "".join(self._held) + body
-        self._held = [text[len(text.removesuffix("\n") if by_line else text.rstrip()) :]]
-        return body

@@ -11,12 +11,13 @@ import pytest
 
 from quire.frontend.parsing.parsers import OutputParsers, find_reasoning_parser, find_tool_parser
 from quire.frontend.parsing.tools import ToolChoice
+from tests.frontend.parsing.rendered_calls import render
 from tests.frontend.parsing.test_reasoning_parsers import ANSWER, THOUGHT, written
 from tests.frontend.parsing.test_reasoning_parsers import FORMATS as REASONING
 from tests.frontend.parsing.test_reasoning_parsers import HANDWRITTEN as REASONING_SAMPLES
 from tests.frontend.parsing.test_tool_parsers import FORMATS as TOOLS
 from tests.frontend.parsing.test_tool_parsers import chunkings, decoded, parse, wrap
-from tests.frontend.parsing.tool_samples import CALLS, HANDWRITTEN, render
+from tests.frontend.parsing.tool_samples import CALLS, HANDWRITTEN
 from tests.frontend.parsing.tool_samples import TOOLS as OFFERED
 
 NUM_CHUNKINGS = 20

@@ -12,8 +12,9 @@ from quire.frontend.parsing.parsers import (
     reasoning_parser_names,
 )
 from quire.frontend.parsing.reasoning import REASONING_FORMATS
+from tests.frontend.parsing.rendered_calls import render
 from tests.frontend.parsing.test_tool_parsers import CALLS, Parsed, chunkings, decoded, parse
-from tests.frontend.parsing.tool_samples import TOOLS, render
+from tests.frontend.parsing.tool_samples import TOOLS
 
 THOUGHT = "First, 2 < 3 & {x}.\n\nThen — ½ <b>bold</b>."
 ANSWER = "The answer:\n\n**4** </b>"

@@ -11,8 +11,8 @@ from quire.frontend.parsing.parsers import OutputParsers, find_tool_parser
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
 from quire.frontend.parsing.tool_formats import TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
+from tests.frontend.parsing.rendered_calls import Call, render
 from tests.frontend.parsing.test_tool_parsers import decoded, parse
-from tests.frontend.parsing.tool_samples import Call, render
 
 xgrammar = pytest.importorskip("xgrammar")
 
