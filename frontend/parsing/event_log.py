@@ -27,6 +27,7 @@ class EventLog:
     def __init__(self, make_call_id: Callable[[], str] = random_call_id, *, calls_only: bool = False) -> None:
         self.num_calls = 0
         self.in_call = False
+        self._text_ended = False
         self._make_call_id = make_call_id
         self._calls_only = calls_only
         self._events: list[Event] = []
@@ -81,11 +82,15 @@ class EventLog:
         """Ends the open call, if any."""
         if self.in_call:
             self._flush()
-            self._events.append(ToolCallEnd(self.num_calls - 1))
+            self._events.append(ToolCallEnd(self.num_calls - 1, is_cut=self._text_ended))
             self.in_call = False
 
+    def text_ends(self) -> None:
+        """Notes that the text has ended: a call that is still open was cut."""
+        self._text_ended = True
+
     def finish(self) -> None:
-        """Ends the text: closes the open call, and adds the white space that was held back."""
+        """Ends the events: closes the open call, and adds the white space that was held back."""
         self.call_ends()
         self._add(ReasoningDelta, self._reasoning.flush())
         self._add(TextDelta, self._text.flush())

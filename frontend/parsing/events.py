@@ -44,9 +44,10 @@ class ToolCallArguments(Event, frozen=True, gc=False):
 
 
 class ToolCallEnd(Event, frozen=True, gc=False):
-    """The call is complete, or the answer ended within it."""
+    """The call is complete, or the answer ended within it, which `is_cut` tells."""
 
     index: int
+    is_cut: bool = False
 
 
 class Finish(Event, frozen=True, gc=False):

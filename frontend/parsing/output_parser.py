@@ -92,6 +92,7 @@ class EventParser:
 
     def finish(self) -> list[Event]:
         """Ends the text, once; returns the last events."""
+        self._log.text_ends()
         for stage in self._stages:
             stage.finish()
         self._log.finish()

@@ -86,7 +86,8 @@ class ResponseBuilder:
                 case CustomCallInput():
                     frames.append(self._delta("response.custom_tool_call_input.delta", event.text))
                 case ToolCallEnd():
-                    frames += self._close("completed")
+                    if not event.is_cut:  # a cut call gets the status of its response, which `Finish` tells
+                        frames += self._close("completed")
                 case Finish():
                     frames += self._finish(event)
                 case Usage():
