@@ -35,7 +35,7 @@ class RequestStream:
     __slots__ = (
         *("request_id", "_prompt", "_sampling", "_metrics", "_abort_in_engine", "_on_close", "_arrived_at"),
         *("_arrival_time", "_finished_at", "_error", "_loop", "_has_news", "_reader", "_only_news", "_only_last"),
-        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_tell"),
+        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_tell", "_unread"),
     )
 
     def __init__(
@@ -68,6 +68,7 @@ class RequestStream:
         self._only_news = sampling.output_kind is RequestOutputKind.DELTA
         self._only_last = sampling.output_kind is RequestOutputKind.FINAL_ONLY
         self._done = False  # the reader has taken the last output
+        self._unread: RequestOutput | None = None  # came before the error, which the reader gets next
         self._completions = list(completions)
         self._num_unfinished = len(self._completions)
         self._prompt_rows: PromptRows | None = None
@@ -117,6 +118,8 @@ class RequestStream:
             self._wake()
 
     def _fail(self, failure: RequestFailure) -> None:
+        if self._has_news and self._only_news:
+            self._unread = self._take()
         match failure.kind:
             case "invalid":
                 self._error = ParameterError(failure.message)
@@ -192,7 +195,7 @@ class RequestStream:
     async def __anext__(self) -> RequestOutput:
         """The next output: everything that arrived since the one before.
 
-        Raises:
+        Raises, after everything that arrived before:
             ParameterError: the engine refused the request.
             OverloadedError: the engine's waiting queue is full.
             EngineError: the engine failed while it held the request.
@@ -208,8 +211,19 @@ class RequestStream:
         self._has_news = False
         self._done = self._finished_at is not None
         if self._error is not None:
-            raise self._error
+            return self._last_before(self._error)
         return self._take()
+
+    def _last_before(self, error: QuireError) -> RequestOutput:
+        """The output that a slow reader has not taken before the request failed; raises the error where there is none.
+
+        So a stream tells the same tokens before its error, however slow its reader is.
+        """
+        if self._unread is None:
+            raise error
+        unread, self._unread = self._unread, None
+        self._done, self._has_news = False, True
+        return unread
 
     def _wake(self) -> None:
         """Like `asyncio.Event.set` for one reader, but does not look up the running loop for every token."""

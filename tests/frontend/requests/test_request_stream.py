@@ -257,6 +257,27 @@ def test_failures_are_raised_at_the_reader(kind: str, error: type[Exception]) ->
     on_loop(work())
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_tokens_before_a_failure_reach_a_reader_of_any_speed(is_slow: bool) -> None:
+    async def work() -> None:
+        engine, text = Engine(output_kind=DELTA), ""
+        for _ in range(3):
+            engine.give(encode("ab"))
+            if not is_slow:
+                text += (await engine.next()).outputs[0].text
+        engine.give([], FinishReason.ERROR, failure=RequestFailure("invalid", "what went wrong"))
+        if is_slow:
+            output = await engine.next()
+            text += output.outputs[0].text
+            assert (output.finished, output.outputs[0].finish_reason) == (False, None)
+        assert text == "ababab"
+        with pytest.raises(ParameterError, match="what went wrong"):
+            await engine.next()
+        assert await engine.rest() == []
+
+    on_loop(work())
+
+
 def test_abort_gives_a_last_output_and_close_none() -> None:
     async def work() -> None:
         engine = Engine(output_kind=DELTA)
