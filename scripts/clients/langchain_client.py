@@ -1,7 +1,8 @@
-"""LangChain's ChatOpenAI: an answer, a stream, a tool loop and structured output, with chat and with responses."""
+"""LangChain's ChatOpenAI: answers, streams, tools, an agent and structured output, with chat and with responses."""
 
 import os
 
+from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -41,6 +42,10 @@ for use_responses in (False, True):
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"}), call
     turns.append(ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"]))
     assert with_tools.invoke(turns).text == "It is 21 degrees and sunny in Paris."
+
+    agent = create_agent(model, tools=[get_weather])
+    turns = agent.invoke({"messages": [HumanMessage("What is the weather in Paris?")]})["messages"]
+    assert turns[-1].text == "It is 21 degrees and sunny in Paris.", turns
 
     for method in ("json_schema", "function_calling"):
         structured = model.with_structured_output(Sum, method=method)
