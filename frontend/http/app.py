@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from litestar import Litestar, Router
+from litestar import Litestar, Request, Response, Router
 from litestar.config.cors import CORSConfig
 from litestar.types import Guard
 from prometheus_client import CollectorRegistry
@@ -11,6 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from quire.core import envs
+from quire.frontend.anthropic.errors import AnthropicErrors
 from quire.frontend.anthropic.models import ModelInfos
 from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
@@ -71,7 +72,7 @@ def create_app(
             *monitoring_routes(engine, server, state, registry),
             *(documentation.routes() if documentation else []),
         ],
-        exception_handlers={Exception: errors.handle},
+        exception_handlers={Exception: _ErrorsByClient(errors).handle},
         request_class=requests_read_by(BodyReader(strict=server.strict_fields)),
         request_max_body_size=server.max_request_body_bytes,
         cors_config=_cors(server),
@@ -87,6 +88,19 @@ def register_collectors(registry: CollectorRegistry, engine: AsyncLLM) -> None:
     GCCollector(registry=registry)
     if engine.metrics is not None:
         registry.register(engine.metrics)
+
+
+class _ErrorsByClient:
+    """Answers exceptions on routes that clients of both APIs use. Anthropic's tell their API's version."""
+
+    def __init__(self, errors: ErrorReporter) -> None:
+        self._openai = errors
+        self._anthropic = AnthropicErrors(errors)
+
+    def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """Litestar's exception handler."""
+        errors = self._anthropic if "anthropic-version" in request.headers else self._openai
+        return errors.handle(request, error)
 
 
 def _cors(server: ServerConfig) -> CORSConfig | None:

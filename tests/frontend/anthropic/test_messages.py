@@ -213,8 +213,10 @@ def test_models_in_anthropics_form(client: anthropic.Anthropic, demo_server: Ser
     assert (model.type, model.id, model.display_name) == ("model", "quire-demo", "quire-demo")
     assert model.created_at.year > 2000
     assert client.models.retrieve("quire-demo") == model
-    with pytest.raises(anthropic.NotFoundError):
+    with pytest.raises(anthropic.NotFoundError) as caught:
         client.models.retrieve("other")
+    assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert httpx.get(demo_server.base_url + "/v1/models/other").json()["error"]["code"] == 404
     page = httpx.get(demo_server.base_url + "/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
     assert set(page) == {"data", "has_more", "first_id", "last_id"}
     assert httpx.get(demo_server.base_url + "/v1/models").json()["object"] == "list"
