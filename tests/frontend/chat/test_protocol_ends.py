@@ -250,6 +250,7 @@ class TestFailure:
 
     def test_a_parser_that_raises_fails_its_own_response(self, ask: Asker) -> None:
         body = {"input": "Hello", "tools": [{"type": "function", "name": "boom"}], "ignore_eos": True}
+        body["max_output_tokens"] = 100
         response = ask.wait(ask("/v1/responses", {**body, "background": True})["id"])
         assert response["status"] == "failed"
         assert response["error"]["code"] == "server_error"
