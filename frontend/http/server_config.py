@@ -97,13 +97,26 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
 
     response_role: Annotated[str, Meta(description="Role of the answers of /v1/chat/completions.")] = "assistant"
     max_stored_responses: Annotated[
-        int, Meta(ge=0, description="Responses that /v1/responses keeps for later requests; 0 keeps none.")
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "Responses and conversations that /v1/responses and /v1/conversations keep for later requests, at the "
+                "longest until the server is restarted; 0 keeps none."
+            ),
+        ),
     ] = 1000
     max_stored_response_bytes: Annotated[
         int,
-        Meta(ge=0, description="Bytes of all responses kept; the oldest go first.", extra={"parse": "human_int"}),
+        Meta(
+            ge=0,
+            description="Bytes of all responses and conversations kept; the oldest go first.",
+            extra={"parse": "human_int"},
+        ),
     ] = 256 * 1024**2
-    max_stored_response_seconds: Annotated[int, Meta(ge=1, description="Seconds that a response is kept.")] = 24 * 3600
+    max_stored_response_seconds: Annotated[
+        int, Meta(ge=1, description="Seconds that a response or conversation is kept.")
+    ] = 24 * 3600
     enable_force_include_usage: Annotated[
         bool,
         Meta(description="Report token usage in every event of every stream and at its end, asked for or not."),

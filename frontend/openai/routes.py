@@ -31,8 +31,14 @@ from quire.frontend.openai.completions import TextCompletions
 from quire.frontend.openai.generate import GenerateLogprobs, GenerateRequest, GenerateResponse, TokenGeneration
 from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import RenderedRequest, Rendering
+from quire.frontend.openai.responses.compaction import Compactions
+from quire.frontend.openai.responses.conversation_routes import conversation_routes
+from quire.frontend.openai.responses.conversations import KeptConversations
+from quire.frontend.openai.responses.jobs import Jobs
+from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
+from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.openai.tokenize import DetokenizeRequest, Tokenization, TokenizeRequest
 
@@ -83,7 +89,7 @@ def openai_routes(
         *_chat_routes(chat, rendering, answers, load),
         *_completion_routes(text, rendering, answers, load),
         *_model_routes(ModelCards(engine), anthropic_models, answers),
-        *response_routes(Responses(engine, server, conversations, state), answers),
+        *_response_routes(engine, server, state, answers, conversations),
     ]
     tokenization = Tokenization(engine, conversations)
     return [
@@ -164,6 +170,22 @@ def _model_routes(
         return json_answer(models(request).card(name.removeprefix("/")))
 
     return [list_models, get_model]
+
+
+def _response_routes(
+    engine: AsyncLLM, server: ServerConfig, state: ServerState, answers: HttpAnswers, conversations: Conversations
+) -> list[Any]:
+    """Responses and conversations that the server keeps, which share one store."""
+    store = ResponseStore(
+        server.max_stored_responses, server.max_stored_response_bytes, server.max_stored_response_seconds
+    )
+    reader, kept = RequestReader(store), KeptConversations(store)
+    jobs = Jobs(engine, store, kept, state, tokens_as_ids=server.return_tokens_as_token_ids)
+    responses = Responses(engine, conversations, store, reader, jobs)
+    return [
+        *response_routes(responses, Compactions(engine, conversations, reader), answers),
+        *conversation_routes(kept, answers),
+    ]
 
 
 def _tokenizer_routes(tokenization: Tokenization, answers: HttpAnswers) -> list[Any]:

@@ -108,6 +108,12 @@ class Incompleteness(Struct):
     reason: Literal["max_output_tokens", "content_filter"]
 
 
+class ResponseConversation(Struct):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class Response(Struct, kw_only=True):
     """Answer of POST /v1/responses."""
 
@@ -116,6 +122,7 @@ class Response(Struct, kw_only=True):
     created_at: int
     status: Status = "in_progress"
     background: bool = False
+    conversation: ResponseConversation | None = None
     error: ResponseFailure | None = None
     incomplete_details: Incompleteness | None = None
     instructions: str | None = None
@@ -155,4 +162,31 @@ class DeletedResponse(Struct, kw_only=True):
 
     id: str
     object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class Compaction(Struct, kw_only=True):
+    """Answer of POST /v1/responses/compact: the messages that stay, and one item of type `compaction`."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
+class Conversation(Struct, kw_only=True):
+    """A conversation that the server keeps."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str] = {}
+
+
+class DeletedConversation(Struct, kw_only=True):
+    """Answer of DELETE /v1/conversations/{id}."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
     deleted: bool = True

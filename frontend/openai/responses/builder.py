@@ -91,7 +91,7 @@ class ResponseBuilder:
                 case Finish():
                     frames += self._finish(event)
                 case Usage():
-                    self.response.usage = _usage(event)
+                    self.response.usage = response_usage(event)
         return frames
 
     def end(self) -> bytes:
@@ -195,7 +195,8 @@ def _new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def _usage(usage: Usage) -> ResponseUsage:
+def response_usage(usage: Usage) -> ResponseUsage:
+    """Tokens of an answer, as responses tell them."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.cached_tokens),

@@ -12,6 +12,9 @@ from quire.frontend.openai.responses.tools import flat_name
 ROLES = ("user", "assistant", "system", "developer")
 """Roles of messages; results of tools are items of another type."""
 
+SUMMARY_HEADING = "Summary of the conversation so far:"
+"""Comes before the text of a compaction item in the prompt."""
+
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _HOSTED = (
     *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "computer_call"),
@@ -71,16 +74,35 @@ def to_messages(
         else:
             turn = None
             messages.append(_message(item, kind, index))
-    return messages
+    was_compacted = any(item.get("type") == "compaction" for item in items)
+    return joined(messages) if was_compacted else messages
 
 
-def encrypt(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`. It is no secret: opaque text only makes clients pass it on unread."""
-    return base64.b64encode(reasoning.encode()).decode("ascii")
+def joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of which those of the user that follow each other are one, because some templates take no two."""
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        if told and message["role"] == told[-1]["role"] == "user":
+            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n\n{message['content']}"}
+        else:
+            told.append(message)
+    return told
+
+
+def encrypt(text: str) -> str:
+    """Reasoning or a summary as `encrypted_content`. It is no secret: clients only pass it on unread."""
+    return base64.b64encode(text.encode()).decode("ascii")
+
+
+def _decrypt(item: dict[str, Any], index: int) -> str:
+    try:
+        return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
+    except (binascii.Error, ValueError, TypeError):
+        raise _refusal(index, "has an encrypted_content that is not from this server") from None
 
 
 def _message(item: dict[str, Any], kind: Any, index: int) -> dict[str, Any]:
-    """A message of anyone but the assistant, or a tool's result."""
+    """A message of anyone but the assistant, a tool's result, or the summary of what a compaction left out."""
     if kind == "message":
         if item.get("role") not in ROLES:
             raise _refusal(index, f"must have a role out of {', '.join(ROLES)}; got {item.get('role')!r}")
@@ -88,6 +110,8 @@ def _message(item: dict[str, Any], kind: Any, index: int) -> dict[str, Any]:
     if kind in _OUTPUTS:
         call_id = _string(item, "call_id", index)
         return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), index)}
+    if kind == "compaction":
+        return {"role": "user", "content": f"{SUMMARY_HEADING}\n\n{_decrypt(item, index)}"}
     if kind == "item_reference":
         raise _refusal(index, "is a reference; send the item itself, or continue with previous_response_id")
     raise _refusal(index, f"is of type {kind!r}, which is not supported")
@@ -116,10 +140,7 @@ def _reasoning(item: dict[str, Any], index: int) -> str:
     for field in ("content", "summary"):
         if item.get(field):
             return _text(item[field], index)
-    try:
-        return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
-    except (binascii.Error, ValueError, TypeError):
-        raise _refusal(index, "has an encrypted_content that is not from this server") from None
+    return _decrypt(item, index)
 
 
 def _text(content: Any, index: int) -> str:

@@ -12,8 +12,10 @@ from litestar.types import ASGIApp
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import Problem
 from quire.frontend.http.json_request import JsonRequest
-from quire.frontend.openai.responses.answers import DeletedResponse, InputTokenCount, Response
-from quire.frontend.openai.responses.input_items import ItemPage
+from quire.frontend.openai.responses.answers import Compaction, DeletedResponse, InputTokenCount, Response
+from quire.frontend.openai.responses.bodies import CompactRequest, InputTokensRequest
+from quire.frontend.openai.responses.compaction import Compactions
+from quire.frontend.openai.responses.item_page import ItemPage
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
 
@@ -47,7 +49,7 @@ class _Numbered:
         return b"event: error\ndata: " + _encode(body) + b"\n\n"
 
 
-def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
+def response_routes(responses: Responses, compactions: Compactions, answers: HttpAnswers) -> list[Any]:
     """Handlers below /v1."""
 
     @post("/responses", status_code=200, responses=documented(Response), summary="Respond")
@@ -76,10 +78,16 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
         return json_answer(responses.retrieve(response_id))
 
     @post("/responses/input_tokens", status_code=200, responses=documented(InputTokenCount), summary="Count tokens")
-    async def count_input_tokens(request: JsonRequest, data: ResponsesRequest) -> ASGIApp:
+    async def count_input_tokens(request: JsonRequest, data: InputTokensRequest) -> ASGIApp:
         """Counts the tokens of a request's prompt."""
         answers.check_ready()
         return await answers.whole(responses.count_input(data), request)
+
+    @post("/responses/compact", status_code=200, responses=documented(Compaction), summary="Compact")
+    async def compact_conversation(request: JsonRequest, data: CompactRequest) -> ASGIApp:
+        """A conversation in short: the model's summary stands for all that it and its tools said."""
+        answers.check_ready()
+        return await answers.whole(compactions.compact(data), request)
 
     @get("/responses/{response_id:str}/input_items", responses=documented(ItemPage), summary="Input")
     async def list_input_items(
@@ -107,6 +115,7 @@ def response_routes(responses: Responses, answers: HttpAnswers) -> list[Any]:
     return [
         create_response,
         count_input_tokens,
+        compact_conversation,
         retrieve_response,
         list_input_items,
         cancel_response,

@@ -37,11 +37,16 @@ NAMES = {
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
-    "conversation": (),
     "enable_response_messages": (False,),
     "previous_input_messages": (),
 }
 """Fields that are not supported, and the values of each that ask for nothing."""
+
+
+class ConversationReference(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A conversation that the server keeps."""
+
+    id: str
 
 
 class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,10 +77,11 @@ class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/responses."""
 
-    input: str | list[dict[str, Any]]
+    input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationReference | None = None
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
@@ -128,7 +134,6 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     session_id: str | None = None
     # Not supported.
     prompt: Any = None
-    conversation: Any = None
     enable_response_messages: Any = None
     previous_input_messages: Any = None
 
@@ -136,6 +141,11 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     def is_stored(self) -> bool:
         """Whether the response is kept for later requests."""
         return self.store is not False
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Id of the conversation that the response belongs to."""
+        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     def includes(self, what: str) -> bool:
         """Whether `include` names `what`."""
@@ -175,8 +185,11 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             raise ParameterError("background needs store: there is no other way to get the answer.", param="background")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise ParameterError("max_tool_calls must be at least 1.", param="max_tool_calls")
-        if len(self.metadata or ()) > MAX_METADATA:
-            raise ParameterError(f"metadata may have {MAX_METADATA} entries.", param="metadata")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise ParameterError(
+                "conversation does not go with previous_response_id; leave one out.", param="conversation"
+            )
+        check_metadata(self.metadata)
 
     def to_chat_input(self, messages: list[dict[str, Any]], tools: OfferedTools) -> ChatInput:
         """The conversation whose answer is the response.
@@ -211,6 +224,12 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
         ).checked()
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Raises ParameterError when there are too many entries."""
+    if len(metadata or ()) > MAX_METADATA:
+        raise ParameterError(f"metadata may have {MAX_METADATA} entries.", param="metadata")
 
 
 def _is_of_hosted_tools(what: str) -> bool:

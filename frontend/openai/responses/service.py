@@ -3,71 +3,47 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 
-from quire.core.errors import OverloadedError, ParameterError, QuireError, RequestError
-from quire.core.logging import get_logger
+from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
-from quire.frontend.chat.turn import Turn
-from quire.frontend.http.errors import describe
-from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.http.server_state import ServerState
-from quire.frontend.openai.logprobs import LogprobFormatter
-from quire.frontend.openai.responses.answers import DeletedResponse, InputTokenCount, Response
+from quire.frontend.openai.responses.answers import (
+    DeletedResponse,
+    InputTokenCount,
+    Response,
+    ResponseConversation,
+)
+from quire.frontend.openai.responses.bodies import InputTokensRequest
 from quire.frontend.openai.responses.builder import ResponseBuilder
-from quire.frontend.openai.responses.input_items import ItemPage, item_page
-from quire.frontend.openai.responses.items import encrypt, input_items, to_messages
+from quire.frontend.openai.responses.item_page import ItemPage, item_page, told_item
+from quire.frontend.openai.responses.items import encrypt
+from quire.frontend.openai.responses.jobs import Job, Jobs
+from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
 from quire.frontend.openai.responses.store import ResponseStore, StoredResponse, StreamHistory
-from quire.frontend.openai.responses.tools import OfferedTools
 from quire.frontend.openai.responses.truncation import fit
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
-
-logger = get_logger(__name__)
-
 
 ACCEPTED: list[bytes] = []
 """The empty first item of a stream: headers are sent without waiting for an event."""
 
 
-class _Job:
-    """A response that is being made."""
-
-    def __init__(self, request: ResponsesRequest, builder: ResponseBuilder, turn: Turn, stored: StoredResponse) -> None:
-        self.request = request
-        self.builder = builder
-        self.turn = turn
-        self.stored = stored
-
-
 class Responses:
-    """Answers the routes of the Responses API.
-
-    Args:
-        state: runs the responses that are made in the background, so that a stopping server waits for them.
-    """
+    """Answers the routes of the Responses API that make, tell and forget responses."""
 
     def __init__(
-        self,
-        engine: AsyncLLM,
-        server: ServerConfig,
-        conversations: Conversations,
-        state: ServerState,
+        self, engine: AsyncLLM, conversations: Conversations, store: ResponseStore, reader: RequestReader, jobs: Jobs
     ) -> None:
         self._engine = engine
-        self._tokens_as_ids = server.return_tokens_as_token_ids
         self._conversations = conversations
-        self._state = state
-        self._store = ResponseStore(
-            server.max_stored_responses, server.max_stored_response_bytes, server.max_stored_response_seconds
-        )
+        self._store = store
+        self._reader = reader
+        self._jobs = jobs
 
     async def create(self, request: ResponsesRequest) -> Response:
         """The whole response; one in the background is returned at once, unfinished.
@@ -78,9 +54,9 @@ class Responses:
         """
         job = await self._open(request)
         if request.background:
-            self._start(job)
+            self._jobs.start(job)
             return msgspec.structs.replace(job.builder.response, output=[])  # a copy: the response still changes
-        async for _ in self._run(job):
+        async for _ in self._jobs.run(job):
             pass
         return job.builder.response
 
@@ -89,14 +65,14 @@ class Responses:
         unless it is made in the background."""
         job = await self._open(request)
         if request.background:
-            self._start(job)
+            self._jobs.start(job)
             assert job.stored.history is not None
             async for frames in _follow(job.stored.history):
                 yield frames
             return
         try:
             yield ACCEPTED
-            async with aclosing(self._run(job)) as groups:
+            async with aclosing(self._jobs.run(job)) as groups:
                 async for frames in groups:
                     yield frames
         finally:
@@ -104,7 +80,7 @@ class Responses:
 
     def retrieve(self, response_id: str) -> Response:
         """A stored response as it is now. Raises NotFoundError."""
-        return self._store.get(response_id).response
+        return self._store.response(response_id).response
 
     def follow(self, response_id: str, start: int) -> AsyncGenerator[list[bytes], None]:
         """The events of a response made in the background with `stream`, from number `start` on, as for `stream`.
@@ -113,7 +89,7 @@ class Responses:
             NotFoundError: there is no such response.
             ParameterError: its events are not kept.
         """
-        history = self._store.get(response_id).history
+        history = self._store.response(response_id).history
         if history is None:
             raise ParameterError(
                 "Only responses created with background=true and stream=true can be streamed again; leave stream out.",
@@ -123,15 +99,18 @@ class Responses:
 
     def input_items(self, response_id: str, *, limit: int, after: str | None, newest_first: bool) -> ItemPage:
         """The items that a stored response answered. Raises NotFoundError and ParameterError."""
-        return item_page(self._store.get(response_id), limit=limit, after=after, newest_first=newest_first)
+        stored, suffix = self._store.response(response_id), response_id.removeprefix("resp_")
+        answered = stored.items[: stored.num_input_items]
+        items = [told_item(item, f"{suffix}_{index}") for index, item in enumerate(answered)]
+        return item_page(items, limit=limit, after=after, newest_first=newest_first)
 
-    async def count_input(self, request: ResponsesRequest) -> InputTokenCount:
-        """Tokens of the prompt that the request has. Raises RequestError."""
-        request.check()
+    async def count_input(self, request: InputTokensRequest) -> InputTokenCount:
+        """Tokens of the prompt that a response would have. Raises RequestError."""
+        response = request.as_response()
+        response.check()
         self._engine.model.check_name(request.model)
         with renamed(**NAMES):
-            _, chat, _ = self._read(request)
-            prompt = await self._conversations.render(chat)
+            prompt = await self._conversations.render(self._reader.read(response).chat)
         return InputTokenCount(input_tokens=len(prompt.token_ids))
 
     async def cancel(self, response_id: str) -> Response:
@@ -141,7 +120,7 @@ class Responses:
             NotFoundError: there is no such response.
             ParameterError: the response is not made in the background, or is finished.
         """
-        stored = self._store.get(response_id)
+        stored = self._store.response(response_id)
         response = stored.response
         if not response.background:
             raise ParameterError("Only responses created with background=true can be cancelled.", param="response_id")
@@ -156,12 +135,12 @@ class Responses:
 
     def delete(self, response_id: str) -> DeletedResponse:
         """Forgets a stored response. Raises NotFoundError."""
-        self._store.delete(response_id)
+        self._store.delete(self._store.response(response_id))
         return DeletedResponse(id=response_id)
 
     # ------------------------------------------------------------------------------------------------------ requests
 
-    async def _open(self, request: ResponsesRequest) -> _Job:
+    async def _open(self, request: ResponsesRequest) -> Job:
         """Checks the request and hands it to the engine."""
         request.check()
         self._engine.model.check_name(request.model)
@@ -172,8 +151,8 @@ class Responses:
         if request.background:
             self._store.check_room()
         with renamed(**NAMES):
-            items, chat, tools = self._read(request)
-            prompt = None
+            read = self._reader.read(request)
+            chat, prompt = read.chat, None
             if request.truncation == "auto":
                 chat, prompt = await fit(
                     chat,
@@ -183,86 +162,10 @@ class Responses:
                 )
             turn = await self._conversations.open(chat, response_id, prompt=prompt)
         response = _new_response(request, response_id, self._engine.model.name, self._engine)
-        builder = ResponseBuilder(response, tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
+        builder = ResponseBuilder(response, read.tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
         history = StreamHistory() if request.background and request.stream else None
-        return _Job(request, builder, turn, StoredResponse(response, items, history))
-
-    def _read(self, request: ResponsesRequest) -> tuple[list[dict[str, Any]], ChatInput, OfferedTools]:
-        """The whole conversation as items and as a ChatInput, and the request's tools."""
-        items = list(input_items(request.input))
-        previous = []
-        if request.previous_response_id is not None:
-            previous = self._previous_items(request.previous_response_id)
-            items = previous + items
-        tools = OfferedTools(request.tools)
-        messages = to_messages(items, request.instructions, num_previous=len(previous))
-        return items, request.to_chat_input(messages, tools), tools
-
-    def _previous_items(self, response_id: str) -> list[dict[str, Any]]:
-        stored = self._store.get(response_id, param="previous_response_id")
-        if stored.response.status not in ("completed", "incomplete"):
-            raise ParameterError(
-                f"The previous response is {stored.response.status}; a conversation goes on from one that is "
-                "completed or incomplete.",
-                param="previous_response_id",
-            )
-        return stored.items
-
-    # ------------------------------------------------------------------------------------------------------- answers
-
-    async def _run(self, job: _Job) -> AsyncGenerator[list[bytes], None]:
-        """Reads the turn to its end; yields the frames of its stream, those of one output together."""
-        builder, request = job.builder, job.request
-        formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=self._tokens_as_ids)
-        started = failed = False
-        try:
-            async for output, events in job.turn.events():
-                if not started:
-                    yield builder.start()
-                    started = True
-                logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
-                if frames := builder.add(events, logprobs):
-                    yield frames
-        except Exception as error:  # also from the parsers of users
-            if not request.background and not (request.stream and started):
-                raise  # nothing is sent yet: the error gets its own HTTP status
-            failed = True
-            logger.warning(
-                "response %s failed: %s", builder.response.id, error, exc_info=not isinstance(error, QuireError)
-            )
-            yield ([] if started else builder.start()) + builder.fail(_failure_code(error), describe(error).message)
-        finally:
-            job.turn.close()
-        if request.is_stored and self._store.keeps_any:
-            job.stored.items = job.stored.items + msgspec.to_builtins(builder.response.output)
-            self._store.put(job.stored)
-        if not failed:
-            yield [builder.end()]
-
-    def _start(self, job: _Job) -> None:
-        """Makes the response in the background."""
-        job.builder.response.status = "queued"
-        job.stored.task = self._state.start(self._record(job))
-        self._store.put(job.stored)
-
-    def _record(self, job: _Job) -> Coroutine[Any, Any, None]:
-        async def record() -> None:
-            response, history = job.builder.response, job.stored.history
-            groups = self._run(job)
-            try:
-                async for frames in groups:
-                    if history is not None:
-                        history.add(frames)
-            except asyncio.CancelledError:
-                if response.status != "cancelled":
-                    job.builder.fail("server_error", "The server was stopped.")
-                raise
-            finally:
-                await groups.aclose()
-                if history is not None:
-                    history.end()
-
-        return record()
+        stored = StoredResponse(response, read.previous + read.items, history)
+        return Job(request, builder, turn, stored, read.items)
 
 
 async def _follow(history: StreamHistory, start: int = 0) -> AsyncGenerator[list[bytes], None]:
@@ -280,12 +183,6 @@ def _response_id(request: ResponsesRequest) -> str:
     return f"resp_{request.request_id.removeprefix('resp_')[:MAX_ID_CHARACTERS]}"
 
 
-def _failure_code(error: Exception) -> str:
-    if isinstance(error, OverloadedError):
-        return "rate_limit_exceeded"
-    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
-
-
 def _new_response(request: ResponsesRequest, response_id: str, model: str, engine: AsyncLLM) -> Response:
     """The response's fields that are known before the model answers."""
     defaults = engine.sampling_input.defaults
@@ -293,6 +190,7 @@ def _new_response(request: ResponsesRequest, response_id: str, model: str, engin
         id=response_id,
         created_at=int(time.time()),
         background=bool(request.background),
+        conversation=ResponseConversation(request.conversation_id) if request.conversation_id is not None else None,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,

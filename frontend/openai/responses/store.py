@@ -1,4 +1,4 @@
-"""Responses that the server keeps: for `previous_response_id`, for reading them again, and while they are made."""
+"""What the server keeps between requests, within bounds: responses and conversations."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import NotFoundError, OverloadedError, ParameterError
-from quire.frontend.openai.responses.answers import Response
+from quire.frontend.openai.responses.answers import Conversation, Response
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,7 +50,28 @@ class StreamHistory:
         news.set()
 
 
-class StoredResponse:
+class Stored:
+    """What the store keeps under an id."""
+
+    def __init__(self, entry_id: str) -> None:
+        self.id = entry_id
+        self.stored_at = 0.0
+        self.num_bytes = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is still being made."""
+        return False
+
+    def stop(self) -> None:
+        """Ends what still makes it."""
+
+    def measure(self) -> int:
+        """Rough size in memory, in bytes."""
+        raise NotImplementedError
+
+
+class StoredResponse(Stored):
     """One response, the conversation up to its end, and the task that makes it in the background.
 
     Args:
@@ -59,18 +80,22 @@ class StoredResponse:
     """
 
     def __init__(self, response: Response, items: list[dict[str, Any]], history: StreamHistory | None = None) -> None:
+        super().__init__(response.id)
         self.response = response
         self.items = items
         self.num_input_items = len(items)
         self.history = history
         self.task: asyncio.Task[None] | None = None
-        self.stored_at = 0.0
-        self.num_bytes = 0
 
     @property
     def is_running(self) -> bool:
         """Whether the response is still being made."""
         return self.task is not None and not self.task.done()
+
+    def stop(self) -> None:
+        """Cancels the task that makes the response."""
+        if self.task is not None:
+            self.task.cancel()
 
     def measure(self) -> int:
         """Rough size of the response in memory, in bytes."""
@@ -78,13 +103,30 @@ class StoredResponse:
         return len(_encode(self.response)) + len(_encode(self.items)) + kept
 
 
-class ResponseStore:
-    """Keeps responses by id, the newest longest.
+class StoredConversation(Stored):
+    """One conversation.
 
     Args:
-        max_responses: most responses kept; 0 keeps none.
-        max_bytes: most bytes of all responses together.
-        max_age_seconds: how long a response is kept.
+        items: each with an id of its own. A list that is in here is replaced when items come or go, never changed.
+    """
+
+    def __init__(self, conversation: Conversation, items: list[dict[str, Any]]) -> None:
+        super().__init__(conversation.id)
+        self.conversation = conversation
+        self.items = items
+
+    def measure(self) -> int:
+        """Rough size of the conversation in memory, in bytes."""
+        return len(_encode(self.conversation)) + len(_encode(self.items))
+
+
+class ResponseStore:
+    """Keeps responses and conversations by id; those that were stored or changed last, longest.
+
+    Args:
+        max_responses: most responses and conversations kept; 0 keeps none.
+        max_bytes: most bytes of all of them together.
+        max_age_seconds: how long one is kept after its last change.
     """
 
     def __init__(
@@ -98,7 +140,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._max_age_seconds = max_age_seconds
         self._clock = clock
-        self._stored: dict[str, StoredResponse] = {}  # the oldest first
+        self._stored: dict[str, Stored] = {}  # the oldest first
         self._num_bytes = 0
 
     @property
@@ -109,19 +151,30 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._stored)
 
-    def __contains__(self, response_id: str) -> bool:
-        return response_id in self._stored
+    def __contains__(self, entry_id: str) -> bool:
+        return entry_id in self._stored
 
-    def put(self, stored: StoredResponse) -> None:
-        """Keeps a new or changed response. Old ones make room for it; one that is too large is not kept."""
-        self._remove(stored.response.id)
+    def put(self, stored: Stored) -> bool:
+        """Keeps a new or changed entry. Old ones make room for it. False for one that is too large, and not kept."""
+        self._remove(stored.id)
         stored.stored_at = self._clock()
         stored.num_bytes = stored.measure()
         if stored.num_bytes > self._max_bytes and not stored.is_running:
-            return
-        self._stored[stored.response.id] = stored
+            return False
+        self._stored[stored.id] = stored
         self._num_bytes += stored.num_bytes
         self._make_room()
+        return True
+
+    def check_size(self, stored: Stored, *, param: str) -> None:
+        """Raises ParameterError when an entry is too large to be kept."""
+        num_bytes = stored.measure()
+        if num_bytes > self._max_bytes:
+            raise ParameterError(
+                f"{param} would make this take {num_bytes} bytes, and the server keeps {self._max_bytes}: send less, "
+                "or raise --max-stored-response-bytes.",
+                param=param,
+            )
 
     def check_room(self) -> None:
         """Raises OverloadedError when responses that are still being made take all room."""
@@ -133,28 +186,34 @@ class ResponseStore:
                 retry_after_seconds=5,
             )
 
-    def get(self, response_id: str, *, param: str = "response_id") -> StoredResponse:
-        """The response.
+    def response(self, response_id: str, *, param: str = "response_id") -> StoredResponse:
+        """A response.
 
         Raises:
             NotFoundError: the response was never stored, or is gone.
         """
         self._drop_old()
         stored = self._stored.get(response_id)
-        if stored is None:
-            raise NotFoundError(
-                f"There is no response {response_id!r}: it was not stored, or has made room for newer ones "
-                "(--max-stored-responses, --max-stored-response-bytes, --max-stored-response-seconds).",
-                param=param,
-            )
+        if not isinstance(stored, StoredResponse):
+            raise _missing("response", response_id, param)
         return stored
 
-    def delete(self, response_id: str) -> None:
-        """Forgets a response, and ends one that is still being made. Raises NotFoundError."""
-        stored = self.get(response_id)
-        if stored.task is not None:
-            stored.task.cancel()
-        self._remove(response_id)
+    def conversation(self, conversation_id: str, *, param: str = "conversation_id") -> StoredConversation:
+        """A conversation.
+
+        Raises:
+            NotFoundError: there never was such a conversation, or it is gone.
+        """
+        self._drop_old()
+        stored = self._stored.get(conversation_id)
+        if not isinstance(stored, StoredConversation):
+            raise _missing("conversation", conversation_id, param)
+        return stored
+
+    def delete(self, stored: Stored) -> None:
+        """Forgets an entry, and ends a response that is still being made."""
+        stored.stop()
+        self._remove(stored.id)
 
     def check_new(self, response_id: str) -> None:
         """Raises ParameterError when the id is taken."""
@@ -163,21 +222,29 @@ class ResponseStore:
 
     def _make_room(self) -> None:
         self._drop_old()
-        for response_id, stored in list(self._stored.items()):
+        for entry_id, stored in list(self._stored.items()):
             if len(self._stored) <= self._max_responses and self._num_bytes <= self._max_bytes:
                 return
             if not stored.is_running:
-                self._remove(response_id)
+                self._remove(entry_id)
 
     def _drop_old(self) -> None:
         oldest = self._clock() - self._max_age_seconds
-        for response_id, stored in list(self._stored.items()):
+        for entry_id, stored in list(self._stored.items()):
             if stored.stored_at > oldest:
                 return
             if not stored.is_running:
-                self._remove(response_id)
+                self._remove(entry_id)
 
-    def _remove(self, response_id: str) -> None:
-        stored = self._stored.pop(response_id, None)
+    def _remove(self, entry_id: str) -> None:
+        stored = self._stored.pop(entry_id, None)
         if stored is not None:
             self._num_bytes -= stored.num_bytes
+
+
+def _missing(what: str, entry_id: str, param: str) -> NotFoundError:
+    return NotFoundError(
+        f"There is no {what} {entry_id!r}: it was not stored, the server was restarted, or it has made room for newer "
+        "ones (--max-stored-responses, --max-stored-response-bytes, --max-stored-response-seconds).",
+        param=param,
+    )

@@ -39,7 +39,7 @@ def test_the_oldest_make_room_in_number_bytes_and_age() -> None:
     assert names(store) == ["e"], "what is too large alone is not kept, and drives nothing out"
     clock.now += 101
     with pytest.raises(NotFoundError):
-        store.get("e")
+        store.response("e")
     assert len(store) == 0
 
 
@@ -58,7 +58,7 @@ def test_what_is_still_made_is_never_driven_out() -> None:
         store.put(other)
         with pytest.raises(OverloadedError):
             store.check_room()
-        store.delete("a")
+        store.delete(running)
         await asyncio.wait([running.task])
         assert running.task.cancelled()
         other.task.cancel()
@@ -111,7 +111,8 @@ def test_items_of_one_turn_become_one_message() -> None:
         ({"role": "robot", "content": "a"}, "must have a role out of user, assistant, system, developer"),
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "needs a string 'call_id'"),
         ({"type": "reasoning", "summary": [], "encrypted_content": "gAAA%"}, "not from this server"),
-        ({"type": "computer_call"}, "'computer_call', which is not supported"),
+        ({"type": "compaction", "encrypted_content": "gAAA%"}, "not from this server"),
+        ({"type": "hologram"}, "'hologram', which is not supported"),
         ({"role": "user", "content": [{"type": "input_file"}]}, "reads text only"),
         ({"role": "user"}, "a string or a list of parts"),
     ],
