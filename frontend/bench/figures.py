@@ -72,7 +72,7 @@ def _statistics(name: str, seconds: list[float], percentiles: list[float]) -> di
 
 def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     """Prints a table of two columns, the second right-aligned."""
-    table = Table(title=title, show_header=False)
+    table = Table(title=title, show_header=False, min_width=len(title))
     table.add_column("figure")
     table.add_column("value", justify="right")
     for row in rows:

@@ -16,8 +16,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "shell",
         choices=SHELLS,
-        metavar="SHELL",
-        help="bash, zsh or fish. The script belongs in ~/.local/share/bash-completion/completions/quire, in a folder "
+        metavar="{bash,zsh,fish}",
+        help="The script belongs in ~/.local/share/bash-completion/completions/quire, in a folder "
         "of zsh's $fpath as _quire, or in ~/.config/fish/completions/quire.fish.",
     )
 
