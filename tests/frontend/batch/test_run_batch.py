@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from quire import AsyncLLM
 from quire.core.config.engine_args import EngineArgs
+from quire.core.config.observability import ProfilerConfig
 from quire.core.errors import ConfigError, EngineDeadError
 from quire.frontend.batch import run_batch as module
 from quire.frontend.batch.config import BatchConfig
@@ -104,6 +106,16 @@ def test_a_batch_from_end_to_end(args: EngineArgs, tmp_path: Path) -> None:
         assert answer["id"].startswith("batch_req_")
     assert found["a"]["response"]["body"]["object"] == "text_completion"
     assert found["b"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_a_profile_of_the_run_is_written(args: EngineArgs, tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    profiler = ProfilerConfig(profiler="timeline", torch_profiler_dir=str(traces))
+    args = replace(args, observability=replace(args.observability, profiler_config=profiler))
+    source = write(tmp_path / "in.jsonl", [line("a", prompt="Hello")])
+    assert asyncio.run(run_batch(args, BatchConfig(input_file=str(source), output_file=str(tmp_path / "out")))) == 0
+    [trace] = traces.iterdir()
+    assert [each["name"] for each in json.loads(trace.read_text())["traceEvents"]].count("step") == 4
 
 
 def test_constraints_hold_for_each_line(run: Callable[..., int], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_stream_is_logged_in_parts_and_whole(served: ServerProcess) -> None:
     _, lines = lines_of(served, "POST", "/v1/completions", json={**BODY, "stream": True, "max_tokens": 5})
     told = [line for line in lines if "Generated response" in line]
     assert [" (streaming delta)" in line for line in told] == [True] * (len(told) - 1) + [False]
-    assert len(told) > 2
+    assert len(told) >= 2  # a busy machine merges parts
     assert " (streaming complete): output: " in told[-1]
     assert told[-1].endswith("finish_reason: length")
 
