@@ -6,19 +6,17 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import msgspec
-
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.engine.supervisor import EngineStatus
-from quire.core.errors import ConfigError, EngineDeadError, ParameterError
-from quire.core.logging import configure_for_program, get_logger
-from quire.core.wire import function_call
-from quire.core.wire.protocol import START_PROFILE, STOP_PROFILE, EngineReady, StartProfile
+from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.logging import configure_for_program
+from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
-from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.control.profilers import profiler_of
+from quire.frontend.control.worker_calls import WorkerCalls
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.not_offered import explain
@@ -28,25 +26,15 @@ from quire.frontend.metrics.reader import Metric, read_metrics
 from quire.frontend.metrics.stats_log import StatsLog
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.arguments import Tokenization, refuse
-from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
-from quire.frontend.requests.beam_search import BeamSearch, check_beams
-from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.beam_search import BeamSearch
 from quire.frontend.requests.prompt import Prompt, PromptLike, with_text
-from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
-from quire.frontend.requests.request_builder import RequestBuilder
+from quire.frontend.requests.request_intake import AfterReasoning, RequestIntake
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.running_requests import RunningRequests
-from quire.frontend.requests.sampling_input import SamplingInput
 from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.truncation import Truncation
-
-if TYPE_CHECKING:
-    from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
-
-logger = get_logger(__name__)
 
 
 class AsyncLLM:
@@ -81,34 +69,15 @@ class AsyncLLM:
         self.model = model
         self.client = client
         self.metrics = metrics
-        self._log = log
-        self.limit = ContextLimit(config.max_model_len)
-        self.async_tokenizer = AsyncTokenizer(tokenizer, self.limit)
+        self._intake = RequestIntake(config, model, client, tokenizer, metrics, log, _after_reasoning(model, tokenizer))
+        self.limit = self._intake.limit
+        self.async_tokenizer = self._intake.async_tokenizer
+        self.sampling_input = self._intake.sampling_input
+        self.prompts = self._intake.prompts
         self.chat_templates = ChatTemplates(tokenizer, model.name)
-        vocab_size = config.spec.vocab_size
-        self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
-        self.prompts = PromptReader(
-            self.async_tokenizer,
-            self.limit,
-            vocab_size=vocab_size,
-            read_embeds=embeds_reader(config.spec.hidden_size) if model.takes_embeds else None,
-        )
-        self._requests = RunningRequests(
-            client,
-            RequestBuilder(self.sampling_input, self.limit, seed=config.seed),
-            GrammarCompiler(
-                tokenizer,
-                vocab_size=vocab_size,
-                end_token_ids=config.spec.eos_token_ids,
-                options=model.structured_outputs,
-            ),
-            model,
-            tokenizer,
-            takes_priority=config.limits.policy == "priority",
-            metrics=metrics,
-        )
+        self._profiler = profiler_of(config, client)
+        self._worker_calls = WorkerCalls(client, allowed=config.allow_insecure_serialization)
         self._tokenizer = tokenizer
-        self._after_reasoning = _after_reasoning(model, tokenizer)
         self._ready: EngineReady | None = None
         self._stats_log = StatsLog(metrics) if metrics is not None else None
         self._logging_stats: asyncio.Task[None] | None = None
@@ -224,7 +193,7 @@ class AsyncLLM:
 
     async def aclose(self) -> None:
         """Ends running requests with finish_reason "abort", then the engine, in order."""
-        self._requests.close()
+        self._intake.running.close()
         self.async_tokenizer.close()
         if self._logging_stats is not None:
             self._logging_stats.cancel()
@@ -259,44 +228,19 @@ class AsyncLLM:
         grammar_is_whole: bool = False,
         arrival_time: float | None = None,
     ) -> RequestStream:
-        """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.
-
-        Args:
-            prompt: text, token ids, `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`, or a
-                text with the token ids that our tokenizer made of it.
-            sampling_params: None for the checkpoint's defaults.
-            request_id: unique among running requests.
-            priority: lower runs first, with `--scheduling-policy priority`.
-            cache_salt: only requests with the same salt share pages in the prefix cache.
-            truncation: cuts a prompt that is too long; None refuses it.
-            fit_context: reduce a `max_tokens` that does not fit the context, instead of refusing it.
-            grammar_is_whole: the constraint describes the whole output, reasoning included.
-            arrival_time: Unix seconds, from which latencies count; None for now.
-
-        Returns:
-            The stream of outputs. Close a stream that is not read to its end: that aborts the request.
-
-        Raises:
-            ParameterError: a parameter or the prompt is wrong, by name.
-            EngineError: the engine cannot take requests.
-        """
+        """Validates a request and submits it to the engine; arguments, result and errors are `RequestIntake.open`'s."""
         await self.start()
-        must_fit = truncation is None
-        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit)
-        sampling = sampling_params or self.sampling_input.default_params()
-        if truncation is not None:
-            read = self.prompts.truncate(read, truncation, sampling.max_tokens)
-        if self._after_reasoning is not None and not grammar_is_whole:
-            sampling = self._after_reasoning.apply(sampling, read.text, read.token_ids)
-        return await self._requests.open(
-            read,
-            sampling,
+        return await self._intake.open(
+            prompt,
+            sampling_params,
             request_id,
             priority=priority,
             cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
+            truncation=truncation,
             fit_context=fit_context,
+            grammar_is_whole=grammar_is_whole,
             arrival_time=arrival_time,
-            log=self._log,
         )
 
     async def open_beams(
@@ -310,24 +254,16 @@ class AsyncLLM:
         add_special_tokens: bool = True,
         tells_logprobs: bool = True,
     ) -> BeamSearch:
-        """Prepares a beam search from a prompt, and validates it; nothing runs yet. Other arguments as in `open`.
-
-        Args:
-            tells_logprobs: the output includes the log-probabilities of its tokens.
-
-        Raises:
-            ParameterError: the prompt is wrong, or too long for max_tokens.
-        """
+        """Prepares a beam search from a prompt; arguments, result and errors are `RequestIntake.open_beams`'s."""
         await self.start()
-        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
-        check_beams(read, params, self.max_model_len)
-        if self._log is not None:
-            self._log.add(request_id, read, params)
-        open_request = functools.partial(
-            self._requests.open, priority=priority, cache_salt=cache_salt, limit_logprobs=False
-        )
-        return BeamSearch(
-            open_request, self._tokenizer, self.config.spec, read, params, request_id, tells_logprobs=tells_logprobs
+        return await self._intake.open_beams(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
+            tells_logprobs=tells_logprobs,
         )
 
     async def generate(
@@ -387,12 +323,12 @@ class AsyncLLM:
         Args:
             internal: an id is the same inside the engine and outside, so either value means the same.
         """
-        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
+        self._intake.running.abort([request_id] if isinstance(request_id, str) else request_id)
 
     @property
     def num_unfinished(self) -> int:
         """Number of running requests."""
-        return len(self._requests)
+        return len(self._intake.running)
 
     def get_num_unfinished_requests(self) -> int:
         """The same as `num_unfinished`."""
@@ -425,16 +361,8 @@ class AsyncLLM:
             profile_prefix: begins the names of the files of torch's profiler.
             delay_iterations, max_iterations: for this profile instead of those of `profiler_config`.
         """
-        if self.config.torch_profile is None:
-            refuse(profile_prefix=profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
-            await self._profile(True)
-            return
-        try:
-            session = msgspec.convert((profile_prefix, delay_iterations, max_iterations), StartProfile)
-        except msgspec.ValidationError as error:
-            raise ParameterError(f"profile_prefix, delay_iterations, max_iterations: {error}.") from None
         await self.start()
-        await self.client.call_workers(START_PROFILE, msgspec.msgpack.encode(session))
+        await self._profiler.start(profile_prefix, delay_iterations, max_iterations)
 
     async def stop_profile(self) -> str | None:
         """Ends the profile and writes it, as Chrome traces, into `torch_profiler_dir`.
@@ -442,22 +370,8 @@ class AsyncLLM:
         Returns:
             The path of the file, of the first worker's if each writes one; None if no step was recorded.
         """
-        if self.config.torch_profile is None:
-            path = await self._profile(False)
-            logger.info("timeline written to %s", path)
-            return path
         await self.start()
-        first, *_ = await self.client.call_workers(STOP_PROFILE)
-        return first.decode() or None
-
-    async def _profile(self, active: bool) -> str | None:
-        if self.config.trace_folder is None:
-            raise ConfigError(
-                "Nothing is recorded without a profiler: start with "
-                '--profiler-config {"profiler": "torch", "torch_profiler_dir": "DIR"}.'
-            )
-        await self.start()
-        return await self.client.profile(active)
+        return await self._profiler.stop()
 
     async def collective_rpc(
         self,
@@ -477,15 +391,7 @@ class AsyncLLM:
             EngineError: the method failed on a worker; the error names it.
             TimeoutError: the workers have not answered in time. They go on.
         """
-        if not self.config.allow_insecure_serialization:
-            raise ConfigError(
-                "Functions travel to workers as pickles, which can run anything there: allow that with "
-                "allow_insecure_serialization=True, or QUIRE_ALLOW_INSECURE_SERIALIZATION=1."
-            )
-        payload = function_call.pack(method, args, kwargs or {})
-        async with asyncio.timeout(timeout):
-            results = await self.client.call_workers(function_call.FUNCTION_CALL, payload)
-        return [function_call.unpack(result) for result in results]
+        return await self._worker_calls.call(method, timeout, args, kwargs or {})
 
     async def do_log_stats(self) -> None:
         """Logs a line of statistics now, unless the engine has been idle, or `disable_log_stats` is set."""
@@ -538,7 +444,7 @@ class AsyncLLM:
             raise AttributeError(explain(type(self), name))
 
 
-def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> "ConstraintsAfterReasoning | None":
+def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterReasoning | None:
     """What lets constraints begin after the reasoning; None if the options name no parser.
 
     Raises:
@@ -552,4 +458,4 @@ def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> "Constr
     from quire.frontend.parsing.parsers import OutputParsers
 
     parsers = OutputParsers(None, named.reasoning_parser, reasoning_plugin=named.reasoning_parser_plugin)
-    return ConstraintsAfterReasoning(parsers, functools.partial(tokenizer.decode, skip_special_tokens=False))
+    return ConstraintsAfterReasoning(parsers, functools.partial(tokenizer.decode, skip_special_tokens=False)).apply

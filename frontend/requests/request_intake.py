@@ -1,0 +1,170 @@
+"""Takes requests in: reads the prompt, settles the sampling parameters, and hands the request to the engine."""
+
+import functools
+from collections.abc import Callable
+
+from quire.core.config.resolved import EngineConfig
+from quire.core.engine.client import EngineClient
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.served_model import ServedModel
+from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.requests.async_tokenizer import AsyncTokenizer
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.beam_search import BeamSearch, check_beams
+from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
+from quire.frontend.requests.request_builder import RequestBuilder
+from quire.frontend.requests.request_log import RequestLog
+from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.running_requests import RunningRequests
+from quire.frontend.requests.sampling_input import SamplingInput
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.truncation import Truncation
+
+AfterReasoning = Callable[[SamplingParams, str | None, list[int]], SamplingParams]
+"""The same parameters, with constraints that begin after the reasoning; of a prompt's text, if known, and token ids."""
+
+
+class RequestIntake:
+    """The way of a request from a caller's arguments to the engine, which has been started.
+
+    Args:
+        config: the engine's resolved options.
+        model: names and per-request defaults.
+        client: the engine's client.
+        tokenizer: None to serve only token ids.
+        metrics: counts requests; None counts nothing.
+        log: logs requests; None logs nothing.
+        after_reasoning: None where constraints hold from the first token.
+
+    Attributes:
+        limit: tokens that prompt and output may have together.
+        async_tokenizer: makes token ids of texts beside the event loop.
+        sampling_input: the checkpoint's defaults and the server's limits of sampling parameters.
+        prompts: reads prompts in all their forms.
+        running: the requests that the engine works on.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ServedModel,
+        client: EngineClient,
+        tokenizer: Tokenizer | None,
+        metrics: EngineMetrics | None,
+        log: RequestLog | None,
+        after_reasoning: AfterReasoning | None,
+    ) -> None:
+        self._spec = config.spec
+        self._tokenizer = tokenizer
+        self._log = log
+        self._after_reasoning = after_reasoning
+        self.limit = ContextLimit(config.max_model_len)
+        self.async_tokenizer = AsyncTokenizer(tokenizer, self.limit)
+        vocab_size = config.spec.vocab_size
+        self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
+        self.prompts = PromptReader(
+            self.async_tokenizer,
+            self.limit,
+            vocab_size=vocab_size,
+            read_embeds=embeds_reader(config.spec.hidden_size) if model.takes_embeds else None,
+        )
+        self.running = RunningRequests(
+            client,
+            RequestBuilder(self.sampling_input, self.limit, seed=config.seed),
+            GrammarCompiler(
+                tokenizer,
+                vocab_size=vocab_size,
+                end_token_ids=config.spec.eos_token_ids,
+                options=model.structured_outputs,
+            ),
+            model,
+            tokenizer,
+            takes_priority=config.limits.policy == "priority",
+            metrics=metrics,
+        )
+
+    async def open(
+        self,
+        prompt: PromptLike | Prompt,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+        truncation: Truncation | None = None,
+        fit_context: bool = False,
+        grammar_is_whole: bool = False,
+        arrival_time: float | None = None,
+    ) -> RequestStream:
+        """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.
+
+        Args:
+            prompt: text, token ids, `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`, or a
+                text with the token ids that our tokenizer made of it.
+            sampling_params: None for the checkpoint's defaults.
+            request_id: unique among running requests.
+            priority: lower runs first, with `--scheduling-policy priority`.
+            cache_salt: only requests with the same salt share pages in the prefix cache.
+            truncation: cuts a prompt that is too long; None refuses it.
+            fit_context: reduce a `max_tokens` that does not fit the context, instead of refusing it.
+            grammar_is_whole: the constraint describes the whole output, reasoning included.
+            arrival_time: Unix seconds, from which latencies count; None for now.
+
+        Returns:
+            The stream of outputs. Close a stream that is not read to its end: that aborts the request.
+
+        Raises:
+            ParameterError: a parameter or the prompt is wrong, by name.
+            EngineError: the engine cannot take requests.
+        """
+        must_fit = truncation is None
+        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        sampling = sampling_params or self.sampling_input.default_params()
+        if truncation is not None:
+            read = self.prompts.truncate(read, truncation, sampling.max_tokens)
+        if self._after_reasoning is not None and not grammar_is_whole:
+            sampling = self._after_reasoning(sampling, read.text, read.token_ids)
+        return await self.running.open(
+            read,
+            sampling,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            fit_context=fit_context,
+            arrival_time=arrival_time,
+            log=self._log,
+        )
+
+    async def open_beams(
+        self,
+        prompt: PromptLike | Prompt,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+        tells_logprobs: bool = True,
+    ) -> BeamSearch:
+        """Prepares a beam search from a prompt, and validates it; nothing runs yet. Other arguments as in `open`.
+
+        Args:
+            tells_logprobs: the output includes the log-probabilities of its tokens.
+
+        Raises:
+            ParameterError: the prompt is wrong, or too long for max_tokens.
+        """
+        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
+        check_beams(read, params, self.limit.max_model_len)
+        if self._log is not None:
+            self._log.add(request_id, read, params)
+        open_request = functools.partial(
+            self.running.open, priority=priority, cache_salt=cache_salt, limit_logprobs=False
+        )
+        return BeamSearch(
+            open_request, self._tokenizer, self._spec, read, params, request_id, tells_logprobs=tells_logprobs
+        )
