@@ -7,10 +7,13 @@ from msgspec import Meta, Struct
 
 from quire.core.config.reasoning import ReasoningConfig
 from quire.core.errors import ConfigError
-from quire.frontend.checkpoint.serving_defaults import ServingDefaults
+from quire.core.logging import get_logger
+from quire.frontend.checkpoint.serving_defaults import FILE_NAME, ServingDefaults
 
 if TYPE_CHECKING:
     from quire.frontend.parsing.parsers import OutputParsers
+
+logger = get_logger(__name__)
 
 
 class ChatConfig(Struct, frozen=True, kw_only=True):
@@ -37,7 +40,11 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         bool, Meta(description="Leave tools out of the prompt when a request sets tool_choice to none.")
     ] = False
     enable_auto_tool_choice: Annotated[
-        bool, Meta(description="Let the model call functions when it likes to; needs --tool-call-parser.")
+        bool,
+        Meta(
+            description="Let the model call functions when it likes to. The parser is that of --tool-call-parser, else "
+            "the one that the checkpoint names or that its chat template shows."
+        ),
     ] = False
     tool_call_parser: Annotated[
         str | None,
@@ -48,21 +55,28 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        if self.enable_auto_tool_choice and not self.tool_call_parser:
-            raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser as well.")
         if self.tool_call_parser or self.tool_parser_plugin:
             self.make_output_parsers(ReasoningConfig())
 
-    def with_defaults(self, checkpoint: ServingDefaults) -> Self:
+    def with_defaults(self, checkpoint: ServingDefaults, template: str | None = None) -> Self:
         """The same options; unset ones come from the checkpoint.
 
+        Args:
+            template: the model's chat template, which shows the form of calls that `enable_auto_tool_choice` needs.
+
         Raises:
-            ConfigError: the checkpoint names a parser that does not exist.
+            ConfigError: the checkpoint names a parser that does not exist, or calls are wanted and nothing tells their
+                form.
         """
-        if self.tool_call_parser is not None or checkpoint.tool_call_parser is None:
+        if self.tool_call_parser is not None:
             return self
-        named = checkpoint.tool_call_parser
-        return msgspec.structs.replace(self, tool_call_parser=named, enable_auto_tool_choice=True)
+        name, source = checkpoint.tool_call_parser, FILE_NAME
+        if name is None:
+            if not self.enable_auto_tool_choice:
+                return self
+            name, source = _recognised(template), "the chat template"
+        logger.info("calls of functions are read as %s, by %s", name, source)
+        return msgspec.structs.replace(self, tool_call_parser=name, enable_auto_tool_choice=True)
 
     def make_output_parsers(self, reasoning: ReasoningConfig) -> "OutputParsers":
         """The parsers that find reasoning and calls in answers.
@@ -91,3 +105,17 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         from quire.frontend.text.chat_template import read_template  # imported here: most options need no Jinja
 
         return read_template(self.chat_template)
+
+
+def _recognised(template: str | None) -> str:
+    # Imported here, because most servers need no parser.
+    from quire.frontend.parsing.parsers import tool_parser_names
+    from quire.frontend.parsing.recognition import recognise
+
+    name = recognise(template or "")
+    if name is None:
+        raise ConfigError(
+            "--enable-auto-tool-choice: neither the checkpoint nor its chat template tells how the model writes calls; "
+            f"add --tool-call-parser with one of {', '.join(tool_parser_names())}."
+        )
+    return name

@@ -25,7 +25,8 @@ class Conversations:
     def __init__(self, engine: AsyncLLM, config: ChatConfig) -> None:
         self._engine = engine
         checkpoint, reasoning = read_serving_defaults(Path(engine.model.folder)), engine.model.reasoning
-        parsers = config.with_defaults(checkpoint).make_output_parsers(checkpoint.complete(reasoning))
+        template = config.read_chat_template() or engine.chat_templates.for_tools
+        parsers = config.with_defaults(checkpoint, template).make_output_parsers(checkpoint.complete(reasoning))
         self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config)
         self._reader = AnswerReader(
             parsers,

@@ -22,6 +22,12 @@ class ChatTemplates:
         self._model = model
         self._compiled = functools.lru_cache(maxsize=16)(self._compile)
 
+    @property
+    def for_tools(self) -> str | None:
+        """The checkpoint's template for conversations with tools; None if it has no template."""
+        own = {} if self._tokenizer is None else self._tokenizer.chat_templates
+        return own.get("tool_use", own.get("default"))
+
     def render(
         self,
         messages: list[Message],

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.serving_defaults import ServingDefaults
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.parsing import recognition
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.events import (
     Event,
@@ -482,14 +485,43 @@ def test_an_unknown_parser_is_refused_with_the_names_there_are():
 
 
 def test_the_server_checks_its_parsers_at_start():
-    with pytest.raises(ConfigError, match=r"--enable-auto-tool-choice needs --tool-call-parser"):
-        ServerConfig(enable_auto_tool_choice=True)
+    with pytest.raises(ConfigError, match=r"--enable-auto-tool-choice: .*--tool-call-parser with one of .*hermes"):
+        ServerConfig(enable_auto_tool_choice=True).with_defaults(ServingDefaults(), "{{ messages }}")
     with pytest.raises(ConfigError, match=r"--tool-call-parser.*hermes"):
         ServerConfig(tool_call_parser="hermess")
     with pytest.raises(ConfigError, match=r"--reasoning-parser.*qwen3"):
-        ServerConfig(reasoning_parser="qwen")
+        OutputParsers(None, "qwen")
     with pytest.raises(ConfigError, match=r"--reasoning-parser-plugin.*no file"):
-        ServerConfig(reasoning_parser="qwen3", reasoning_parser_plugin="/nowhere.py")
-    parsers = ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3").make_output_parsers()
-    assert not parsers.finds_calls
-    assert ServerConfig(tool_call_parser="hermes", enable_auto_tool_choice=True).make_output_parsers().finds_calls
+        OutputParsers(None, "qwen3", reasoning_plugin="/nowhere.py")
+    reasoning = ReasoningConfig(reasoning_parser="qwen3")
+    assert not ServerConfig(tool_call_parser="hermes").make_output_parsers(reasoning).finds_calls
+    server = ServerConfig(tool_call_parser="hermes", enable_auto_tool_choice=True)
+    assert server.make_output_parsers(reasoning).finds_calls
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ('<tool_call>\n{"name": <name>, "arguments": <args>}\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=name>\n<parameter=key>", "qwen3_coder"),
+        ("<tool_call>{name}<arg_key>{key}</arg_key>", "glm45"),
+        ("{{- '[TOOL_CALLS][' }}", "mistral"),
+        ('Environment: ipython {"name": name, "parameters": {}}', "llama3_json"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>name\n```json", "deepseek_v3"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>", "deepseek_v31"),
+        ("<|start|>assistant<|channel|>commentary to=functions.x<|message|>{}<|call|>", "openai"),
+    ],
+)
+def test_a_template_shows_the_form_of_calls(template: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="quire"):
+        config = ServerConfig(enable_auto_tool_choice=True).with_defaults(ServingDefaults(), template)
+    assert config.tool_call_parser == name
+    assert f"read as {name}, by the chat template" in caplog.text
+    assert ServerConfig().with_defaults(ServingDefaults(), template).tool_call_parser is None
+    named = ServingDefaults(tool_call_parser="jamba")
+    assert ServerConfig(enable_auto_tool_choice=True).with_defaults(named, template).tool_call_parser == "jamba"
+
+
+def test_every_recognised_parser_exists() -> None:
+    for name, _ in recognition._MARKS:
+        OutputParsers(name)
