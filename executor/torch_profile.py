@@ -80,7 +80,7 @@ class TorchProfile:
 
     @property
     def _delay(self) -> int:
-        asked = self._session and self._session.delay_iterations
+        asked = None if self._session is None else self._session.delay_iterations
         return self._config.delay_iterations if asked is None else asked
 
     def _begin(self) -> None:
