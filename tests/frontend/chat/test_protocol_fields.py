@@ -98,7 +98,6 @@ RESPONSES_REFUSE: dict[str, Any] = {
     "media_io_kwargs": {"a": 1},
     "mm_processor_kwargs": {"a": 1},
     "prompt": {"id": "x"},
-    "conversation": "conv_1",
     "enable_response_messages": True,
     "previous_input_messages": [{"role": "user"}],
 }
@@ -110,7 +109,7 @@ RESPONSES_HARMLESS = {
 MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control", "context_management"}
 RESPONSES_OWN = {
     *("input", "instructions", "previous_response_id", "store", "background", "truncation", "request_id", "metadata"),
-    "model",
+    *("model", "conversation"),
 }
 """What the service itself reads; `test_responses.py` shows what for."""
 

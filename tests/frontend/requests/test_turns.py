@@ -21,8 +21,12 @@ from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.responses.conversations import KeptConversations
+from quire.frontend.openai.responses.jobs import Jobs
+from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
+from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.requests.merging import TASKS_PER_TURN
 from quire.frontend.requests.turns import TURN_SECONDS, apart, in_turns
@@ -105,7 +109,11 @@ class Server:
         self.chat = ChatCompletions(llm, config, conversations)
         self.batch = BatchChat(self.chat)
         self.messages = Messages(config, llm.model, conversations)
-        self.responses = Responses(llm, config, conversations, ServerState())
+        store = ResponseStore(
+            config.max_stored_responses, config.max_stored_response_bytes, config.max_stored_response_seconds
+        )
+        jobs = Jobs(llm, store, KeptConversations(store), ServerState(), tokens_as_ids=False)
+        self.responses = Responses(llm, conversations, store, RequestReader(store), jobs)
 
 
 @pytest.fixture(scope="module")
