@@ -69,6 +69,10 @@ class SamplingInput:
         elif sampling.thinking_token_budget is not None:
             self._check_thinking(sampling.thinking)
         forbidden = sampling.bad_words_token_ids or []
+        for sequence in forbidden:
+            if not sequence:
+                raise ParameterError("bad_words_token_ids holds an empty sequence.", param="bad_words_token_ids")
+            self._check_ids("bad_words_token_ids", sequence)
         if sampling.bad_words:
             forbidden = self._tokenize_words(sampling.bad_words)
             changes |= {"bad_words": None, "bad_words_token_ids": forbidden}
