@@ -115,9 +115,18 @@ class TorchProfile:
         done.export_chrome_trace(self._path)
         logger.info("profile written to %s", self._path)
         if self._config.torch_profiler_dump_cuda_time_total:
-            by = "self_cuda_time_total" if ProfilerActivity.CUDA in self._activities else "self_cpu_time_total"
-            table = done.key_averages().table(sort_by=by, row_limit=TABLE_ROWS)
-            (folder / f"profiler_out_{name}.txt").write_text(table, encoding="utf-8")
+            self._write_table(done, folder / f"profiler_out_{name}.txt")
+
+    def _write_table(self, done: profile, path: Path) -> None:
+        by = "self_cuda_time_total" if ProfilerActivity.CUDA in self._activities else "self_cpu_time_total"
+        try:
+            averages = done.key_averages()
+        except UnicodeDecodeError as error:  # with stacks, torch gives some names of Python's frames as broken bytes
+            logger.warning(
+                "the table of operations is left out; torch_profiler_with_stack=false avoids this: %s", error
+            )
+            return
+        path.write_text(averages.table(sort_by=by, row_limit=TABLE_ROWS), encoding="utf-8")
 
     # -------------------------------------------------------------------------------------------------------- spans
 

@@ -109,7 +109,8 @@ def test_torchs_profiler_writes_the_operations_of_each_worker(
         assert names >= {"inputs", "forward", "sample", "attention", "rotate_and_store"}
         assert len([name for name in names if name.startswith("linear ")]) >= 4
         assert any(name.startswith("aten::") for name in names)
-    assert len(list(folder.glob("profiler_out_mine_tp*.txt"))) == num_ranks
+    num_left_out = server.logs().count("the table of operations is left out")  # torch could not read a name
+    assert len(list(folder.glob("profiler_out_mine_tp*.txt"))) + num_left_out == num_ranks
 
 
 def test_torchs_profiler_counts_steps(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
