@@ -136,6 +136,7 @@ def test_a_running_event_loop_does_not_matter(llm: LLM) -> None:
 
 def test_ctrl_c_ends_the_call_and_leaves_the_engine_usable(llm: LLM) -> None:
     expected = text_of(llm, "a")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[5]] * 2000, GREEDY.replace(max_tokens=200))
