@@ -97,10 +97,10 @@ def _text_formatter(part: str) -> logging.Formatter:
     return logging.Formatter(text_format(part), datefmt=DATE_FORMAT)
 
 
-def text_format(part: str, message: str = "%(message)s") -> str:
-    """The format of a line of text; `message` is the format of its last column."""
+def text_format(part: str) -> str:
+    """The format of a line of text."""
     prefix = envs.read("LOGGING_PREFIX", "") or ""
-    return f"{prefix}%(asctime)s %(levelname)-7s {part}  {message}"
+    return f"{prefix}%(asctime)s %(levelname)-7s {part}  %(message)s"
 
 
 def _json_formatter(part: str) -> logging.Formatter:

@@ -2,11 +2,11 @@
 
 import functools
 import logging
-from typing import Any
+from http import HTTPStatus
+from typing import Any, cast
 
 import uvicorn
 from litestar.types import ASGIApp
-from uvicorn.logging import AccessFormatter
 
 from quire.core import envs
 from quire.core.errors import ConfigError
@@ -17,7 +17,7 @@ from quire.frontend.http.server_config import ServerConfig
 GRACE_SECONDS = 5
 """Time after the shutdown timeout for writing the last answers; then connections are cut."""
 
-_ACCESS = '%(client_addr)s - "%(request_line)s" %(status_code)s'
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _LEVELS_WITH_ACCESS = ("info", "debug", "trace")
 
 
@@ -79,8 +79,21 @@ def _share_handlers(log_config: LoggingConfig, *, access_log: bool) -> None:
         logger.propagate = not handlers
     if access_log and handlers and log_config.formatter == "text":
         handler = logging.StreamHandler()
-        handler.setFormatter(AccessFormatter(text_format("serve", _ACCESS), datefmt=DATE_FORMAT, use_colors=False))
+        handler.setFormatter(_AccessFormatter(text_format("serve"), datefmt=DATE_FORMAT))
         logging.getLogger("uvicorn.access").handlers = [handler]
+
+
+class _AccessFormatter(logging.Formatter):
+    """Writes uvicorn's lines with the status in words at their end, as vLLM does.
+
+    uvicorn's own formatter copies each record, which is felt where answers are short.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line; the record's arguments are (client, method, path, version, status)."""
+        assert isinstance(record.args, tuple)
+        status = record.args[4]
+        return f"{super().formatMessage(record)} {_PHRASES.get(cast(int, status), '')}"
 
 
 class _PathFilter(logging.Filter):
