@@ -53,6 +53,29 @@ class Int8Weight(NamedTuple):
         return self.values.shape
 
 
+class AttentionForm(NamedTuple):
+    """Which keys a layer's queries see, and how their scores become weights.
+
+    A score is `scale * q·k`, then capped, then biased. The weights are the softmax of the scores that a query sees.
+
+    Attributes:
+        scale: multiplies the products of queries and keys.
+        window: a token sees itself and the `window - 1` tokens before it; None: all tokens before it.
+        chunk: a token sees only tokens of its own chunk, the positions from one multiple of `chunk` to the next.
+        softcap: the score becomes `softcap * tanh(score / softcap)` (arXiv:2408.00118).
+        sinks: [num_heads] float32; a head's sink is one more score, without a value, in its softmax (arXiv:2309.17453).
+        slopes: [num_heads] float32; `slope * (key position - query position)` is added to a score (ALiBi,
+            arXiv:2108.12409).
+    """
+
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
+
+
 LinearWeight = Tensor | Int8Weight
 """The weight of a linear layer, [out, in], in a form that every backend packs."""
 
@@ -125,7 +148,10 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
 
     @abstractmethod
     def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's KV cache; only the backend knows what its dimensions mean."""
+        """Shape of one layer's KV cache; only the backend knows what its dimensions mean.
+
+        Pages, the first dimension, may lie apart in memory; each page is dense.
+        """
 
     @abstractmethod
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -172,15 +198,11 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
         """
 
     @abstractmethod
-    def attention(
-        self, q: Tensor, kv_cache: Tensor, batch: Batch, *, scale: float, window: int | None = None
-    ) -> Tensor:
+    def attention(self, q: Tensor, kv_cache: Tensor, batch: Batch, form: AttentionForm) -> Tensor:
         """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages; the result has `q`'s shape.
 
-        The keys and values of the step's new tokens must have been written.
-
-        Query head h reads KV head h // (num_heads / num_kv_heads). With `window`, a token sees itself and the
-        `window - 1` tokens before it.
+        The keys and values of the step's new tokens must have been written. Query head h reads KV head
+        h // (num_heads / num_kv_heads).
         """
 
     @abstractmethod

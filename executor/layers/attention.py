@@ -14,6 +14,7 @@ from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
+from quire.ops.backend import AttentionForm
 
 
 @dataclass(frozen=True)
@@ -75,22 +76,21 @@ class Attention:
         qkv_bias: bool = False,
         output_bias: bool = False,
         qk_norm: NormStyle | None = None,
-        window: int | None = None,
-        scale: float | None = None,
+        form: AttentionForm | None = None,
     ) -> None:
-        """With `qk_norm` each head of queries and keys is normalised; `window` counts the token itself.
+        """With `qk_norm` each head of queries and keys is normalised.
 
-        `scale` multiplies the scores; None: `head_dim**-0.5`.
+        `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`.
         """
         head_dim, name = shape.head_dim, f"{place.name}.self_attn"
         self._ops = context.ops
         self._place = place
         self._rotary = rotary
         self._head_dim = head_dim
-        self._scale = head_dim**-0.5 if scale is None else scale
         self._num_heads = context.share(shape.num_heads, "attention heads")
+        self._form = own_form(context, form or AttentionForm(head_dim**-0.5))
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
-        self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, window)
+        self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, kept_tokens(self._form))
         self.activation_size = (3 * self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
@@ -119,7 +119,7 @@ class Attention:
         q = self._ops.rotate_and_store(heads, cos, sin, pages, batch.slot_mapping, norm=self._qk_norm)
         if self._place.is_last and step.wanted is not None:
             q, batch = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:]), step.wanted.attention[group]
-        out = self._ops.attention(q, pages, batch, scale=self._scale, window=self.kv.window)
+        out = self._ops.attention(q, pages, batch, self._form)
         return self._output(out.reshape(len(q), -1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
@@ -127,6 +127,23 @@ class Attention:
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows
+
+
+def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
+    """The form of the rank's query heads."""
+
+    def own(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        shard = context.shard(0, len(values), "attention heads")
+        return values[shard.start : shard.stop].to(context.device, torch.float32)
+
+    return form._replace(sinks=own(form.sinks), slopes=own(form.slopes))
+
+
+def kept_tokens(form: AttentionForm) -> int | None:
+    """The most tokens that a token sees, itself included; None: all."""
+    return min((limit for limit in (form.window, form.chunk) if limit is not None), default=None)
 
 
 def kv_head_shard(context: ModelContext, num_kv_heads: int, head_dim: int) -> Shard:

@@ -22,6 +22,7 @@ from quire.executor.models.decoder import (
     layer_windows,
     vocabulary_ends,
 )
+from quire.ops.backend import AttentionForm
 
 
 class Gemma3Layer:
@@ -71,7 +72,7 @@ class Gemma3ForCausalLM(Decoder):
 
             attention = Attention(
                 context, place, attention_shape(spec), rotaries[types[place.index]], qkv_bias=bias, output_bias=bias,
-                qk_norm=norm, window=windows[place.index], scale=scale,
+                qk_norm=norm, form=AttentionForm(scale, windows[place.index]),
             )  # fmt: skip
             mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, config["intermediate_size"], activation)
             return Gemma3Layer(

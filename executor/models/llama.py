@@ -5,6 +5,7 @@ from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, attention_shape
+from quire.ops.backend import AttentionForm
 
 
 class LlamaForCausalLM(PreNormDecoder):
@@ -13,10 +14,11 @@ class LlamaForCausalLM(PreNormDecoder):
     def __init__(self, spec: ModelSpec, context: ModelContext, *, window: int | None = None) -> None:
         bias = spec.hf_config.get("attention_bias", False)
         rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
+        form = AttentionForm(spec.head_dim**-0.5, window)
 
         def attention(place: LayerPlace) -> Attention:
             return Attention(
-                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, window=window
+                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, form=form
             )  # fmt: skip
 
         super().__init__(spec, context, attention, mlp_bias=spec.hf_config.get("mlp_bias", False))

@@ -8,6 +8,7 @@ from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, attention_shape, layer_windows
+from quire.ops.backend import AttentionForm
 
 
 class Qwen2ForCausalLM(PreNormDecoder):
@@ -18,8 +19,8 @@ class Qwen2ForCausalLM(PreNormDecoder):
         rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
         def attention(place: LayerPlace) -> Attention:
-            window = windows[place.index]
-            return Attention(context, place, attention_shape(spec), rotary, qkv_bias=True, window=window)
+            form = AttentionForm(spec.head_dim**-0.5, windows[place.index])
+            return Attention(context, place, attention_shape(spec), rotary, qkv_bias=True, form=form)
 
         super().__init__(spec, context, attention)
 

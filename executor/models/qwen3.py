@@ -6,6 +6,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, attention_shape, norm_style
 from quire.executor.models.qwen2 import sliding_windows
+from quire.ops.backend import AttentionForm
 
 
 class Qwen3ForCausalLM(PreNormDecoder):
@@ -20,7 +21,7 @@ class Qwen3ForCausalLM(PreNormDecoder):
         def attention(place: LayerPlace) -> Attention:
             return Attention(
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias,
-                qk_norm=norm_style(spec), window=windows[place.index],
+                qk_norm=norm_style(spec), form=AttentionForm(spec.head_dim**-0.5, windows[place.index]),
             )  # fmt: skip
 
         super().__init__(spec, context, attention)

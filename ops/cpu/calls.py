@@ -36,10 +36,10 @@ class Call:
 
 ATTENTION = Call(
     "quire_attention",
-    "q out kv_cache query_lens seq_lens block_tables",
-    "q_token_stride q_head_stride num_requests table_stride block_size num_kv_heads group head_dim window "
-    "q_dtype kv_dtype num_threads",
-    "scale",
+    "q out kv_cache query_lens seq_lens block_tables sinks slopes",
+    "q_token_stride q_head_stride num_requests table_stride page_stride block_size num_kv_heads group head_dim "
+    "window chunk q_dtype kv_dtype num_threads",
+    "scale softcap",
 )
 LINEAR = Call(
     "quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated activation num_threads"
@@ -69,14 +69,14 @@ ACTIVATE_AND_MUL = Call("quire_activate_and_mul", "x out", "num_tokens size toke
 WRITE_CACHE = Call(
     "quire_write_cache",
     "k v cache slots",
-    "num_tokens heads head_dim k_token_stride k_head_stride v_token_stride v_head_stride block_size "
+    "num_tokens heads head_dim k_token_stride k_head_stride v_token_stride v_head_stride page_stride block_size "
     "dtype cache_dtype num_threads",
     "largest",
 )
 ROTATE_AND_STORE = Call(
     "quire_rotate_and_store",
     "heads weight cos sin out cache slots",
-    "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride block_size dtype weight_dtype "
+    "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride page_stride block_size dtype weight_dtype "
     "cache_dtype num_threads",
     "eps largest",
 )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, Backend, Int8Weight, LinearWeight
+from quire.ops.backend import Activation, AttentionForm, Backend, Int8Weight, LinearWeight
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
@@ -186,8 +186,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
             slots = slot_mapping.contiguous()
             if not self._write_cache(
                 k.data_ptr(), v.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), *k.shape, k.stride(0), k.stride(1),
-                v.stride(0), v.stride(1), kv_cache.shape[3], _dtype(k), _dtype(kv_cache), torch.get_num_threads(),
-                largest_stored(kv_cache.dtype),
+                v.stride(0), v.stride(1), kv_cache.stride(0), kv_cache.shape[3], _dtype(k), _dtype(kv_cache),
+                torch.get_num_threads(), largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return
         self._fallbacks.run(self._eager.write_kv, k, v, kv_cache, slot_mapping)
@@ -214,8 +214,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
             if not self._rotate_and_store(
                 heads.data_ptr(), 0 if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
-                cos.shape[-1], heads.stride(0), block_size, _dtype(heads), _dtype(heads if weight is None else weight),
-                _dtype(kv_cache), torch.get_num_threads(), eps, largest_stored(kv_cache.dtype),
+                cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size, _dtype(heads),
+                _dtype(heads if weight is None else weight), _dtype(kv_cache), torch.get_num_threads(), eps,
+                largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.rotate_and_store, heads, cos, sin, kv_cache, slot_mapping, norm=norm)
@@ -231,9 +232,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
     ) -> NativePlan:
         return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
 
-    def attention(
-        self, q: Tensor, kv_cache: Tensor, batch: NativePlan, *, scale: float, window: int | None = None
-    ) -> Tensor:
+    def attention(self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm) -> Tensor:
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, _ = kv_cache.shape
         group = num_heads // num_kv_heads
@@ -242,12 +241,13 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
             self._launcher.keep(batch)
             if not self._attention(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
-                batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
-                len(batch.query_lens), batch.block_tables.shape[1], block_size, num_kv_heads, group, head_dim,
-                window or 0, _dtype(q), _dtype(kv_cache), torch.get_num_threads(), scale,
+                batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, _pointer(form.sinks),
+                _pointer(form.slopes), q.stride(0), q.stride(1), len(batch.query_lens), batch.block_tables.shape[1],
+                kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, form.window or 0, form.chunk or 0,
+                _dtype(q), _dtype(kv_cache), torch.get_num_threads(), form.scale, form.softcap or 0.0,
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, scale=scale, window=window)
+        return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         num_rows, size = logits.shape
@@ -317,5 +317,18 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
 
 
 def _is_cache(kv_cache: Tensor) -> bool:
-    """Whether the kernels cover the cache: it is dense, and its dtype has kernels."""
-    return kv_cache.dtype in DTYPES and kv_cache.is_contiguous()
+    """Whether the kernels cover the cache: its pages are dense, and its dtype has kernels."""
+    return kv_cache.dtype in DTYPES and (kv_cache.is_contiguous() or kv_cache[0].is_contiguous())
+
+
+def _pointer(numbers: Tensor | None) -> int:
+    """The address of dense float32 numbers, or null.
+
+    Raises:
+        TypeError: other numbers.
+    """
+    if numbers is None:
+        return 0
+    if numbers.dtype != torch.float32 or not numbers.is_contiguous():
+        raise TypeError(f"a form of attention takes dense float32 numbers, got {numbers.dtype}")
+    return numbers.data_ptr()

@@ -8,8 +8,9 @@ matrices. On CPUs without matrix units that is several times faster than torch's
 import torch
 from torch import Tensor
 
+from quire.ops.backend import AttentionForm
 from quire.ops.eager import attention_plan
-from quire.ops.eager.attention_plan import AttentionPlan, Group
+from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
 
 LARGEST = 1e18
 """The cache holds this instead of infinity: its product with a query is still finite in float32."""
@@ -20,16 +21,16 @@ def largest_stored(cache_dtype: torch.dtype) -> float:
     return min(LARGEST, torch.finfo(cache_dtype).max)
 
 
-def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, scale: float, window: int | None) -> Tensor:
+def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
     """See `Backend.attention`. Computes the step's groups one after another."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()
-    groups = batch.groups(window, q.shape[1], page_bytes)
+    groups = batch.groups(Sight(form.window, form.chunk), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
-        return _attend_group(q, kv_cache, groups[0], scale)
+        return _attend_group(q, kv_cache, groups[0], form)
     out = torch.empty_like(q)
     for group in groups:
-        result = _attend_group(q[group.tokens], kv_cache, group, scale)
+        result = _attend_group(q[group.tokens], kv_cache, group, form)
         if group.valid is not None:
             out[group.targets] = result[group.valid]
         else:
@@ -37,7 +38,7 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, scale: float, wind
     return out
 
 
-def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Tensor:
+def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm) -> Tensor:
     """`q` [R * Q, heads, head_dim] of one group → the same shape."""
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[2]
@@ -47,7 +48,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Te
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
     step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
     parts = [
-        _products(queries[:, :, :, begin : begin + step], keys, values, group, begin, scale)
+        _products(queries[:, :, :, begin : begin + step], keys, values, group, begin, form)
         for begin in range(0, group.query_len, step)
     ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
@@ -57,6 +58,9 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, scale: float) -> Te
 def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:
     """The keys (`which` 0) or values (1) of the group's pages as [num_kv_heads * R, L, head_dim]."""
     _, _, num_kv_heads, _, head_dim = kv_cache.shape
+    if not kv_cache.is_contiguous():  # pages that lie apart
+        pages = kv_cache.index_select(0, group.pages).select(1, which)
+        return pages.transpose(0, 1).reshape(num_kv_heads * group.num_rows, group.key_len, head_dim)
     heads = torch.arange(which * num_kv_heads, (which + 1) * num_kv_heads, device=kv_cache.device)
     index = heads.unsqueeze(1) + group.pages * (2 * num_kv_heads)
     # Selected along the first dimension, because along a later one torch copies element by element.
@@ -64,14 +68,31 @@ def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:
     return gathered.view(num_kv_heads * group.num_rows, group.key_len, head_dim)
 
 
-def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, scale: float) -> Tensor:
+def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, form: AttentionForm) -> Tensor:
     """Attention of `q` [num_kv_heads, R, heads a KV head, queries, head_dim]: the group's queries from `begin` on."""
     shape = q.shape
     scores = torch.bmm(q.reshape(len(k), -1, shape[-1]), k.transpose(1, 2))
     if q.dtype == torch.float16:
         scores.clamp_(-65504, 65504)  # the score of a masked key may overflow, and inf - inf is NaN
     scores = scores.view(*shape[:-1], -1)
-    bias = group.bias(begin, begin + shape[3])
+    bias, scale = group.bias(begin, begin + shape[3]), form.scale
+    if form.softcap is not None:
+        scores, scale = (scores.float() * (scale / form.softcap)).tanh_(), form.softcap
     scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)
-    weights = torch.softmax(scores, dim=-1).to(q.dtype)
+    if form.slopes is not None:
+        scores += _by_head(form.slopes, shape) * group.distances(begin, begin + shape[3])
+    weights = _softmax(scores, form.sinks).to(q.dtype)
     return torch.bmm(weights.view(len(k), -1, k.shape[1]), v).view(shape)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax over the last dimension; a sink enlarges its denominator."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sink = _by_head(sinks, scores.shape).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1].contiguous()
+
+
+def _by_head(values: Tensor, shape: torch.Size) -> Tensor:
+    """[num_heads] → [num_kv_heads, 1, heads a KV head, 1, 1], for scores of `shape`."""
+    return values.view(shape[0], 1, shape[2], 1, 1)

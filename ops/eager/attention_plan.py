@@ -8,6 +8,7 @@ most `MAX_SCORES` scores. A single row that exceeds these limits is a group of i
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,21 @@ MAX_SCORES = 4 << 20
 
 MAX_KEPT_BIAS = 1 << 20
 """Most elements of a bias that a group keeps for the next layer; a larger bias is computed in each layer."""
+
+
+class Sight(NamedTuple):
+    """Which tokens before it a token sees: see `AttentionForm`."""
+
+    window: int | None
+    chunk: int | None
+
+    def first(self, position: np.ndarray | Tensor) -> Any:
+        """The first position that a token at `position` sees; of a window, perhaps one below 0."""
+        first = 0 * position if self.window is None else position + 1 - self.window
+        if self.chunk is not None:
+            start = position - position % self.chunk
+            first = first + (start - first) * (start > first)
+        return first
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class Group:
     targets: Tensor | None  # flat indices for the results of `valid`; None: `tokens`
     query_positions: Tensor  # [R, Q] int64
     key_positions: Tensor  # [R, L] int64
-    window: int | None
+    sight: Sight
     sees_all: bool  # every query sees every key
     _bias: Tensor | None = field(default=None, repr=False)
 
@@ -69,16 +85,21 @@ class Group:
             self._bias = self._make_bias(0, self.query_len)
         return self._bias[:, :, begin:end]
 
+    def distances(self, begin: int, end: int) -> Tensor:
+        """[R, 1, end - begin, L] float32 for queries `begin:end`: each key's position less the query's."""
+        queries, keys = self.query_positions[:, begin:end].unsqueeze(2), self.key_positions.unsqueeze(1)
+        return (keys - queries).float().unsqueeze(1)
+
     def _make_bias(self, begin: int, end: int) -> Tensor:
-        distance = self.query_positions[:, begin:end].unsqueeze(2) - self.key_positions.unsqueeze(1)
-        hidden = distance < 0
-        if self.window is not None:
-            hidden |= distance >= self.window
+        queries, keys = self.query_positions[:, begin:end].unsqueeze(2), self.key_positions.unsqueeze(1)
+        hidden = keys > queries
+        if self.sight.window is not None or self.sight.chunk is not None:
+            hidden |= keys < self.sight.first(queries)
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
 
 
 class AttentionPlan:
-    """One step's rows, and their groups for each window that a layer has.
+    """One step's rows, and their groups for each sight that a layer has.
 
     Groups are made when the first layer asks, because the cache's shape is known there.
     """
@@ -96,19 +117,19 @@ class AttentionPlan:
         self._block_size = block_size
         self._device = slot_mapping.device
         self._pieces = _cut(query_lens, seq_lens)
-        self._groups: dict[tuple[int | None, int, int], list[Group]] = {}
+        self._groups: dict[tuple[Sight, int, int], list[Group]] = {}
 
-    def groups(self, window: int | None, num_heads: int, page_bytes: int) -> list[Group]:
+    def groups(self, sight: Sight, num_heads: int, page_bytes: int) -> list[Group]:
         """Groups that together contain each query once; `page_bytes` is the size of one page's keys."""
-        key = (window, num_heads, page_bytes)
+        key = (sight, num_heads, page_bytes)
         if key not in self._groups:
-            self._groups[key] = [self._group(part, window) for part in self._split(*key)]
+            self._groups[key] = [self._group(part, sight) for part in self._split(*key)]
         return self._groups[key]
 
-    def _split(self, window: int | None, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
+    def _split(self, sight: Sight, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
         """Sets of pieces of similar size, each within the limits on workspace and scores."""
         pieces = self._pieces
-        num_pages = -(-pieces.end // self._block_size) - self._first_page(pieces, window)
+        num_pages = -(-pieces.end // self._block_size) - self._first_page(pieces, sight)
         order = np.lexsort((num_pages, pieces.query_len))[::-1]
         begin = 0
         while begin < len(order):
@@ -127,14 +148,11 @@ class AttentionPlan:
             yield pieces.take(np.sort(order[begin : begin + count]))
             begin += count
 
-    def _first_page(self, pieces: Pieces, window: int | None) -> np.ndarray:
-        if window is None:
-            return np.zeros_like(pieces.end)
-        first_key = np.maximum(pieces.end - pieces.query_len + 1 - window, 0)
-        return first_key // self._block_size
+    def _first_page(self, pieces: Pieces, sight: Sight) -> np.ndarray:
+        return np.maximum(sight.first(pieces.end - pieces.query_len), 0) // self._block_size
 
-    def _group(self, pieces: Pieces, window: int | None) -> Group:
-        first_page = self._first_page(pieces, window)
+    def _group(self, pieces: Pieces, sight: Sight) -> Group:
+        first_page = self._first_page(pieces, sight)
         last_page = (pieces.end - 1) // self._block_size
         num_pages = int((last_page - first_page).max()) + 1
         # Shorter rows repeat their last page. No query sees the repetitions: their positions are past every query's.
@@ -162,8 +180,8 @@ class AttentionPlan:
             targets=None if valid is None else self._send(tokens[valid]),
             query_positions=self._send((pieces.end - pieces.query_len)[:, None] + clipped),
             key_positions=self._send(key_start[:, None] + np.arange(key_len)),
-            window=window,
-            sees_all=query_len == 1 and window is None and bool((pieces.end == key_len).all()),
+            sight=sight,
+            sees_all=query_len == 1 and sight == Sight(None, None) and bool((pieces.end == key_len).all()),
         )
 
     def _send(self, array: np.ndarray) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.backend import Activation, Backend, Int8Weight, LinearWeight, PackedLinear
+from quire.ops.backend import Activation, AttentionForm, Backend, Int8Weight, LinearWeight, PackedLinear
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.int8 import Int8Layer, WidenedLinear
@@ -122,10 +122,8 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
     ) -> AttentionPlan:
         return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
 
-    def attention(
-        self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, *, scale: float, window: int | None = None
-    ) -> Tensor:
-        return attend(q, kv_cache, batch, scale, window)
+    def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
+        return attend(q, kv_cache, batch, form)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         device = logits.device

@@ -1,12 +1,16 @@
 """Attention over pages against the formula, one token at a time."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Backend
+from quire.ops.backend import AttentionForm, Backend
 from quire.ops.eager import attention_plan
+from quire.ops.eager.attention_plan import Sight
 
 torch.set_num_threads(1)
 
@@ -26,8 +30,12 @@ class Step:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         given_back: int | None = None,
+        page_gap: int = 0,
     ) -> None:
-        """With `given_back`, a window, page 0 replaces the pages that no token of the step sees."""
+        """With `given_back`, a window, page 0 replaces the pages that no token of the step sees.
+
+        Between pages lie `page_gap` numbers that belong to no page.
+        """
         random = torch.Generator().manual_seed(seed)
         self.query_lens = np.array([query_len for query_len, _ in rows])
         self.seq_lens = np.array([seq_len for _, seq_len in rows])
@@ -36,7 +44,10 @@ class Step:
         order = (torch.randperm(num_pages - 1, generator=random) + 1).tolist()
         # The ids after a row's own pages do not exist.
         self.block_tables = np.full((len(rows), int(counts.max()) + 2), 10**6)
-        self.kv_cache = torch.full(ops.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim), 1e4).to(dtype)
+        _, *page = ops.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim)
+        memory = torch.full((num_pages, math.prod(page) + page_gap), 1e4).to(dtype)
+        self.between = memory[:, math.prod(page) :].fill_(torch.nan)
+        self.kv_cache = memory[:, : math.prod(page)].unflatten(1, page)
         self.kv_cache[0] = torch.nan
         self.keys, self.values = [], []
         slots = []
@@ -59,20 +70,30 @@ class Step:
         )
         self.ops = ops
 
-    def run(self, window: int | None = None) -> Tensor:
-        return self.ops.attention(self.q, self.kv_cache, self.batch, scale=self.scale, window=window)
+    def run(self, window: int | None = None, **form: Any) -> Tensor:
+        return self.ops.attention(self.q, self.kv_cache, self.batch, AttentionForm(self.scale, window, **form))
 
-    def expected(self, window: int | None = None) -> Tensor:
+    def expected(self, window: int | None = None, **options: Any) -> Tensor:
+        form = AttentionForm(self.scale, window, **options)
         results = []
         token = 0
         for query_len, seq_len, k, v in zip(self.query_lens, self.seq_lens, self.keys, self.values, strict=True):
             for position in range(seq_len - query_len, seq_len):
                 first = 0 if window is None else max(0, position + 1 - window)
+                if form.chunk is not None:
+                    first = max(first, position // form.chunk * form.chunk)
                 group = self.q.shape[1] // k.shape[1]
                 past = slice(first, position + 1)
                 past_keys, past_values = (x[past].double().repeat_interleave(group, dim=1) for x in (k, v))
                 scores = torch.einsum("hd,khd->hk", self.q[token].double(), past_keys) * self.scale
-                results.append(torch.einsum("hk,khd->hd", scores.softmax(dim=-1), past_values))
+                if form.softcap is not None:
+                    scores = form.softcap * torch.tanh(scores / form.softcap)
+                if form.slopes is not None:
+                    scores += form.slopes.double().unsqueeze(1) * (torch.arange(first, position + 1) - position)
+                total = scores.logsumexp(dim=-1)
+                if form.sinks is not None:
+                    total = torch.logaddexp(total, form.sinks.double())
+                results.append(torch.einsum("hk,khd->hd", (scores - total.unsqueeze(1)).exp(), past_values))
                 token += 1
         return torch.stack(results).view(self.q.shape)
 
@@ -96,6 +117,55 @@ def test_heads_and_block_sizes(ops: Backend, num_heads: int, num_kv_heads: int, 
     )
     for window in (None, 20):
         torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 0.7},
+    "wide softcap": {"softcap": 50.0},
+    "sinks": {"sinks": torch.tensor([0.5, -30.0, 60.0, 2.0])},
+    "no sinks": {"sinks": torch.full((4,), -torch.inf)},
+    "slopes": {"slopes": torch.tensor([0.5, 0.25, 0.01, 0.0])},
+    "small chunks": {"chunk": 7},
+    "large chunks": {"chunk": 100},
+    "chunks and window": {"chunk": 64, "window": 20},
+    "all": {
+        "chunk": 90, "softcap": 2.0, "sinks": torch.tensor([0.5, -3.0, 6.0, 2.0]),
+        "slopes": torch.tensor([0.5, 0.25, 0.01, 0.0]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(ops: Backend, form: str) -> None:
+    step = Step(ops, [*MIXED, (1, 2500), (40, 2080)])
+    torch.testing.assert_close(
+        step.run(**FORMS[form]).double(), step.expected(**FORMS[form]), atol=2e-5, rtol=1e-4
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_forms_in_half_precision(ops: Backend, dtype: torch.dtype) -> None:
+    step = Step(ops, MIXED, dtype=dtype)
+    torch.testing.assert_close(step.run(**FORMS["all"]).double(), step.expected(**FORMS["all"]), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("head_dim", [1, 3, 8, 17, 72, 112, 192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_head_dim(ops: Backend, head_dim: int, dtype: torch.dtype) -> None:
+    step = Step(ops, [(1, 1), (1, 70), (20, 90), (65, 65)], head_dim=head_dim, dtype=dtype)
+    tolerance = 2e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(step.run().double(), step.expected(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gap", [1, 512])
+def test_pages_may_lie_apart(ops: Backend, dtype: torch.dtype, gap: int) -> None:
+    dense, apart = (Step(ops, MIXED, dtype=dtype, page_gap=size) for size in (0, gap))
+    assert not apart.kv_cache.is_contiguous()
+    torch.testing.assert_close(apart.kv_cache, dense.kv_cache, atol=0, rtol=0, equal_nan=True)
+    assert apart.between.isnan().all()
+    for window in (None, 9):
+        torch.testing.assert_close(apart.run(window), dense.run(window), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -134,7 +204,7 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
     step = Step(ops, [(50, 50), (33, 90), *[(1, 40)] * 5, (90, 91), *[(3, 8)] * 4, (1, 400)])
     for window in (None, 30):
         torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
-        for group in step.batch.groups(window, 4, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
+        for group in step.batch.groups(Sight(window, None), 4, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
             assert group.query_len <= 16
             assert group.num_rows == 1 or len(group.pages) <= 6
 
@@ -142,7 +212,7 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
 def test_decode_rows_of_similar_length_form_one_group(ops: Backend) -> None:
     step = Step(ops, [(1, 120 + row) for row in range(32)], num_heads=2, num_kv_heads=1, head_dim=32)
     step.run()
-    assert len(step.batch.groups(None, 2, 16 * 32 * 4)) == 1  # type: ignore[attr-defined]
+    assert len(step.batch.groups(Sight(None, None), 2, 16 * 32 * 4)) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("query_len", [1, 4])

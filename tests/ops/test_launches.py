@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.ops.backend import AttentionForm
 from quire.ops.cpu import NativeBackend
 
 
@@ -55,7 +56,15 @@ def test_two_recordings_share_memory_and_do_not_mix(native: NativeBackend) -> No
             assert torch.equal(result, native.activate_and_mul(native.activate_and_mul(x)))
 
 
-def test_attention_follows_lengths_and_pages_that_change(native: NativeBackend) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        AttentionForm(0.2),
+        AttentionForm(0.2, window=30, chunk=40, softcap=2.0, sinks=torch.randn(4), slopes=torch.rand(4)),
+    ],
+    ids=["plain", "all options"],
+)
+def test_attention_follows_lengths_and_pages_that_change(native: NativeBackend, form: AttentionForm) -> None:
     torch.manual_seed(2)
     block_size, rows = 16, 3
     kv_cache = torch.randn(native.kv_cache_shape(12, block_size, 2, 32))
@@ -64,7 +73,7 @@ def test_attention_follows_lengths_and_pages_that_change(native: NativeBackend) 
 
     def run() -> Tensor:  # the batch is made inside: the recording must keep it
         batch = native.attention_batch(np.ones(rows, np.int64), seq_lens, tables, slot_mapping, block_size=block_size)
-        return native.attention(q, kv_cache, batch, scale=0.2)
+        return native.attention(q, kv_cache, batch, form)
 
     result, recording = native.record(run)
     assert recording is not None

@@ -1,12 +1,14 @@
 """The C++ kernels against the formulas, beyond the shared tests: dtypes, odd shapes, threads, neighbouring rows."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from quire.ops.backend import AttentionForm
 from quire.ops.cpu import NativeBackend, load_kernels
 from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
 from quire.ops.eager.backend import EagerBackend
@@ -86,7 +88,7 @@ def test_pages_whose_keys_lie_as_if_they_were_neighbours(native: NativeBackend, 
         assert_near(step, None, dtype)
 
 
-def take(step: Step, row: int, first: int, last: int, native: NativeBackend, window: int | None) -> Tensor:
+def take(step: Step, row: int, first: int, last: int, native: NativeBackend, window: int | None, **form: Any) -> Tensor:
     """New tokens [first, last) of one row of a step, computed as a step of their own."""
     start = int(step.query_lens[:row].sum())
     computed = step.seq_lens[row] - step.query_lens[row]
@@ -95,7 +97,7 @@ def take(step: Step, row: int, first: int, last: int, native: NativeBackend, win
         torch.empty(0, dtype=torch.int64), block_size=16,
     )  # fmt: skip
     queries = step.q[start + first : start + last]
-    return native.attention(queries, step.kv_cache, batch, scale=step.scale, window=window)
+    return native.attention(queries, step.kv_cache, batch, AttentionForm(step.scale, window, **form))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,6 +118,22 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(
         take(step, 1, first, last, native, window) for first, last in ((0, 13), (13, 100), (100, 101), (101, 150))
     ]
     assert torch.equal(torch.cat(chunks), together[1:151])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [32, 40])
+def test_bits_of_all_forms_depend_neither_on_the_batch_nor_on_chunks(
+    native: NativeBackend, two_threads: None, dtype: torch.dtype, head_dim: int
+) -> None:
+    form: dict[str, Any] = {
+        "chunk": 100, "softcap": 3.0, "sinks": torch.tensor([0.5, -2.0, 8.0, 1.0]), "slopes": torch.rand(4),
+    }  # fmt: skip
+    step = Step(native, [(1, 90), (150, 150), (40, 5000)], dtype=dtype, head_dim=head_dim)
+    together = step.run(**form)
+    assert torch.equal(take(step, 0, 0, 1, native, None, **form), together[:1])
+    parts = [take(step, 1, first, last, native, None, **form) for first, last in ((0, 99), (99, 101), (101, 150))]
+    assert torch.equal(torch.cat(parts), together[1:151])
+    assert torch.equal(take(step, 2, 7, 8, native, None, **form), together[158:159])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -189,11 +189,11 @@ template <class Unit, class Cache> struct Attention {
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
             if (last_position < start) continue;  // the whole tile is masked: it is after the queries
-            if (call.window && first_position + 1 - call.window >= start + tile.count) continue;  // before the window
+            if (first_seen(call, first_position) >= start + tile.count) continue;  // before what the queries see
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
                      (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(tile.count, LANES),
                      nullptr);
-            weigh(row, num, start, tile.count, index, 0);
+            weigh(head, row, num, start, tile.count, index, 0);
             multiply(work.registers, num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
                      (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
                      work.out_stride, round_up(head_dim, LANES), work.keep);
@@ -212,7 +212,7 @@ template <class Unit, class Cache> struct Attention {
                                         work.query_stride, operands(tile, head), from,
                                         std::min(from + step, tile.count), work.scores + head * ROWS * KEYS, work.keys);
             for (long head = 0; head < item.num_heads; head++)
-                weigh(0, ROWS, tile.start, tile.count, head * ROWS, head * ROWS);
+                weigh(head, 0, ROWS, tile.start, tile.count, head * ROWS, head * ROWS);
             for (long from = 0; from < tile.count; from += step)
                 for (long head = 0; head < item.num_heads; head++)
                     multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
@@ -222,17 +222,22 @@ template <class Unit, class Cache> struct Attention {
         });
     }
 
-    // Turns the scores of `num` rows of a head, from `row` on, in a tile of `count` keys into weights, and sets the
+    // Turns the scores of `num` rows of the item's `head`, from `row` on, in a tile of `count` keys into weights, and sets the
     // rows' `keep`. `index` is the first row's index among all rows, `place` its index among the rows in `work.scores`.
     // Not inlined, because GCC would then no longer inline `soften`, which makes small prompts a tenth slower.
-    __attribute__((noinline)) void weigh(long row, long num, long start, long count, long index, long place) {
+    __attribute__((noinline)) void weigh(long head, long row, long num, long start, long count, long index,
+                                         long place) {
         const long width = round_up(count, KEYS_AT_ONCE<Unit>);
-        const float scale = (float)(call.scale * M_LOG2E);
+        const bool is_bent = call.softcap || call.slopes;
+        const float scale = is_bent ? (float)M_LOG2E : (float)(call.scale * M_LOG2E);
         for (long i = 0; i < num; i++) {
             const long position = walk.first_position + (row + i) / group;
-            const long from = call.window ? std::max(0L, position + 1 - call.window - start) : 0;
+            const long from = std::max(0L, first_seen(call, position) - start);
             const long to = std::min(count, position + 1 - start);
-            const float* scores = work.scores + (place + i) * KEYS;
+            float* scores = work.scores + (place + i) * KEYS;
+            if (is_bent)
+                bend(scores, width, (float)call.scale, (float)call.softcap,
+                     call.slopes ? call.slopes[query_head(head, row + i)] : 0, start - position);
             Unit* weights = work.weights + (place + i) * KEYS / ELEMENTS<Unit>;
             float& most = work.most[index + i];
             Floats& total = work.total[index + i];
@@ -241,6 +246,9 @@ template <class Unit, class Cache> struct Attention {
                                        : soften<false>(scores, width, from, to, scale, most, total, weights);
         }
     }
+
+    // The query head of a row of the item's `head`.
+    long query_head(long head, long row) const { return (item.first_head + head) * group + row % group; }
 
     // Writes the outputs from `sums`, or from the only split if `sums` is null.
     void finish(const float* sums) {
@@ -257,7 +265,9 @@ template <class Unit, class Cache> struct Attention {
                 const long index = head * rows + row;
                 const float* mine = sums + index * sums_size(head_dim);
                 const float* from = sums ? mine + LANES : work.out + index * work.out_stride;
-                const float share = 1 / (sums ? mine[1] : sum(work.total[index]));
+                float share = 1 / (sums ? mine[1] : sum(work.total[index]));
+                if (call.sinks) share = with_sink(share, sums ? mine[0] : work.most[index],
+                                                  call.sinks[query_head(head, row)]);
                 for (long d = 0; d < head_dim; d += LANES) store(to + d, load(from + d) * share, head_dim - d);
             }
         }

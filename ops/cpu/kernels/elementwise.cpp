@@ -190,7 +190,7 @@ extern "C" int quire_write_cache(const WriteCacheCall* call) {
             const float largest = (float)call->largest;
             parallel(call->num_tokens, 2 * call->num_tokens * heads * head_dim, call->num_threads, [&](long token) {
                 const long slot = call->slots[token];
-                Cache* to = (Cache*)call->cache + slot / block_size * 2 * half + slot % block_size * head_dim;
+                Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * head_dim;
                 const T* key = (const T*)call->k + token * call->k_token_stride;
                 const T* value = (const T*)call->v + token * call->v_token_stride;
                 for (long head = 0; head < heads; head++, to += block_size * head_dim) {
@@ -224,7 +224,7 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
                 const T *c = (const T*)call->cos + token * rotary_dim, *s = (const T*)call->sin + token * rotary_dim;
                 const long slot = call->slots[token];
                 T* query = (T*)call->out + token * num_heads * head_dim;
-                Cache* to = (Cache*)call->cache + slot / block_size * 2 * half + slot % block_size * head_dim;
+                Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * head_dim;
                 T normal[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
                 for (long head = 0; head < num_heads + num_kv_heads; head++, from += head_dim) {
                     const bool is_query = head < num_heads;

@@ -14,14 +14,16 @@ struct BFloat16;
 struct AttentionCall {
     const void* q;         // [num_tokens, num_kv_heads * group, head_dim]
     void* out;             // like q, dense
-    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, head_dim], dense
+    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, head_dim], blocks page_stride apart
     const int64_t* query_lens;    // [num_rows]
     const int64_t* seq_lens;      // [num_rows]
     const int32_t* block_tables;  // [num_rows, table_stride]
-    int64_t q_token_stride, q_head_stride, num_requests, table_stride, block_size, num_kv_heads, group, head_dim;
-    int64_t window;  // 0: none
+    const float *sinks, *slopes;  // [num_kv_heads * group], or null
+    int64_t q_token_stride, q_head_stride, num_requests, table_stride, page_stride, block_size;
+    int64_t num_kv_heads, group, head_dim;
+    int64_t window, chunk;  // 0: none
     int64_t q_dtype, kv_dtype, num_threads;
-    double scale;
+    double scale, softcap;  // softcap 0: none
 };
 
 struct LinearCall {
@@ -100,9 +102,10 @@ struct ActivateAndMulCall {
 
 struct WriteCacheCall {
     const void *k, *v;     // [num_tokens, heads, head_dim]
-    void* cache;           // [pages, 2, heads, block_size, head_dim], dense
+    void* cache;           // [pages, 2, heads, block_size, head_dim], pages page_stride apart
     const int64_t* slots;  // [num_tokens]
-    int64_t num_tokens, heads, head_dim, k_token_stride, k_head_stride, v_token_stride, v_head_stride, block_size;
+    int64_t num_tokens, heads, head_dim, k_token_stride, k_head_stride, v_token_stride, v_head_stride;
+    int64_t page_stride, block_size;
     int64_t dtype, cache_dtype, num_threads;
     double largest;  // the cache holds this instead of infinity
 };
@@ -113,8 +116,8 @@ struct RotateAndStoreCall {
     const void *cos, *sin;  // [num_tokens, rotary_dim], dense
     void *out, *cache;      // [num_tokens, num_heads, head_dim], dense; as in WriteCacheCall
     const int64_t* slots;   // [num_tokens]
-    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, token_stride, block_size;
-    int64_t dtype, weight_dtype, cache_dtype, num_threads;
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, token_stride, page_stride;
+    int64_t block_size, dtype, weight_dtype, cache_dtype, num_threads;
     double eps, largest;
 };
 

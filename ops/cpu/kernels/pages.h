@@ -33,6 +33,13 @@ struct Item {
     bool in_place;  // whether keys and values are read in place (few rows), not packed head by head
 };
 
+// The first key that a query at `position` sees.
+inline long first_seen(const AttentionCall& call, long position) {
+    const long by_window = call.window ? position + 1 - call.window : 0;
+    const long by_chunk = call.chunk ? position - position % call.chunk : 0;
+    return std::max({0L, by_window, by_chunk});
+}
+
 // How many keys of a head are read in place before the next head's. One page's keys make runs of memory long; small
 // pages are taken together, because each change of head has a cost.
 inline long rows_together(const AttentionCall& call) {
@@ -52,7 +59,7 @@ inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& to
         const long count = call.query_lens[request], computed = call.seq_lens[request] - count;
         for (long first = 0; first < count; first += queries) {
             const long num = std::min(queries, count - first), end = computed + first + num;
-            const long first_key = call.window ? std::max(0L, computed + first + 1 - call.window) : 0;
+            const long first_key = first_seen(call, computed + first);
             const long cost = (num + 8) * end;  // reading the keys costs as much as 8 queries
             const bool in_place = num * call.group <= few && call.head_dim % SPAN == 0;
             pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, -1, cost, in_place});
@@ -142,7 +149,7 @@ struct Walk {
 
     Run run(long position, long until) const {
         const uint32_t size = call->block_size, page = (uint32_t)position / size, offset = (uint32_t)position % size;
-        return {(table[page] * 2 * call->num_kv_heads * size + offset) * call->head_dim,
+        return {table[page] * call->page_stride + offset * call->head_dim,
                 std::min<long>(size - offset, until - position)};
     }
 
@@ -231,7 +238,7 @@ private:
         }
         const long rows = std::min(call.block_size - row, until - position);
         line = reinterpret_cast<const char*>(static_cast<const Cache*>(call.kv_cache) +
-                                             (2 * walk.table[page] + part) * part_size +
+                                             walk.table[page] * call.page_stride + part * part_size +
                                              (head * call.block_size + row) * call.head_dim);
         end = line + rows * call.head_dim * sizeof(Cache);
         position += rows, row += rows;

@@ -54,6 +54,29 @@ __attribute__((always_inline)) inline float soften(const float* scores, long wid
     return keep;
 }
 
+// Scales, caps and biases the scores of one row and tile. `offset` is the first key's position less the query's. Not
+// inlined, so that forms without it keep their code.
+__attribute__((noinline)) inline void bend(float* scores, long width, float scale, float softcap, float slope,
+                                           long offset) {
+    Floats distance;
+    for (int i = 0; i < LANES; i++) distance[i] = (float)(offset + i);
+    for (long n = 0; n < width; n += LANES, distance += (float)LANES) {
+        Floats x = load(scores + n) * scale;
+        if (softcap) x = tanh(x * (1 / softcap)) * softcap;
+        store(scores + n, x + distance * slope);
+    }
+}
+
+// 1 / sum → 1 / (sum + the weight of a sink), for weights 2^(score - most) and a sink as a natural logarithm.
+inline float with_sink(float share, float most, float sink) {
+    const float above = sink * (float)M_LOG2E - most;
+    if (above > 0) {  // the greatest score is the sink: weights are scaled down to it
+        const float less = exp2(fill(-above))[0];
+        return less / (less / share + 1);
+    }
+    return 1 / (1 / share + exp2(fill(above))[0]);
+}
+
 // Floats of one row's sums: the greatest score, the sum of the weights, and from LANES on the weighted values.
 inline long sums_size(long head_dim) { return LANES + round_up(head_dim, LANES); }
 

@@ -220,6 +220,19 @@ inline Floats times_sigmoid(Floats x, Floats z) {
 #endif
 }
 
+// tanh(x): a series near 0, where the difference of two exponentials would lose digits.
+inline Floats tanh(Floats x) {
+    const Floats square = x * x, magnitude = x < 0 ? -x : x;
+    Floats series = fill(-8.863236e-3f);
+    series = series * square + 2.186949e-2f;
+    series = series * square + -5.396825e-2f;
+    series = series * square + 1.333333e-1f;
+    series = series * square + -3.333333e-1f;
+    const Floats falling = exp2(magnitude * -2.88539008f);  // e^(-2|x|)
+    const Floats far = (1 - falling) / (1 + falling);
+    return magnitude < 0.25f ? x + x * square * series : (x < 0 ? -far : far);
+}
+
 inline Floats silu(Floats x) { return times_sigmoid(x, x); }
 
 // x / 2 * (1 + tanh(z / 2)) with z = sqrt(8 / pi) * (x + 0.044715 * x^3).
