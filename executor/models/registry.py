@@ -6,6 +6,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.decoder import check_supported
+from quire.executor.models.unknown import explain_unknown
 
 ARCHITECTURES: dict[str, tuple[str, str]] = {
     "Gemma3ForCausalLM": ("gemma3", "Gemma3ForCausalLM"),
@@ -24,11 +25,7 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
         ModelLoadError: an architecture without a file here, or a checkpoint that does not fit it.
     """
     if spec.architecture not in ARCHITECTURES:
-        own_code = " The checkpoint brings code for it, which is not run." if "auto_map" in spec.hf_config else ""
-        raise ModelLoadError(
-            f"Architecture {spec.architecture!r} of {spec.name} is not supported.{own_code} "
-            f"Supported: {', '.join(sorted(ARCHITECTURES))}."
-        )
+        raise ModelLoadError(explain_unknown(spec, ARCHITECTURES))
     check_supported(spec)
     module_name, class_name = ARCHITECTURES[spec.architecture]
     module = importlib.import_module(f"quire.executor.models.{module_name}")  # on demand: only one family is needed
