@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.core.trace import Spans
 from quire.ops.backend import Activation, Backend, LinearWeight, Recording
+from quire.ops.recurrent import RecurrentOperations
 
 
 def timed(ops: Backend, spans: Spans) -> Backend:
@@ -29,6 +30,7 @@ class _TimedBackend(Backend[Any, Any]):
         self._spans = spans
         self._layers: dict[int, str] = {}  # by the identity of packed weights, which live as long as the model
         self._recorded: list[str] | None = None  # operations of the recording that is being made, if any
+        self.recurrent = _timed_recurrent(ops.recurrent, self.run)
 
     def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls `operation` in a span of this name, which a recording in progress notes. Returns its result."""
@@ -81,6 +83,16 @@ def _in_span(name: str) -> Callable[..., Any]:
         return self.run(name, getattr(self._ops, name), *args, **kwargs)
 
     return operation
+
+
+def _timed_recurrent(ops: RecurrentOperations, run: Callable[..., Any]) -> RecurrentOperations:
+    """`ops`, each operation through `run`, in a span of its name."""
+
+    def in_span(name: str) -> Callable[..., Any]:
+        return lambda _, *args, **kwargs: run(name, getattr(ops, name), *args, **kwargs)
+
+    names = RecurrentOperations.__abstractmethods__
+    return type("TimedRecurrent", (RecurrentOperations,), {name: in_span(name) for name in names})()
 
 
 class _TimedRecording:

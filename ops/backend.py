@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.recurrent import RecurrentOperations
+
 Activation = Literal["silu", "gelu_tanh"]
 """The activation function of a gated layer (arXiv:1702.03118, 1606.08415 with the tanh approximation)."""
 
@@ -87,7 +89,13 @@ PackedLinear = TypeVar("PackedLinear")
 
 
 class Backend(ABC, Generic[Batch, PackedLinear]):
-    """The operations, the same for every device. A new operation is declared here and implemented in each backend."""
+    """The operations, the same for every device. A new operation is declared here and implemented in each backend.
+
+    Attributes:
+        recurrent: the operations of recurrent layers.
+    """
+
+    recurrent: RecurrentOperations
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -65,6 +65,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
         self._int8 = Int8Linear(kernels, launcher)
+        self.recurrent = eager.recurrent
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
         self._rotation = launcher.bind(calls.ROTATION)

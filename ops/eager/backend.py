@@ -13,6 +13,7 @@ from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.int8 import Int8Layer, WidenedLinear
 from quire.ops.eager.linear import LinearLayers
+from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.sampling import invert_softmax
 from quire.ops.random import uniforms
 
@@ -23,6 +24,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
         self._widened = WidenedLinear(linear_layers)
+        self.recurrent = EagerRecurrent()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         # The mean is float32. vector_norm is one pass over x; the operations after it work on one number a row.

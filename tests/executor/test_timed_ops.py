@@ -63,3 +63,11 @@ def test_an_operation_that_the_backend_lacks_is_told_when_it_is_made() -> None:
 
     with pytest.raises(TypeError, match="rms_norm"):
         Half()  # type: ignore[abstract]
+
+
+def test_recurrent_operations_have_spans_too(spans: SpanList) -> None:
+    plain = bind("cpu")
+    x, gate = torch.randn(2, 3, 8)
+    out = timed(plain, spans).recurrent.multiply_gate(x, gate, "silu")
+    assert torch.equal(out, plain.recurrent.multiply_gate(x, gate, "silu"))
+    assert names(spans) == ["multiply_gate"]

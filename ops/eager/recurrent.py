@@ -1,0 +1,200 @@
+"""Recurrent operations in plain torch, in float32.
+
+Rows are computed side by side, padded with tokens that leave a state as it is: those of one token, which are a decode
+step, and the longer ones. Decayed outer products go through a row in chunks, whose tokens are matrix products; only the
+state passes from chunk to chunk.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
+
+CHUNK = 64
+
+
+class EagerRecurrent(RecurrentOperations):
+    """See `RecurrentOperations`."""
+
+    def causal_conv1d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        rows: StateRows,
+        *,
+        activation: Literal["silu"] | None = None,
+    ) -> Tensor:
+        before = len(weight) - 1
+
+        def convolve(x: Tensor, state: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            x = torch.cat((state, x), dim=1)
+            windows = x.unfold(1, len(weight), 1)  # [rows, length, channels, width]
+            out = (windows.float() * weight.float().T).sum(-1)
+            newest = lengths.unsqueeze(1) + torch.arange(before, device=x.device)
+            return out, x.gather(1, newest.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+        out = _by_row(convolve, (x,), state, rows)
+        if bias is not None:
+            out = out + bias.float()
+        return (F.silu(out) if activation == "silu" else out).to(x.dtype)
+
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        gate: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        def scan(x: Tensor, t: Tensor, b: Tensor, c: Tensor, state: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = []
+            for token in range(x.shape[1]):  # each channel and number has a decay of its own: there is no product
+                step = t[:, token].unsqueeze(1)
+                state = torch.exp(step * a) * state + b[:, token].unsqueeze(2) * (step * x[:, token].unsqueeze(1))
+                outputs.append((state * c[:, token].unsqueeze(2)).sum(1))
+            return torch.stack(outputs, dim=1), state
+
+        full = x.float()
+        out = _by_row(scan, (full, F.softplus(dt.float() + dt_bias), b.float(), c.float()), state, rows)
+        return ((out + d * full) * F.silu(gate.float())).to(x.dtype)
+
+    def ssd(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        full, t = x.float(), F.softplus(dt.float() + dt_bias).clamp(*dt_limit)
+        inputs = (c.float(), b.float(), full * t.unsqueeze(-1), t * a)
+        return (_by_row(_outer_products, inputs, state, rows) + full * d.unsqueeze(-1)).to(x.dtype)
+
+    def lightning_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows
+    ) -> Tensor:
+        inputs = (q.float(), k.float(), v.float(), log_decay.expand(len(q), -1))
+        return _by_row(_outer_products, inputs, state, rows).to(v.dtype)
+
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        q = _unit(q.float()) * q.shape[-1] ** -0.5
+        log_decay = F.softplus(dt.float() + dt_bias) * a
+        inputs = (q, _unit(k.float()), v.float(), log_decay, beta.float().sigmoid())
+        return _by_row(_outer_products, inputs, state, rows).to(v.dtype)
+
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
+        full, factor = x.float(), F.silu(gate.float())
+        if gate_first:
+            full = full * factor
+        out = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + eps) * weight.float()
+        return (out if gate_first else out * factor).to(x.dtype)
+
+    def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
+        factor = gate.float().sigmoid() if activation == "sigmoid" else F.silu(gate.float())
+        return (x.float() * factor).to(x.dtype)
+
+
+def _by_row(
+    compute: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, ...], state: Tensor, rows: StateRows
+) -> Tensor:
+    """`compute` on the rows of a step: [num_tokens, ...], float32.
+
+    `compute` takes the inputs as [num_rows, length, ...] with zeros after a row's last token, the rows' states, and
+    their lengths [num_rows] on the device; it returns the outputs and the states after each row's last token.
+    """
+    starts = rows.starts
+    lengths = starts.diff()
+    outputs: list[tuple[Tensor, Tensor]] = []
+    for chosen in ((lengths == 1).nonzero().flatten(), (lengths > 1).nonzero().flatten()):
+        if not len(chosen):
+            continue
+        places = torch.arange(int(lengths[chosen].max())).expand(len(chosen), -1)
+        is_padding = places >= lengths[chosen].unsqueeze(1)
+        tokens = (starts[chosen].unsqueeze(1) + places).masked_fill(is_padding, 0).to(state.device)
+        is_padding = is_padding.to(state.device)
+        padded = (_zero(x[tokens], is_padding) for x in inputs)
+        index = chosen.to(state.device)
+        slots = rows.slots[index]
+        before = _zero(state[slots], rows.is_new[index])
+        out, state[slots] = compute(*padded, before, lengths[chosen].to(state.device))
+        outputs.append((tokens[~is_padding], out[~is_padding]))
+    result = torch.empty((len(inputs[0]), *outputs[0][1].shape[1:]), device=state.device)
+    for tokens, out in outputs:
+        result[tokens] = out
+    return result
+
+
+def _zero(x: Tensor, is_zero: Tensor) -> Tensor:
+    """`x` with zeros where `is_zero`, whose dimensions are the first of `x`, is set."""
+    return x.masked_fill(is_zero.reshape(is_zero.shape + (1,) * (x.dim() - is_zero.dim())), 0)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _outer_products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    """A state of decayed outer products, chunk by chunk (arXiv:2405.21060, section 6; arXiv:2412.06464, section 3).
+
+    `rest` is `state, lengths`, or `beta, state, lengths` for the delta rule. `q` and `k` are [rows, length, groups,
+    key_dim], `v` is [rows, length, heads, value_dim], `log_decay` and `beta` are [rows, length, heads].
+    """
+    *betas, state, _ = rest
+    share = v.shape[2] // q.shape[2]
+    q, k = (x.repeat_interleave(share, dim=2) if share > 1 else x for x in (q, k))
+    by_head = [x.transpose(1, 2) for x in (q, k, v, log_decay, *betas)]  # [rows, heads, length, ...]
+    outputs = []
+    for chunk in zip(*(x.split(CHUNK, dim=2) for x in by_head), strict=True):
+        out, state = _chunk(state, *chunk)
+        outputs.append(out)
+    return torch.cat(outputs, dim=2).transpose(1, 2), state
+
+
+def _chunk(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The outputs of one chunk and the state after it; all dimensions are [rows, heads, length, ...]."""
+    total = log_decay.cumsum(-1).unsqueeze(-1)  # decay since the chunk's start
+    between = (total - total.transpose(-1, -2)).tril().exp().tril()  # [.., i, j]: from token j to token i
+    if beta is not None:
+        v = _deltas(state, k, v, total, between, beta.unsqueeze(-1))
+    out = (q @ k.transpose(-1, -2) * between) @ v + (q @ state) * total.exp()
+    last = total[..., -1:, :]
+    return out, state * last.exp() + (k * (last - total).exp()).transpose(-1, -2) @ v
+
+
+def _deltas(state: Tensor, k: Tensor, v: Tensor, total: Tensor, between: Tensor, beta: Tensor) -> Tensor:
+    """What each token adds at its key: its value less what the state before it held there.
+
+    That state holds the additions of the chunk's earlier tokens, which makes a triangular system of equations.
+    """
+    earlier = (k @ k.transpose(-1, -2) * between * beta).tril(-1)
+    known = beta * (v - (k @ state) * total.exp())
+    return torch.linalg.solve_triangular(earlier + torch.eye(k.shape[2], device=k.device), known, upper=False)

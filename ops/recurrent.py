@@ -1,0 +1,141 @@
+"""The operations of recurrent layers: what they keep of a sequence is a state of fixed size, whatever the length.
+
+All tokens of a step lie one after another, row by row. An operation reads the states of the step's rows, computes the
+outputs of all tokens, and overwrites the states. An output depends on the tokens of its own row alone.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+GateActivation = Literal["silu", "sigmoid"]
+"""The function that turns a gate into a factor."""
+
+
+class StateRows(NamedTuple):
+    """The rows of a step, as recurrent operations see them. No two rows have the same slot.
+
+    Attributes:
+        slots: [num_rows] int64, on the device; each row's place in the first dimension of a state.
+        starts: [num_rows + 1] int64, on the host; row r has the tokens from starts[r] up to starts[r + 1], at least 1.
+        is_new: [num_rows] bool, on the device; the row begins its sequence, so what its slot holds counts as zeros.
+    """
+
+    slots: Tensor
+    starts: Tensor
+    is_new: Tensor
+
+
+class RecurrentOperations(ABC):
+    """The operations of recurrent layers on one kind of device."""
+
+    @abstractmethod
+    def causal_conv1d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        rows: StateRows,
+        *,
+        activation: Literal["silu"] | None = None,
+    ) -> Tensor:
+        """Convolution of each channel over its last `width` tokens; the last weight multiplies the newest.
+
+        `x` is [num_tokens, channels], `weight` [width, channels], `bias` [channels], all of one dtype. `state`
+        [num_slots, width - 1, channels] of that dtype holds the inputs of a sequence's last tokens, oldest first. The
+        result is dense, like `x` otherwise.
+        """
+
+    @abstractmethod
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        gate: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        """The scan of Mamba 1 (arXiv:2312.00752), times `silu(gate)`: [num_tokens, channels], like `x`.
+
+        With t = softplus(dt + dt_bias): state = exp(t * a) * state + t * x * b; out = sum of state * c + d * x.
+
+        `x`, `dt` and `gate` are [num_tokens, channels], `b` and `c` [num_tokens, size], all of one dtype. `dt_bias` and
+        `d` are [channels], `a` is [size, channels] and negative, `state` [num_slots, size, channels], all float32.
+        """
+
+    @abstractmethod
+    def ssd(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        """The scan of Mamba 2 (arXiv:2405.21060): [num_tokens, heads, value_dim], like `x`.
+
+        With t = softplus(dt + dt_bias) within `dt_limit`: state = exp(t * a) * state + t * (b ⊗ x); out = state · c + d
+        * x.
+
+        `x` is [num_tokens, heads, value_dim], `dt` [num_tokens, heads], `b` and `c` are [num_tokens, groups, key_dim],
+        all of one dtype; head h reads group h // (heads / groups). `dt_bias`, `a` (negative) and `d` are [heads],
+        `state` is [num_slots, heads, key_dim, value_dim], all float32.
+        """
+
+    @abstractmethod
+    def lightning_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows
+    ) -> Tensor:
+        """Linear attention with a constant decay per head (arXiv:2501.08313): [num_tokens, heads, value_dim].
+
+        state = exp(log_decay) * state + k ⊗ v; out = state · q. `q` and `k` are [num_tokens, heads, key_dim], `v` is
+        [num_tokens, heads, value_dim], of one dtype. `log_decay` [heads] (negative) and `state` [num_slots, heads,
+        key_dim, value_dim] are float32.
+        """
+
+    @abstractmethod
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        """The gated delta rule (arXiv:2412.06464): [num_tokens, heads, value_dim], like `v`.
+
+        `q` and `k` are scaled to length 1, q then by key_dim**-0.5. With g = exp(softplus(dt + dt_bias) * a):
+        state = g * state + k ⊗ (sigmoid(beta) * (v - g * state · k)); out = state · q.
+
+        `q` and `k` are [num_tokens, key_heads, key_dim], `v` is [num_tokens, heads, value_dim], `dt` and `beta` are
+        [num_tokens, heads], all of one dtype; head h reads key head h // (heads / key_heads). `dt_bias` and `a`
+        (negative) are [heads], `state` is [num_slots, heads, key_dim, value_dim], all float32.
+        """
+
+    @abstractmethod
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
+        """RMS norm with a gate: `rms_norm(x * silu(gate))` if `gate_first`, otherwise `rms_norm(x) * silu(gate)`.
+
+        `x` and `gate` are [num_tokens, groups, size], `weight` is [groups, size] or [size], all of one dtype; each
+        group is normalised by itself, in float32.
+        """
+
+    @abstractmethod
+    def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
+        """`x * activation(gate)`; both are [num_tokens, size] of one dtype, and so is the dense result."""

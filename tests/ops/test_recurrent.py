@@ -1,0 +1,233 @@
+"""Recurrent operations against their formulas, token by token in float64: odd sizes, mixed rows, cuts of a prompt."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.backend import Backend
+from quire.ops.recurrent import StateRows
+
+torch.set_num_threads(1)
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+DTYPES = list(TOLERANCE)
+NUM_SLOTS = 5
+
+MIXED = (1, 70, 1, 3, 130)
+"""Tokens of the rows of a step: decodes, a few tokens, and prompts longer than a chunk."""
+
+Operation = Callable[[list[Tensor], Tensor, StateRows], Tensor]
+"""Inputs by token, state, rows → outputs."""
+Formula = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
+"""The inputs of one token and the state of its row, in float64 → output, state."""
+
+
+class Case:
+    """An operation, its formula for one token, and inputs by token."""
+
+    def __init__(
+        self, sizes: Sequence[tuple[int, ...]], state: tuple[int, ...], operation: Operation, formula: Formula
+    ) -> None:
+        self.sizes = sizes
+        self.state = state
+        self.operation = operation
+        self.formula = formula
+
+    def inputs(self, num_tokens: int, dtype: torch.dtype) -> list[Tensor]:
+        """Views with gaps between the tokens, as the parts of a projection are."""
+        wide = [torch.randn(num_tokens, size[0] + 3, *size[1:]).to(dtype) for size in self.sizes]
+        return [x[:, : size[0]] for x, size in zip(wide, self.sizes, strict=True)]
+
+    def states(self, dtype: torch.dtype) -> Tensor:
+        return torch.randn(NUM_SLOTS, *self.state).to(dtype)
+
+
+def step_rows(lengths: Sequence[int], slots: Sequence[int] | None = None, is_new: bool = False) -> StateRows:
+    slots = slots or list(range(len(lengths)))
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    return StateRows(torch.tensor(slots), starts, torch.full((len(lengths),), is_new))
+
+
+def by_token(case: Case, inputs: list[Tensor], state: Tensor, rows: StateRows) -> tuple[Tensor, Tensor]:
+    """Outputs and states by the formula."""
+    state, outputs = state.double(), []
+    for row, slot in enumerate(rows.slots.tolist()):
+        current = torch.zeros_like(state[slot]) if rows.is_new[row] else state[slot]
+        for token in range(int(rows.starts[row]), int(rows.starts[row + 1])):
+            out, current = case.formula([x[token].double() for x in inputs], current)
+            outputs.append(out)
+        state[slot] = current
+    return torch.stack(outputs), state
+
+
+def convolution(ops: Backend, dtype: torch.dtype, channels: int, width: int, *, silu: bool, bias: bool) -> Case:
+    weight = torch.randn(width, channels).to(dtype)
+    bias_values = torch.randn(channels).to(dtype) if bias else None
+
+    def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+        activation = "silu" if silu else None
+        return ops.recurrent.causal_conv1d(inputs[0], weight, bias_values, state, rows, activation=activation)
+
+    def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.cat((state, inputs[0].unsqueeze(0)))
+        out = (seen * weight.double()).sum(0) + (0 if bias_values is None else bias_values.double())
+        return F.silu(out) if silu else out, seen[1:]
+
+    return Case([(channels,)], (width - 1, channels), operation, formula)
+
+
+def mamba(ops: Backend, dtype: torch.dtype, channels: int, size: int) -> Case:
+    a, dt_bias, d = -torch.rand(size, channels) * 4, torch.randn(channels), torch.randn(channels)
+
+    def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, gate, b, c = inputs
+        return ops.recurrent.selective_scan(x, dt, dt_bias, a, b, c, d, gate, state, rows)
+
+    def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        x, dt, gate, b, c = inputs
+        t = F.softplus(dt + dt_bias)
+        state = torch.exp(t * a) * state + t * x * b.unsqueeze(1)
+        return ((state * c.unsqueeze(1)).sum(0) + d * x) * F.silu(gate), state
+
+    return Case([(channels,)] * 3 + [(size,)] * 2, (size, channels), operation, formula)
+
+
+def mamba2(ops: Backend, dtype: torch.dtype, heads: int, groups: int, key_dim: int, value_dim: int) -> Case:
+    a, dt_bias, d, limit = -torch.rand(heads) * 2, torch.randn(heads), torch.randn(heads), (0.05, 2.0)
+
+    def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, b, c = inputs
+        return ops.recurrent.ssd(x, dt, dt_bias, limit, a, b, c, d, state, rows)
+
+    def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        x, dt, b, c = inputs
+        t = F.softplus(dt + dt_bias).clamp(*limit)
+        b, c = (part.repeat_interleave(heads // groups, dim=0) for part in (b, c))
+        state = torch.exp(t * a)[:, None, None] * state + torch.einsum("h,hn,hp->hnp", t, b, x)
+        return torch.einsum("hnp,hn->hp", state, c) + d[:, None] * x, state
+
+    sizes = [(heads, value_dim), (heads,), (groups, key_dim), (groups, key_dim)]
+    return Case(sizes, (heads, key_dim, value_dim), operation, formula)
+
+
+def lightning(ops: Backend, dtype: torch.dtype, heads: int, key_dim: int, value_dim: int) -> Case:
+    log_decay = -torch.rand(heads)
+
+    def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+        return ops.recurrent.lightning_attention(*inputs, log_decay, state, rows)
+
+    def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = inputs
+        state = log_decay.exp()[:, None, None] * state + k[:, :, None] * v[:, None]
+        return torch.einsum("hkv,hk->hv", state, q), state
+
+    return Case([(heads, key_dim)] * 2 + [(heads, value_dim)], (heads, key_dim, value_dim), operation, formula)
+
+
+def delta_rule(ops: Backend, dtype: torch.dtype, heads: int, key_heads: int, key_dim: int, value_dim: int) -> Case:
+    a, dt_bias = -torch.rand(heads) * 2, torch.randn(heads)
+
+    def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+        q, k, v, dt, beta = inputs
+        return ops.recurrent.gated_delta_rule(q, k, v, dt, dt_bias, a, beta, state, rows)
+
+    def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, dt, beta = inputs
+        q, k = (F.normalize(part, dim=-1).repeat_interleave(heads // key_heads, dim=0) for part in (q, k))
+        state = torch.exp(F.softplus(dt + dt_bias) * a)[:, None, None] * state
+        delta = beta.sigmoid()[:, None] * (v - torch.einsum("hkv,hk->hv", state, k))
+        state = state + k[:, :, None] * delta[:, None]
+        return torch.einsum("hkv,hk->hv", state, q) * key_dim**-0.5, state
+
+    sizes = [(key_heads, key_dim)] * 2 + [(heads, value_dim), (heads,), (heads,)]
+    return Case(sizes, (heads, key_dim, value_dim), operation, formula)
+
+
+CASES: dict[str, tuple[Callable[[Backend, torch.dtype], Case], bool]] = {
+    "convolution": (lambda ops, dtype: convolution(ops, dtype, 37, 4, silu=True, bias=True), False),
+    "convolution of 64": (lambda ops, dtype: convolution(ops, dtype, 64, 3, silu=False, bias=False), False),
+    "convolution of one token": (lambda ops, dtype: convolution(ops, dtype, 5, 1, silu=False, bias=True), False),
+    "mamba": (lambda ops, dtype: mamba(ops, dtype, 32, 16), True),
+    "mamba, odd": (lambda ops, dtype: mamba(ops, dtype, 19, 5), True),
+    "mamba 2": (lambda ops, dtype: mamba2(ops, dtype, 4, 2, 16, 64), True),
+    "mamba 2, odd": (lambda ops, dtype: mamba2(ops, dtype, 3, 1, 7, 21), True),
+    "lightning attention": (lambda ops, dtype: lightning(ops, dtype, 2, 16, 16), True),
+    "lightning attention, odd": (lambda ops, dtype: lightning(ops, dtype, 3, 9, 70), True),
+    "delta rule": (lambda ops, dtype: delta_rule(ops, dtype, 4, 2, 32, 32), True),
+    "delta rule, odd": (lambda ops, dtype: delta_rule(ops, dtype, 3, 3, 5, 41), True),
+}
+"""Name → case, and whether its state is float32 whatever the dtype."""
+
+
+def make(name: str, ops: Backend, dtype: torch.dtype) -> tuple[Case, Tensor]:
+    build, has_wide_state = CASES[name]
+    case = build(ops, dtype)
+    return case, case.states(torch.float32 if has_wide_state else dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_states_are_those_of_the_formula(ops: Backend, name: str, dtype: torch.dtype) -> None:
+    case, state = make(name, ops, dtype)
+    inputs, rows = case.inputs(sum(MIXED), dtype), step_rows(MIXED, [4, 0, 2, 1, 3])
+    expected, expected_state = by_token(case, inputs, state, rows)
+    out = case.operation(inputs, state, rows)
+    assert out.dtype == dtype
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype] * scale, rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(state.double(), expected_state, atol=1e-5 * scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_new_row_ignores_what_its_slot_holds(ops: Backend, name: str) -> None:
+    case, state = make(name, ops, torch.float32)
+    before = state.clone()
+    state[1] = torch.nan
+    inputs, rows = case.inputs(6, torch.float32), step_rows((1, 5), [3, 1])
+    rows = rows._replace(is_new=torch.tensor([False, True]))
+    expected, expected_state = by_token(case, inputs, before, rows)
+    torch.testing.assert_close(case.operation(inputs, state, rows).double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(state.double(), expected_state, atol=1e-4, rtol=1e-4)
+    assert torch.equal(state[[0, 2, 4]], before[[0, 2, 4]]), "other slots are untouched"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_cut_of_a_prompt_changes_no_output(ops: Backend, name: str) -> None:
+    case, state = make(name, ops, torch.float32)
+    inputs = case.inputs(150, torch.float32)
+    whole = case.operation(inputs, state, step_rows((150,), [2], is_new=True))
+    kept, parts, begin = state[2].clone(), [], 0
+    for length in (1, 63, 7, 1, 78):
+        rows = step_rows((length,), [2], is_new=begin == 0)
+        parts.append(case.operation([x[begin : begin + length] for x in inputs], state, rows))
+        begin += length
+    scale = whole.abs().max().item()
+    torch.testing.assert_close(torch.cat(parts), whole, atol=2e-6 * scale, rtol=1e-5)
+    torch.testing.assert_close(state[2], kept, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 8), (5, 3, 37), (4, 2, 128)])
+def test_gated_norm(ops: Backend, shape: tuple[int, int, int], dtype: torch.dtype, *, gate_first: bool) -> None:
+    x, gate = torch.randn(2, shape[0], shape[1] + 1, shape[2]).to(dtype)[:, :, :-1]
+    for weight in (torch.randn(shape[1:]).to(dtype), torch.randn(shape[2]).to(dtype)):
+        wide, factor = x.double(), F.silu(gate.double())
+        wide = wide * factor if gate_first else wide
+        expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+        expected = expected if gate_first else expected * factor
+        out = ops.recurrent.gated_rms_norm(x, gate, weight, 1e-5, gate_first=gate_first)
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_multiply_gate(ops: Backend, dtype: torch.dtype) -> None:
+    x, gate = torch.randn(2, 5, 40).to(dtype)[:, :, :37]
+    for activation, factor in (("silu", F.silu(gate.double())), ("sigmoid", gate.double().sigmoid())):
+        out = ops.recurrent.multiply_gate(x, gate, activation)  # type: ignore[arg-type]
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), x.double() * factor, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
