@@ -15,8 +15,12 @@ from torch import Tensor
 
 from quire.ops.recurrent import RecurrentOperations
 
-Activation = Literal["silu", "gelu_tanh"]
-"""The activation function of a gated layer (arXiv:1702.03118, 1606.08415 with the tanh approximation)."""
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu"]
+"""The activation function of a feed-forward layer.
+
+silu (arXiv:1702.03118), gelu (1606.08415) and its approximations by tanh and by `x * sigmoid(1.702 * x)`, relu and its
+square (2109.08668).
+"""
 
 
 class AttentionBatch(Protocol):
@@ -108,6 +112,26 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
     @abstractmethod
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
+
+    @abstractmethod
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """Layer norm over the last dimension (arXiv:1607.06450), computed in float32 and rounded once.
+
+        `x` is [..., size]; `weight` is like `rms_norm`'s, or None for ones; `bias` is [size], or None for zeros, of the
+        weight's dtype.
+        """
+
+    @abstractmethod
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`x + residual`, which may be written into `residual`; both are [num_tokens, size]."""
+
+    @abstractmethod
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        """`factor * x`, then capped as `AttentionForm.softcap` says; may be written into `x` [num_tokens, size]."""
+
+    @abstractmethod
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """The activation of each number of `x` [num_tokens, size]; may be written into `x`."""
 
     @abstractmethod
     def rotation(

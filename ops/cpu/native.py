@@ -19,6 +19,7 @@ from quire.ops.cpu.int8 import Int8Linear, Int8Panels
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
+from quire.ops.cpu.plain import PlainKernels
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
@@ -65,6 +66,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
         self._int8 = Int8Linear(kernels, launcher)
+        self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = eager.recurrent
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
@@ -103,6 +105,18 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
             ):  # fmt: skip
                 return out, residual
         return self._fallbacks.run(self._eager.add_rms_norm, x, residual, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return self._plain.layer_norm(x, weight, bias, eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._plain.add(x, residual)
+
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        return self._plain.scale(x, factor, softcap)
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        return self._plain.activate(x, activation)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous() and _same_dtype(x, cos, sin):

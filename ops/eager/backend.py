@@ -1,6 +1,7 @@
 """The operations in plain torch: they run on every device, and other backends are tested against them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, overload
 
 import numpy as np
@@ -16,6 +17,15 @@ from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.sampling import invert_softmax
 from quire.ops.random import uniforms
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square_(),
+    "quick_gelu": lambda x: (1.702 * x).sigmoid_().mul_(x),
+}
 
 
 class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[PackedLinear]):
@@ -37,6 +47,25 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
         residual = residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
 
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        full = x.float()
+        centred = full - full.mean(dim=-1, keepdim=True)
+        out = centred * (centred.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+        if weight is not None:
+            out = out * weight
+        return (out if bias is None else out + bias).to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(x)
+
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        if softcap is None:
+            return x.mul_(factor)
+        return x.copy_((x.float() * (factor / softcap)).tanh_() * softcap)
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        return _ACTIVATIONS[activation](x)
+
     def rotation(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
@@ -54,7 +83,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
 
     def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
+        return _ACTIVATIONS[activation](gate).mul_(up)
 
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
         rows = F.embedding(index, x)
