@@ -15,12 +15,8 @@ from torch import Tensor
 
 from quire.ops.recurrent import RecurrentOperations
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu"]
-"""The activation function of a feed-forward layer.
-
-silu (arXiv:1702.03118), gelu (1606.08415) and its approximations by tanh and by `x * sigmoid(1.702 * x)`, relu and its
-square (2109.08668).
-"""
+Activation = Literal["silu", "gelu_tanh"]
+"""The activation function of a gated layer (arXiv:1702.03118, 1606.08415 with the tanh approximation)."""
 
 
 class AttentionBatch(Protocol):
@@ -112,26 +108,6 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
     @abstractmethod
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
-
-    @abstractmethod
-    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """Layer norm over the last dimension (arXiv:1607.06450), computed in float32 and rounded once.
-
-        `x` is [..., size]; `weight` is like `rms_norm`'s, or None for ones; `bias` is [size], or None for zeros, of the
-        weight's dtype.
-        """
-
-    @abstractmethod
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`x + residual`, which may be written into `residual`; both are [num_tokens, size]."""
-
-    @abstractmethod
-    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
-        """`factor * x`, then capped as `AttentionForm.softcap` says; may be written into `x` [num_tokens, size]."""
-
-    @abstractmethod
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        """The activation of each number of `x` [num_tokens, size]; may be written into `x`."""
 
     @abstractmethod
     def rotation(
@@ -235,6 +211,50 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
 
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
         h // (num_heads / num_kv_heads).
+        """
+
+    @abstractmethod
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A linear layer for each head: `x` [num_tokens, heads, in] times `weight` [heads, in, out], of one dtype.
+
+        Returns [num_tokens, heads, out].
+        """
+
+    @abstractmethod
+    def latent_cache_shape(self, num_pages: int, block_size: int, size: int) -> tuple[int, ...]:
+        """Shape of one layer's latent cache, which keeps `size` numbers of a token for all heads together."""
+
+    @abstractmethod
+    def rotate_and_store_latent(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm: tuple[Tensor, float],
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> Tensor:
+        """The operations between the projections of multi-head latent attention and its attention (arXiv:2405.04434).
+
+        `q` [num_tokens, heads, rotary_dim] holds the rotated part of the queries. `latent` [num_tokens, rank +
+        rotary_dim] holds the compressed keys and values, which are normalised by `norm` (weight [rank], eps), and the
+        key that all heads share, which is rotated like the queries. Both are stored in the slots of `slot_mapping`
+        [num_tokens] int64, as finite numbers (see `write_kv`). Returns the rotated queries.
+
+        `cos` and `sin` are as for `rotary`. If `is_interleaved`, pairs are (2i, 2i + 1) and come out as
+        (i, i + rotary_dim / 2), of queries and keys alike, which leaves their products as they are.
+        """
+
+    @abstractmethod
+    def latent_attention(self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: Batch, *, scale: float) -> Tensor:
+        """Causal attention whose heads share one key a token: [latent | rotated key]; its latent is the value, too.
+
+        `q` [num_tokens, heads, rank] are queries in the latent space, `q_rotated` [num_tokens, heads, rotary_dim] their
+        rotated part, of one dtype. The latents of the step's new tokens must have been stored. Returns
+        [num_tokens, heads, rank].
         """
 
     @abstractmethod

@@ -20,9 +20,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    YoutuConfig,
 )
 
-Family = Literal["gemma3", "llama", "mistral", "qwen2", "qwen3"]
+Family = Literal["gemma3", "llama", "mistral", "qwen2", "qwen3", "youtu"]
 
 FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
@@ -30,7 +31,14 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "mistral": (MistralConfig, "MistralForCausalLM"),
     "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
     "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
+    "youtu": (YoutuConfig, "YoutuForCausalLM"),
 }
+
+LATENT_SIZES = {
+    "q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 18,
+}  # fmt: skip
+"""Of multi-head latent attention; none is a multiple of another."""
+
 
 VOCAB_SIZE = 320
 """Default vocabulary: 3 special tokens, the 256 bytes and a few merges."""
@@ -68,6 +76,7 @@ def make_checkpoint(
     num_key_value_heads: int = 2,
     max_position_embeddings: int = 2048,
     rope: dict[str, Any] | None = None,
+    pad_token_id: int | None = 0,
     seed: int = 0,
     safetensors_shards: int = 1,
     **config: Any,
@@ -83,6 +92,9 @@ def make_checkpoint(
         config = {"use_sliding_window": True, "max_window_layers": 0, **config}
     if family == "mistral" or sliding_window is not None:
         config["sliding_window"] = sliding_window
+    if hasattr(kind, "kv_lora_rank"):
+        config = {**LATENT_SIZES, **config}
+        num_key_value_heads = num_attention_heads
     if head_dim is not None:
         config["head_dim"] = head_dim
     elif family in ("gemma3", "qwen3"):
@@ -100,7 +112,7 @@ def make_checkpoint(
         tie_word_embeddings=tie,
         bos_token_id=None,
         eos_token_id=EOS_TOKEN_ID,
-        pad_token_id=0,
+        pad_token_id=pad_token_id,
         architectures=[architecture],
         dtype=dtype,
         **config,

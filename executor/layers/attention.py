@@ -14,7 +14,7 @@ from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import AttentionForm
+from quire.ops.backend import AttentionForm, Backend
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,40 @@ class LayerKV(NamedTuple):
     num_kv_heads: int
     head_dim: int
     window: int | None = None  # tokens that a token sees, itself included; None: it sees all before it
+
+    @property
+    def size(self) -> int:
+        """Numbers that the layer keeps of a token."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def kind(self) -> str:
+        """For a log line."""
+        return "full attention" if self.window is None else f"windows of {self.window} tokens"
+
+    def cache_shape(self, ops: Backend, num_pages: int, block_size: int) -> tuple[int, ...]:
+        """Shape of the layer's cache."""
+        return ops.kv_cache_shape(num_pages, block_size, self.num_kv_heads, self.head_dim)
+
+
+class LatentKV(NamedTuple):
+    """The latents that one layer keeps of a sequence, for all heads together: the same on every rank."""
+
+    size: int  # numbers a token
+    window: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """For a log line."""
+        return "latent attention"
+
+    def cache_shape(self, ops: Backend, num_pages: int, block_size: int) -> tuple[int, ...]:
+        """Shape of the layer's cache."""
+        return ops.latent_cache_shape(num_pages, block_size, self.size)
+
+
+AttentionKV = LayerKV | LatentKV
+"""What an attention layer keeps of a sequence in its pages."""
 
 
 @dataclass(frozen=True)

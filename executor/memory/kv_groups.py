@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.attention import AttentionKV
 
 
-def form_groups(layers: Sequence[LayerKV], page_bytes: Sequence[int]) -> list[KVGroupSpec]:
+def form_groups(layers: Sequence[AttentionKV], page_bytes: Sequence[int]) -> list[KVGroupSpec]:
     """Groups that hold each of `layers` once; layers with the same window are of one kind.
 
     Every group has pages of the same size, with room for equally many layers. If all layers are of one kind, they are

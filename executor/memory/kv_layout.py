@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_groups import form_groups
 from quire.ops.backend import Backend
@@ -25,7 +25,7 @@ class KVLayout:
     """
 
     def __init__(
-        self, layers: Sequence[LayerKV], ops: Backend, *, block_size: int, dtype: torch.dtype, device: torch.device
+        self, layers: Sequence[AttentionKV], ops: Backend, *, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """`layers` are the model's, in order; `dtype` is that of keys and values in the cache."""
         self._layers = layers
@@ -54,13 +54,12 @@ class KVLayout:
         """For a log line: each kind of layer, and in how many groups it is."""
         kinds: dict[str, list[int]] = {}
         for group in self.groups:
-            kind = "full attention" if group.window is None else f"windows of {group.window} tokens"
-            kinds.setdefault(kind, []).append(len(group.layers))
+            kinds.setdefault(self._layers[group.layers[0]].kind, []).append(len(group.layers))
         parts = [f"{kind} in layers: {sum(sizes)}, groups: {len(sizes)}" for kind, sizes in kinds.items()]
         return f"{'; '.join(parts)}; {self.page_bytes} bytes a page of {self._block_size} tokens"
 
-    def _shape(self, layer: LayerKV, num_pages: int) -> tuple[int, ...]:
-        return self._ops.kv_cache_shape(num_pages, self._block_size, layer.num_kv_heads, layer.head_dim)
+    def _shape(self, layer: AttentionKV, num_pages: int) -> tuple[int, ...]:
+        return layer.cache_shape(self._ops, num_pages, self._block_size)
 
 
 def _zeros(num_bytes: int, device: torch.device) -> Tensor:

@@ -144,7 +144,7 @@ def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, max_
     """
     per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    kv_size = max(2 * layer.num_kv_heads * layer.head_dim for layer in model.kv_layers)
+    kv_size = max(layer.size for layer in model.kv_layers)
     gathered = max_model_len * kv_size * dtype_bytes(spec.dtype)
     return limits.max_num_batched_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
 

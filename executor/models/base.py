@@ -5,17 +5,17 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import GivenRows, LayerCache, StepContext, Wanted
 
-__all__ = ["GivenRows", "LayerCache", "LayerKV", "Model", "ModelContext", "StepContext", "Wanted"]
+__all__ = ["AttentionKV", "GivenRows", "LayerCache", "Model", "ModelContext", "StepContext", "Wanted"]
 
 
 class Model(Protocol):
     """A decoder on one rank. All sizes are this rank's own."""
 
-    kv_layers: Sequence[LayerKV]
+    kv_layers: Sequence[AttentionKV]
     """The keys and values that each layer keeps of a sequence."""
 
     activation_size: int

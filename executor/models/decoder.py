@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
+from quire.executor.layers.attention import AttentionKV, AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
@@ -20,11 +20,34 @@ from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, 
 from quire.ops.backend import Activation
 
 
+class SelfAttention(Protocol):
+    """`Attention`, or another layer that reads and writes the step's pages."""
+
+    activation_size: int
+
+    @property
+    def kv(self) -> AttentionKV:
+        """See `Attention.kv`."""
+        ...
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """See `Attention.__call__`."""
+        ...
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """See `Attention.outputs_of`."""
+        ...
+
+
 class DecoderLayer(Protocol):
     """One layer of a `Decoder`."""
 
-    attention: Attention
     mlp: GatedMLP
+
+    @property
+    def attention(self) -> SelfAttention:
+        """What mixes tokens."""
+        ...
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
         """Takes and returns (output of the last block, sum of all outputs before it); the next norm adds the two.
@@ -64,7 +87,9 @@ class Decoder:
 class PreNormLayer:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(
+        self, input_norm: RMSNorm, attention: SelfAttention, post_attention_norm: RMSNorm, mlp: GatedMLP
+    ) -> None:
         self.input_norm = input_norm
         self.attention = attention
         self.post_attention_norm = post_attention_norm
@@ -84,7 +109,7 @@ class PreNormDecoder(Decoder):
         self,
         spec: ModelSpec,
         context: ModelContext,
-        make_attention: Callable[[LayerPlace], Attention],
+        make_attention: Callable[[LayerPlace], SelfAttention],
         *,
         mlp_bias: bool = False,
     ) -> None:

@@ -14,6 +14,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "MistralForCausalLM": ("llama", "MistralForCausalLM"),
     "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
+    "YoutuForCausalLM": ("deepseek", "YoutuForCausalLM"),
 }
 """config.json's architecture → (module of this folder, class)."""
 

@@ -19,7 +19,6 @@ from quire.ops.cpu.int8 import Int8Linear, Int8Panels
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
-from quire.ops.cpu.plain import PlainKernels
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
@@ -66,7 +65,6 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
         self._int8 = Int8Linear(kernels, launcher)
-        self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = eager.recurrent
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
@@ -105,18 +103,6 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
             ):  # fmt: skip
                 return out, residual
         return self._fallbacks.run(self._eager.add_rms_norm, x, residual, weight, eps)
-
-    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return self._plain.layer_norm(x, weight, bias, eps)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._plain.add(x, residual)
-
-    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
-        return self._plain.scale(x, factor, softcap)
-
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        return self._plain.activate(x, activation)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous() and _same_dtype(x, cos, sin):
@@ -263,6 +249,34 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form)
+
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._fallbacks.run(self._eager.head_linear, x, weight)
+
+    def latent_cache_shape(self, num_pages: int, block_size: int, size: int) -> tuple[int, ...]:
+        return self._eager.latent_cache_shape(num_pages, block_size, size)
+
+    def rotate_and_store_latent(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm: tuple[Tensor, float],
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> Tensor:
+        return self._fallbacks.run(
+            self._eager.rotate_and_store_latent, q, latent, norm, cos, sin, cache, slot_mapping,
+            is_interleaved=is_interleaved,
+        )  # fmt: skip
+
+    def latent_attention(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: NativePlan, *, scale: float
+    ) -> Tensor:
+        return self._fallbacks.run(self._eager.latent_attention, q, q_rotated, cache, batch, scale=scale)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         num_rows, size = logits.shape

@@ -1,7 +1,6 @@
 """The operations in plain torch: they run on every device, and other backends are tested against them."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Generic, overload
 
 import numpy as np
@@ -13,19 +12,11 @@ from quire.ops.backend import Activation, AttentionForm, Backend, Int8Weight, Li
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.int8 import Int8Layer, WidenedLinear
+from quire.ops.eager.latent_attention import attend_latents
 from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.sampling import invert_softmax
 from quire.ops.random import uniforms
-
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square_(),
-    "quick_gelu": lambda x: (1.702 * x).sigmoid_().mul_(x),
-}
 
 
 class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[PackedLinear]):
@@ -47,25 +38,6 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
         residual = residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
 
-    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        full = x.float()
-        centred = full - full.mean(dim=-1, keepdim=True)
-        out = centred * (centred.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
-        if weight is not None:
-            out = out * weight
-        return (out if bias is None else out + bias).to(x.dtype)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return residual.add_(x)
-
-    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
-        if softcap is None:
-            return x.mul_(factor)
-        return x.copy_((x.float() * (factor / softcap)).tanh_() * softcap)
-
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        return _ACTIVATIONS[activation](x)
-
     def rotation(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
@@ -83,7 +55,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
 
     def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return _ACTIVATIONS[activation](gate).mul_(up)
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
         rows = F.embedding(index, x)
@@ -155,6 +127,39 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
         return attend(q, kv_cache, batch, form)
+
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
+
+    def latent_cache_shape(self, num_pages: int, block_size: int, size: int) -> tuple[int, ...]:
+        return (num_pages, block_size, size)
+
+    def rotate_and_store_latent(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm: tuple[Tensor, float],
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> Tensor:
+        rank = len(norm[0])
+        k = latent[:, rank:].unsqueeze(1)
+        if is_interleaved:
+            q, k = (torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) for x in (q, k))
+        new = torch.cat((self.rms_norm(latent[:, :rank], *norm), self.rotary(k, cos, sin).squeeze(1)), dim=-1)
+        largest = largest_stored(cache.dtype)
+        pages, offsets = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
+        cache[pages, offsets] = new.nan_to_num(0.0, largest, -largest).to(cache.dtype)
+        return self.rotary(q, cos, sin)
+
+    def latent_attention(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, *, scale: float
+    ) -> Tensor:
+        return attend_latents(q, q_rotated, cache, batch, scale)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         device = logits.device

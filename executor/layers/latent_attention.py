@@ -1,0 +1,153 @@
+"""Multi-head latent attention over the paged cache (arXiv:2405.04434, section 2.1).
+
+Keys and values of all heads are linear in one latent vector a token, so the cache holds the latent alone, and one more
+key, which carries the positions. Attention is computed in the latent space: the matrix that expands latents into keys
+is applied to the queries instead, and the one that expands them into values to the outputs.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.executor.layers.attention import LatentKV, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear, RowLinear
+from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Sizes of the whole model's latent attention, before its heads are split over ranks.
+
+    Attributes:
+        q_lora_rank: of the queries' own latent; None: queries are projected directly.
+        kv_lora_rank: of the latent that keys and values share.
+        nope_head_dim: of a head's queries and keys, the part without positions.
+        rope_head_dim: of a head's queries, the rotated part, and of the rotated key that all heads share.
+        v_head_dim: of a head's values.
+    """
+
+    hidden_size: int
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope_head_dim: int
+    rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def q_head_dim(self) -> int:
+        """Size of a head's queries."""
+        return self.nope_head_dim + self.rope_head_dim
+
+
+class LatentAttention:
+    """Projections into and out of the latent space, rotation, cache and output of one layer.
+
+    Every rank has an equal part of the heads, and all latents.
+
+    Attributes:
+        kv: what the layer keeps of a sequence.
+        activation_size: numbers that the layer makes of each token.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        place: LayerPlace,
+        shape: LatentShape,
+        rotary: RotaryEmbedding,
+        *,
+        scale: float,
+        bias: bool = False,
+        is_interleaved: bool = True,
+    ) -> None:
+        """`scale` multiplies the scores; `bias` is that of the projections into latents and of the output.
+
+        `is_interleaved`: the checkpoint rotates pairs (2i, 2i + 1), not (i, i + rope_head_dim / 2).
+        """
+        name, hidden_size = f"{place.name}.self_attn", shape.hidden_size
+        self._ops = context.ops
+        self._place = place
+        self._rotary = rotary
+        self._shape = shape
+        self._scale = scale
+        self._is_interleaved = is_interleaved
+        self._num_heads = context.share(shape.num_heads, "attention heads")
+        self.kv = LatentKV(shape.kv_lora_rank + shape.rope_head_dim)
+        self.activation_size = (shape.q_lora_rank or 0) + self.kv.size + self._num_heads * (
+            shape.q_head_dim + shape.rope_head_dim + 2 * shape.kv_lora_rank + shape.v_head_dim
+        )  # fmt: skip
+
+        down = [_whole(f"{name}.kv_a_proj_with_mqa", self.kv.size)]
+        q_name, q_inputs = f"{name}.q_proj", hidden_size
+        self._q_norm: RMSNorm | None = None
+        if shape.q_lora_rank is not None:
+            down.insert(0, _whole(f"{name}.q_a_proj", shape.q_lora_rank))
+            q_name, q_inputs = f"{name}.q_b_proj", shape.q_lora_rank
+            self._q_norm = RMSNorm(context, f"{name}.q_a_layernorm", shape.q_lora_rank, _NORM)
+        self._down = ColumnLinear(context, down, hidden_size, bias=bias)
+        q_size = shape.num_heads * shape.q_head_dim
+        self._q = ColumnLinear(context, [Part(q_name, q_size, context.shard(0, q_size, "query outputs"))], q_inputs)
+        self._kv_norm = (_NORM.read(context, f"{name}.kv_a_layernorm", shape.kv_lora_rank), _NORM.eps)
+        self._to_latent, self._to_values = _expansions(context, f"{name}.kv_b_proj", shape)
+        v_size = shape.num_heads * shape.v_head_dim
+        self._output = RowLinear(
+            context, f"{name}.o_proj", v_size, hidden_size, context.shard(1, v_size, "value outputs"), bias=bias
+        )
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
+        pages, group = step.caches[self._place.number]
+        batch = step.attention[group]
+        latent = self._down(x)
+        if self._q_norm is not None:
+            rank = latent.shape[1] - self.kv.size
+            x, latent = self._q_norm(latent[:, :rank]), latent[:, rank:]
+        q = self._q(x)
+        cos, sin = step.rotation(self._rotary)
+        q_rotated = self._ops.rotate_and_store_latent(
+            self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, pages,
+            batch.slot_mapping, is_interleaved=self._is_interleaved,
+        )  # fmt: skip
+        if self._place.is_last and step.wanted is not None:
+            q, batch = self.outputs_of(q, step), step.wanted.attention[group]
+            q_rotated = self.outputs_of(q_rotated.flatten(1), step).unflatten(1, q_rotated.shape[1:])
+        q_latent = self._ops.head_linear(self._heads(q)[..., : self._shape.nope_head_dim], self._to_latent)
+        out = self._ops.latent_attention(q_latent, q_rotated, pages, batch, scale=self._scale)
+        return self._output(self._ops.head_linear(out, self._to_values).flatten(1))
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """See `Attention.outputs_of`."""
+        if self._place.is_last and step.wanted is not None:
+            return self._ops.take_rows(rows, step.wanted.tokens)
+        return rows
+
+    def _heads(self, q: Tensor) -> Tensor:
+        return q.view(len(q), self._num_heads, self._shape.q_head_dim)
+
+
+_NORM = NormStyle(1e-6)
+"""The latents' norms, whose eps does not follow config.json."""
+
+
+def _whole(name: str, size: int) -> Part:
+    """A layer whose outputs every rank has."""
+    return Part(name, size, Shard(0, 0, size))
+
+
+def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[Tensor, Tensor]:
+    """The rank's heads of the layer that expands latents into keys and values, as factors of queries and outputs.
+
+    [heads, nope_head_dim, kv_lora_rank] and [heads, kv_lora_rank, v_head_dim], in the model's dtype.
+    """
+    head_dim = shape.nope_head_dim + shape.v_head_dim
+    size = shape.num_heads * head_dim
+    weight = context.read(f"{name}.weight", (size, shape.kv_lora_rank), context.shard(0, size, "key and value outputs"))
+    heads = weight.view(-1, head_dim, shape.kv_lora_rank)
+    keys, values = heads.split((shape.nope_head_dim, shape.v_head_dim), dim=1)
+    return keys.contiguous(), values.transpose(1, 2).contiguous()

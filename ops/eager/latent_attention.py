@@ -1,0 +1,51 @@
+"""Attention over pages of latents in plain torch: all heads share one key a token, whose first numbers are its value.
+
+A layer's cache is [num_pages, block_size, rank + rotary_dim]; its pages may lie apart.
+"""
+
+import torch
+from torch import Tensor
+
+from quire.ops.eager import attention_plan
+from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
+
+
+def attend_latents(q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, scale: float) -> Tensor:
+    """See `Backend.latent_attention`. Computes the step's groups one after another."""
+    queries = torch.cat((q, q_rotated), dim=-1)
+    out = torch.empty_like(q)
+    for group in batch.groups(Sight(None, None), q.shape[1], cache[0].numel() * cache.element_size()):
+        result = _attend_group(queries[group.tokens], cache, group, scale, q.shape[-1])
+        if group.valid is not None:
+            out[group.targets] = result[group.valid]
+        else:
+            out[group.tokens] = result
+    return out
+
+
+def _attend_group(q: Tensor, cache: Tensor, group: Group, scale: float, rank: int) -> Tensor:
+    """`q` [R * Q, heads, rank + rotary_dim] of one group → [R * Q, heads, rank]."""
+    num_heads = q.shape[1]
+    keys = cache.index_select(0, group.pages).view(group.num_rows, group.key_len, -1).to(q.dtype)
+    queries = q.view(group.num_rows, group.query_len, num_heads, -1)
+    step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
+    parts = [
+        _products(queries[:, begin : begin + step], keys, group, begin, scale, rank)
+        for begin in range(0, group.query_len, step)
+    ]
+    return torch.cat(parts, dim=1).view(-1, num_heads, rank)
+
+
+def _products(q: Tensor, keys: Tensor, group: Group, begin: int, scale: float, rank: int) -> Tensor:
+    """Attention of `q` [R, queries, heads, rank + rotary_dim]: the group's queries from `begin` on."""
+    num_rows, num_queries, num_heads, _ = q.shape
+    scores = torch.bmm(q.reshape(num_rows, num_queries * num_heads, -1), keys.transpose(1, 2))
+    if q.dtype == torch.float16:
+        scores.clamp_(-65504, 65504)  # the score of a masked key may overflow, and inf - inf is NaN
+    scores = scores.view(num_rows, num_queries, num_heads, -1).float() * scale
+    bias = group.bias(begin, begin + num_queries)
+    if bias is not None:
+        scores += bias.transpose(1, 2)
+    weights = torch.softmax(scores, dim=-1).to(q.dtype)
+    out = torch.bmm(weights.flatten(1, 2), keys[..., :rank])
+    return out.view(num_rows, num_queries, num_heads, rank)
