@@ -22,7 +22,7 @@ def timed(ops: Backend, spans: Spans) -> Backend:
     return type("TimedBackend", (_TimedBackend,), operations)(ops, spans)
 
 
-class _TimedBackend(Backend[Any, Any]):
+class _TimedBackend(Backend[Any, Any, Any]):
     """The operations that take more than a span of their name."""
 
     def __init__(self, ops: Backend, spans: Spans) -> None:

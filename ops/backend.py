@@ -6,7 +6,7 @@ follow one another.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from quire.ops.recurrent import RecurrentOperations
+from quire.ops.routing import Router
 
-Activation = Literal["silu", "gelu_tanh"]
-"""The activation function of a gated layer (arXiv:1702.03118, 1606.08415 with the tanh approximation)."""
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+"""What a gated layer makes of a gate g and its up u.
+
+silu(g) * u; gelu(g) * u (arXiv:1702.03118, 1606.08415 with the tanh approximation); or g * sigmoid(SWIGLU_ALPHA * g) *
+(u + 1) with g and u at most SWIGLU_LIMIT, and u at least its negative (arXiv:2508.10925).
+"""
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 class AttentionBatch(Protocol):
@@ -81,14 +88,34 @@ class AttentionForm(NamedTuple):
 LinearWeight = Tensor | Int8Weight
 """The weight of a linear layer, [out, in], in a form that every backend packs."""
 
+
+class ExpertWeights(NamedTuple):
+    """The two linear layers of one expert (arXiv:1701.06538, 2002.05202).
+
+    Attributes:
+        gate_up: [2 * size, hidden]: gates, then ups.
+        down: [hidden, size].
+        gate_up_bias: [2 * size], or None.
+        down_bias: [hidden], or None.
+    """
+
+    gate_up: LinearWeight
+    down: LinearWeight
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
 Batch = TypeVar("Batch", bound=AttentionBatch)
 """A backend's own `AttentionBatch`: its `attention_batch` makes it, its `attention` takes it."""
 
 PackedLinear = TypeVar("PackedLinear")
 """A weight in the backend's layout: from `pack_linear` for `linear`, or from `pack_gated_linear` for `gated_linear`."""
 
+PackedExperts = TypeVar("PackedExperts")
+"""A layer's experts in the backend's layout: from `pack_experts`, for `experts`."""
 
-class Backend(ABC, Generic[Batch, PackedLinear]):
+
+class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     """The operations, the same for every device. A new operation is declared here and implemented in each backend.
 
     Attributes:
@@ -129,7 +156,7 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
 
     @abstractmethod
     def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
-        """[num_tokens, 2 * size] → [num_tokens, size]: the activated first half times the second (arXiv:2002.05202)."""
+        """[num_tokens, 2 * size] → [num_tokens, size]: gates, then ups, to their activation (arXiv:2002.05202)."""
 
     @abstractmethod
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
@@ -153,6 +180,30 @@ class Backend(ABC, Generic[Batch, PackedLinear]):
     @abstractmethod
     def gated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation = "silu") -> Tensor:
         """`activate_and_mul` of a linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
+
+    @abstractmethod
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        """The experts of each token of `x` [num_tokens, hidden], and their weights; computed in float32.
+
+        Returns ids [num_tokens, top_k] int64, the best first, and weights [num_tokens, top_k] float32.
+        """
+
+    @abstractmethod
+    def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
+        """All experts of a layer in the backend's layout. They are taken one by one, and all have the same shapes.
+
+        Tensors of torch's meta device are packed as `pack_linear` says.
+        """
+
+    @abstractmethod
+    def experts(
+        self, x: Tensor, packed: PackedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        """The weighted sum of each token's experts (arXiv:1701.06538): `x` [num_tokens, hidden] → the same shape.
+
+        An expert is a gated layer and the linear layer after it. `ids` [num_tokens, top_k] int64 are below the number
+        of experts; `weights` [num_tokens, top_k] are float32. The sums of a token are added in the order of its ids.
+        """
 
     @abstractmethod
     def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from quire.ops.backend import Activation
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`Dtype` in `kernels/vector.h`."""
 
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 """`Activation` in `kernels/vector.h`."""
 
 

@@ -5,13 +5,13 @@ says so once.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, AttentionForm, Backend, Int8Weight, LinearWeight
+from quire.ops.backend import Activation, AttentionForm, Backend, ExpertWeights, Int8Weight, LinearWeight
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
@@ -22,6 +22,8 @@ from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.experts import GroupedExperts
+from quire.ops.routing import Router
 
 PackedWeight = PanelWeight | Int8Panels | OneDnnWeight
 
@@ -52,7 +54,7 @@ class NativePlan(AttentionPlan):
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)
 
 
-class NativeBackend(Backend[NativePlan, PackedWeight]):
+class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
     """See `Backend`."""
 
     def __init__(
@@ -178,6 +180,17 @@ class NativeBackend(Backend[NativePlan, PackedWeight]):
             return self._eager.linear(x, packed)
         finally:
             torch.set_num_threads(num_threads)
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        return self._eager.route(x, router)
+
+    def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
+        return self._eager.pack_experts(experts, num_experts)
+
+    def experts(
+        self, x: Tensor, packed: GroupedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        return self._eager.experts(x, packed, ids, weights, activation)
 
     def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return self._eager.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim)

@@ -1,6 +1,7 @@
 """The operations in plain torch: they run on every device, and other backends are tested against them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Generic, overload
 
 import numpy as np
@@ -8,18 +9,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.backend import Activation, AttentionForm, Backend, Int8Weight, LinearWeight, PackedLinear
+from quire.ops.backend import (
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
+    Activation,
+    AttentionForm,
+    Backend,
+    ExpertWeights,
+    Int8Weight,
+    LinearWeight,
+    PackedLinear,
+)
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
+from quire.ops.eager.experts import GroupedExperts, pack, run
 from quire.ops.eager.int8 import Int8Layer, WidenedLinear
 from quire.ops.eager.latent_attention import attend_latents
 from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.recurrent import EagerRecurrent
+from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import invert_softmax
 from quire.ops.random import uniforms
+from quire.ops.routing import Router
 
 
-class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[PackedLinear]):
+class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExperts], Generic[PackedLinear]):
     """See `Backend`. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
@@ -55,6 +69,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
 
     def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
         gate, up = x.chunk(2, dim=-1)
+        if activation == "clamped_swiglu":
+            gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+            return gate * (gate * SWIGLU_ALPHA).sigmoid_() * (up + 1)
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
@@ -84,6 +101,17 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer], Generic[Pac
 
     def gated_linear(self, x: Tensor, packed: PackedLinear | Int8Layer, activation: Activation = "silu") -> Tensor:
         return self.activate_and_mul(self.linear(x, packed), activation)
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        return route(x, router)
+
+    def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
+        return pack(experts, num_experts)
+
+    def experts(
+        self, x: Tensor, packed: GroupedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        return run(x, packed, ids, weights, partial(self.activate_and_mul, activation=activation))
 
     def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (num_pages, 2, num_kv_heads, block_size, head_dim)

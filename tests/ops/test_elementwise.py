@@ -103,6 +103,17 @@ def test_gelu_and_mul(ops: Backend, size: int, dtype: torch.dtype) -> None:
     assert_near(ops.activate_and_mul(x, "gelu_tanh"), expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_clamped_swiglu(ops: Backend, size: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(5, 2 * size) * 8).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    expected = gate / (1 + (-1.702 * gate).exp()) * (up + 1)
+    assert_near(ops.activate_and_mul(x, "clamped_swiglu"), expected, dtype)
+    assert ops.activate_and_mul(torch.full((1, 2), torch.nan).to(dtype), "clamped_swiglu").isnan().all()
+
+
 def test_take_rows(ops: Backend) -> None:
     weight = torch.randn(11, 6)
     assert torch.equal(ops.take_rows(weight, torch.tensor([10, 0, 10])), weight[[10, 0, 10]])

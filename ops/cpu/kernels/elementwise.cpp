@@ -162,7 +162,7 @@ extern "C" int quire_rotary(const RotaryCall* call) {
     });
 }
 
-// out = activate(gate) * up
+// out = the activation of gates and their ups
 extern "C" int quire_activate_and_mul(const ActivateAndMulCall* call) {
     return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
@@ -172,7 +172,7 @@ extern "C" int quire_activate_and_mul(const ActivateAndMulCall* call) {
             T* to = (T*)call->out + token * size;
             for (long i = 0; i < size; i += LANES) {
                 Floats g = load(gate + i, size - i);
-                store(to + i, activate(g, call->activation) * load(up + i, size - i), size - i);
+                store(to + i, gated(g, load(up + i, size - i), call->activation), size - i);
             }
         });
     });

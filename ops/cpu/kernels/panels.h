@@ -102,8 +102,8 @@ public:
     __attribute__((always_inline)) void write(int row, __m512 low, __m512 high) const {
         if (has_bias) low += low_bias, high += high_bias;
         BFloat16* to = work.out + row * work.out_stride;
-        if (work.is_gated) {  // activate(low) * high, both rounded first, as `quire_activate_and_mul` would compute it
-            const __m512 product = (__m512)(activate(rounded(low), work.activation) * rounded(high));
+        if (work.is_gated) {  // both rounded first, as `quire_activate_and_mul` would compute it
+            const __m512 product = (__m512)gated(rounded(low), rounded(high), work.activation);
             return _mm256_mask_storeu_epi16(to, (__mmask16)mask, (__m256i)_mm512_cvtneps_pbh(product));
         }
         _mm512_mask_storeu_epi16(to, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));

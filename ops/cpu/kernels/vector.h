@@ -44,7 +44,7 @@ struct Half { uint16_t bits; };
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 // The numbers by which Python passes activation functions.
-enum Activation { SILU = 0, GELU_TANH = 1 };
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
 
 // Calls body with a null pointer of the dtype's type, and returns 0. Returns 1, without a call, if this machine's build
 // has no such type.
@@ -238,6 +238,22 @@ inline Floats silu(Floats x) { return times_sigmoid(x, x); }
 // x / 2 * (1 + tanh(z / 2)) with z = sqrt(8 / pi) * (x + 0.044715 * x^3).
 inline Floats gelu_tanh(Floats x) { return times_sigmoid(x, x * (x * x * 0.0713548163f + 1.59576912f)); }
 
-inline Floats activate(Floats x, long activation) { return activation == GELU_TANH ? gelu_tanh(x) : silu(x); }
+// The lesser of each lane; y if either is NaN.
+inline Floats lesser(Floats x, Floats y) { return x < y ? x : y; }
+
+// g * sigmoid(1.702 * g) * (u + 1) with g at most 7 and u within [-7, 7]. A NaN stays NaN.
+inline Floats clamped_swiglu(Floats gate, Floats up) {
+    const Floats limit = fill(7.0f), g = lesser(limit, gate);
+    return times_sigmoid(g, g * 1.702f) * (greater(-limit, lesser(limit, up)) + 1);
+}
+
+// What a gated layer makes of gates and their ups.
+inline Floats gated(Floats gate, Floats up, long activation) {
+    switch (activation) {
+        case CLAMPED_SWIGLU: return clamped_swiglu(gate, up);
+        case GELU_TANH: return gelu_tanh(gate) * up;
+        default: return silu(gate) * up;
+    }
+}
 
 }  // namespace quire

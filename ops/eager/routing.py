@@ -1,0 +1,31 @@
+"""The choice of experts in plain torch."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.routing import Router, Routing
+
+
+def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    """See `Backend.route`."""
+    routing = router.routing
+    logits = F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
+    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    choice = scores if router.correction is None else scores + router.correction
+    if routing.num_groups > routing.top_groups:
+        choice = _within_best_groups(choice, routing)
+    ids = choice.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if routing.renormalise:
+        weights = weights / weights.sum(-1, keepdim=True).clamp_(min=routing.floor)
+    return ids, weights * routing.scale
+
+
+def _within_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+    """`choice` [num_tokens, num_experts], with -inf for experts of groups that are not among the best."""
+    grouped = choice.unflatten(1, (routing.num_groups, -1))
+    group_scores = grouped.topk(routing.group_best, dim=-1).values.sum(-1)
+    best = group_scores.topk(routing.top_groups, dim=-1).indices
+    is_out = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, best, value=False)
+    return grouped.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(1)

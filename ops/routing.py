@@ -1,0 +1,47 @@
+"""How a router chooses experts, as `Backend.route` takes it."""
+
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+Score = Literal["softmax", "sigmoid"]
+"""What a router makes of its logits: shares of all experts, or each expert's own probability."""
+
+
+class Routing(NamedTuple):
+    """How a token's experts are chosen and weighted.
+
+    The `top_k` experts with the highest scores are chosen; with groups, only experts of the `top_groups` best groups
+    (arXiv:2405.04434). A group is as good as the sum of its `group_best` best experts.
+
+    Attributes:
+        score: of a logit; the weight of a chosen expert is its score.
+        renormalise: weights are divided by their sum, which counts as at least `floor`. With `softmax` this is the
+            softmax of the chosen experts' logits.
+        scale: multiplies all weights in the end.
+    """
+
+    top_k: int
+    score: Score = "softmax"
+    renormalise: bool = False
+    floor: float = 1e-20
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+
+
+class Router(NamedTuple):
+    """A linear layer, one output an expert, and what is made of its outputs.
+
+    Attributes:
+        weight: [num_experts, hidden].
+        bias: [num_experts] of the layer, or None.
+        correction: [num_experts] float32; added to the scores where experts are chosen, and not to their weights
+            (arXiv:2408.15664).
+    """
+
+    routing: Routing
+    weight: Tensor
+    bias: Tensor | None = None
+    correction: Tensor | None = None

@@ -1,0 +1,171 @@
+"""Routing and experts against a loop over tokens in float64, and their independence of the batch."""
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops.backend import Activation, Backend, ExpertWeights, Int8Weight
+from quire.ops.routing import Router, Routing
+
+torch.set_num_threads(1)
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""What a result may differ by, relative to the largest and to 1."""
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+ROUTINGS = {
+    "softmax": Routing(3),
+    "softmax-renormalised": Routing(3, renormalise=True, scale=2.5),
+    "sigmoid": Routing(2, "sigmoid"),
+    "best-groups-by-their-best": Routing(2, num_groups=4, top_groups=2, scale=16.0),
+    "best-groups-by-two": Routing(4, "sigmoid", renormalise=True, num_groups=3, top_groups=2, group_best=2),
+    "floor": Routing(2, "sigmoid", renormalise=True, floor=5.0),
+    "all-experts": Routing(12, renormalise=True),
+}
+
+
+def expected_routes(x: Tensor, router: Router) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids and weights of each token, one by one."""
+    routing = router.routing
+    all_ids, all_weights = [], []
+    for row in x.double():
+        logits = router.weight.double() @ row + (0 if router.bias is None else router.bias.double())
+        scores = logits.softmax(0) if routing.score == "softmax" else logits.sigmoid()
+        choice = scores + (0 if router.correction is None else router.correction.double())
+        size = len(choice) // routing.num_groups
+        groups = [choice[first : first + size].tolist() for first in range(0, len(choice), size)]
+        ranked = sorted(range(len(groups)), key=lambda i: -sum(sorted(groups[i])[-routing.group_best :]))
+        allowed = [i for i in range(len(choice)) if i // size in ranked[: routing.top_groups]]
+        ids = sorted(allowed, key=lambda i: -choice[i].item())[: routing.top_k]
+        weights = [scores[i].item() for i in ids]
+        if routing.renormalise:
+            total = max(sum(weights), routing.floor)
+            weights = [weight / total for weight in weights]
+        all_ids.append(ids)
+        all_weights.append([weight * routing.scale for weight in weights])
+    return all_ids, all_weights
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("is_corrected", [False, True])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routes(ops: Backend, name: str, is_corrected: bool, dtype: torch.dtype) -> None:
+    correction = torch.randn(12) if is_corrected else None
+    weight_dtype = torch.float32 if is_corrected else dtype  # a router may be kept in float32
+    bias = torch.randn(12).to(weight_dtype) if name == "softmax" else None
+    router = Router(ROUTINGS[name], (torch.randn(12, 37) / 6).to(weight_dtype), bias, correction)
+    x = torch.randn(33, 37).to(dtype)
+    for num_tokens in (1, 5, 33):
+        ids, weights = ops.route(x[:num_tokens], router)
+        expected_ids, expected_weights = expected_routes(x[:num_tokens], router)
+        assert ids.dtype == torch.int64
+        assert ids.tolist() == expected_ids
+        torch.testing.assert_close(weights, torch.tensor(expected_weights), atol=1e-5, rtol=1e-4)
+
+
+def make_experts(
+    num_experts: int, hidden_size: int, size: int, dtype: torch.dtype, *, has_bias: bool = False, is_int8: bool = False
+) -> list[ExpertWeights]:
+    def weight(out: int, inputs: int) -> Tensor | Int8Weight:
+        if is_int8:
+            values = torch.randint(-127, 128, (out, inputs), dtype=torch.int8)
+            return Int8Weight(values, (torch.rand(out) + 0.5) / 64 / inputs**0.5)
+        return (torch.randn(out, inputs) / inputs**0.5).to(dtype)
+
+    def bias(out: int) -> Tensor | None:
+        return torch.randn(out).to(dtype) if has_bias else None
+
+    return [
+        ExpertWeights(weight(2 * size, hidden_size), weight(hidden_size, size), bias(2 * size), bias(hidden_size))
+        for _ in range(num_experts)
+    ]
+
+
+def widened(weight: Tensor | Int8Weight) -> Tensor:
+    if isinstance(weight, Int8Weight):
+        return weight.values.double() * weight.scales.double().unsqueeze(1)
+    return weight.double()
+
+
+def expected_output(
+    ops: Backend, x: Tensor, experts: list[ExpertWeights], ids: Tensor, weights: Tensor, activation: Activation
+) -> Tensor:
+    """The sum over each token's experts, one after another."""
+    rows = []
+    for row, its_ids, its_weights in zip(x.double(), ids.tolist(), weights.tolist(), strict=True):
+        total = torch.zeros_like(row)
+        for index, share in zip(its_ids, its_weights, strict=True):
+            gate_up, down, gate_up_bias, down_bias = experts[index]
+            inner = widened(gate_up) @ row + (0 if gate_up_bias is None else gate_up_bias.double())
+            gate, up = inner.chunk(2)
+            if activation == "clamped_swiglu":
+                gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+                inner = gate * (1.702 * gate).sigmoid() * (up + 1)
+            elif activation == "silu":
+                inner = gate * gate.sigmoid() * up
+            else:
+                inner = torch.nn.functional.gelu(gate, approximate="tanh") * up
+            total += share * (widened(down) @ inner + (0 if down_bias is None else down_bias.double()))
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def choose(num_tokens: int, num_experts: int, top_k: int) -> tuple[Tensor, Tensor]:
+    ids = torch.stack([torch.randperm(num_experts)[:top_k] for _ in range(num_tokens)])
+    return ids, torch.rand(num_tokens, top_k) + 0.1
+
+
+SHAPES = [(1, 1, 1, 1), (4, 7, 5, 2), (8, 64, 48, 3), (5, 130, 33, 5), (16, 96, 24, 4)]
+"""(experts, hidden, size, top_k)."""
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("is_int8", [False, True], ids=["plain", "int8"])
+def test_the_result_is_the_weighted_sum_of_the_chosen_experts(
+    ops: Backend, shape: tuple[int, int, int, int], is_int8: bool, dtype: torch.dtype
+) -> None:
+    num_experts, hidden_size, size, top_k = shape
+    experts = make_experts(num_experts, hidden_size, size, dtype, has_bias=size % 2 == 1, is_int8=is_int8)
+    packed = ops.pack_experts(iter(experts), num_experts)
+    for num_tokens in (1, 2, 3, 7, 40, 130):
+        x = torch.randn(num_tokens, hidden_size).to(dtype)
+        ids, weights = choose(num_tokens, num_experts, top_k)
+        got = ops.experts(x, packed, ids, weights)
+        assert got.dtype == dtype
+        expected = expected_output(ops, x, experts, ids, weights, "silu")
+        largest = expected.abs().max().item() + 1  # terms that cancel each other are rounded, too
+        torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype] * largest, rtol=0)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_activations_and_biases(ops: Backend, activation: Activation, has_bias: bool) -> None:
+    experts = make_experts(6, 32, 40, torch.float32, has_bias=has_bias)
+    packed = ops.pack_experts(experts, 6)
+    x = torch.randn(9, 32) * 6  # some gates and ups pass the limits
+    ids, weights = choose(9, 6, 2)
+    got = ops.experts(x, packed, ids, weights, activation)
+    expected = expected_output(ops, x, experts, ids, weights, activation)
+    torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_input_may_be_a_view(ops: Backend) -> None:
+    experts = make_experts(4, 16, 24, torch.float32)
+    packed = ops.pack_experts(experts, 4)
+    x = torch.randn(5, 40)[:, 11:27]
+    ids, weights = choose(5, 4, 2)
+    got = ops.experts(x, packed, ids, weights)
+    torch.testing.assert_close(got, ops.experts(x.contiguous(), packed, ids, weights), atol=1e-6, rtol=1e-6)
+
+
+def test_a_layer_without_experts_is_refused(ops: Backend) -> None:
+    with pytest.raises(ValueError, match="without experts"):
+        ops.pack_experts([], 0)
