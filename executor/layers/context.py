@@ -28,9 +28,11 @@ class ModelContext:
     layers: range  # indices of the model's layers that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
 
-    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
-        """A weight or its shard, in the model's dtype on the rank's device."""
-        return self.weights.read(name, shape, shard).to(self.device)
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """A weight or its shard, in `dtype` or else the model's, on the rank's device."""
+        return self.weights.read(name, shape, shard, dtype).to(self.device)
 
     def share(self, size: int, what: str) -> int:
         """This rank's part of `size`, equal on all ranks.

@@ -49,8 +49,10 @@ class _Shapes:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
-        return torch.empty(shard_shape(shape, shard), dtype=self._dtype, device=META)
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return torch.empty(shard_shape(shape, shard), dtype=dtype or self._dtype, device=META)
 
     def close(self) -> None:
         """Nothing to close."""

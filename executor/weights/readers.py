@@ -34,10 +34,12 @@ class Shard(NamedTuple):
 class WeightReader(Protocol):
     """Tensors by checkpoint name."""
 
-    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
-        """The tensor (or its shard) on the CPU, in the reader's dtype, free to be kept or changed.
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The tensor (or its shard) on the CPU, in `dtype` or else the reader's, free to be kept or changed.
 
-        `shape` is the whole tensor's, as the model expects it.
+        `shape` is the whole tensor's, as the model expects it. A tensor of integers is read only as its own dtype.
 
         Raises:
             ModelLoadError: no such tensor, another shape, or a file that cannot be read.
@@ -86,7 +88,10 @@ class SafetensorsWeights:
             self._exit.close()
             raise
 
-    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        dtype = dtype or self._dtype
         if name not in self._files:
             raise ModelLoadError(self._missing(name))
         path, file = self._files[name]
@@ -99,7 +104,7 @@ class SafetensorsWeights:
             tensor = view[:] if shard is None else view[_index(shard)]
         except SafetensorError as error:
             raise ModelLoadError(f"Cannot read tensor {name!r} from {path}: {error}") from None
-        if not tensor.is_floating_point():
+        if tensor.dtype != dtype and not (tensor.is_floating_point() and dtype.is_floating_point):
             raise ModelLoadError(
                 f"Tensor {name!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}: quantised weights "
                 "are not supported yet. Serve a bfloat16, float16 or float32 checkpoint."
@@ -108,7 +113,7 @@ class SafetensorsWeights:
         if self._progress is not None:
             self._progress(self._num_read, len(self._files))
         # A copy: the mapping must not stay alive behind a tensor that is kept.
-        return tensor.to(self._dtype, copy=True) if tensor.dtype == self._dtype else tensor.to(self._dtype)
+        return tensor.to(dtype, copy=True) if tensor.dtype == dtype else tensor.to(dtype)
 
     def close(self) -> None:
         self._files = {}
@@ -133,15 +138,18 @@ class DummyWeights:
         self._dtype = dtype
         self._block = torch.randn(self._PERIOD, generator=torch.Generator().manual_seed(seed))
 
-    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        dtype = dtype or self._dtype
         if len(shape) == 1:
-            full = torch.full(shape, 1.0 if name.endswith("norm.weight") else 0.0, dtype=self._dtype)
+            full = torch.full(shape, 1.0 if name.endswith("norm.weight") else 0.0, dtype=dtype)
             return full if shard is None else full[_index(shard)].clone()
         rows = _range(shard, 0, shape)
         columns = _range(shard, 1, shape)
         size = shape[1]
         offset = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
-        scaled = (self._block * size**-0.5).to(self._dtype)
+        scaled = (self._block * size**-0.5).to(dtype)
         first = offset + rows.start * size
         flat = self._repeat(scaled, first % self._PERIOD, len(rows) * size)
         return flat.view(len(rows), size)[:, columns.start : columns.stop].contiguous()

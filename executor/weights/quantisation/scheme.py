@@ -7,6 +7,7 @@ their rounding would show in every logit, and they are a small part of a large m
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from quire.executor.weights.readers import Shard
@@ -30,7 +31,9 @@ class Part(NamedTuple):
 class TensorSource(Protocol):
     """Hands out tensors by name: a `WeightReader`, or a `ModelContext`, which puts them on its device."""
 
-    def read(self, name: str, shape: tuple[int, ...], shard: Shard | None = None) -> Tensor:
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """See `WeightReader.read`."""
         ...
 

@@ -38,6 +38,23 @@ def test_dtype_is_converted(folder: Path) -> None:
     assert torch.equal(tensor.float(), MATRIX)
 
 
+def test_a_tensor_may_be_read_in_another_dtype_than_the_rest(folder: Path) -> None:
+    weights = SafetensorsWeights(folder, torch.bfloat16)
+    tensor = weights.read("layer.weight", (6, 4), Shard(0, 1, 3), torch.float32)
+    assert torch.equal(tensor, MATRIX[1:3])
+    assert DummyWeights(torch.bfloat16, 0).read("layer.weight", (6, 4), None, torch.float32).dtype == torch.float32
+
+
+def test_whole_numbers_are_read_as_what_they_are(tmp_path: Path) -> None:
+    codes = torch.arange(24, dtype=torch.uint8).view(6, 4)
+    save_file({"codes": codes}, tmp_path / "model.safetensors")
+    weights = SafetensorsWeights(tmp_path, torch.float32)
+    assert torch.equal(weights.read("codes", (6, 4), None, torch.uint8), codes)
+    for dtype in (None, torch.int8):
+        with pytest.raises(ModelLoadError, match="holds uint8"):
+            weights.read("codes", (6, 4), None, dtype)
+
+
 def test_a_tensor_outlives_the_reader_and_its_file(folder: Path) -> None:
     weights = SafetensorsWeights(folder, torch.float32)
     tensor = weights.read("layer.weight", (6, 4))
