@@ -80,6 +80,31 @@ ROTATE_AND_STORE = Call(
     "cache_dtype num_threads",
     "eps largest",
 )
+CAUSAL_CONV1D = Call(
+    "quire_causal_conv1d",
+    "x weight bias state out slots starts is_new",
+    "num_rows channels width x_stride is_silu dtype num_threads",
+)
+SELECTIVE_SCAN = Call(
+    "quire_selective_scan",
+    "x dt b c gate dt_bias a d state out slots starts is_new",
+    "num_rows channels size x_stride dt_stride b_stride c_stride gate_stride dtype num_threads",
+)
+OUTER_PRODUCTS = Call(
+    "quire_outer_products",
+    "q k v dt beta dt_bias a d state out slots starts is_new",
+    "num_rows heads key_heads key_dim value_dim q_stride k_stride v_stride dt_stride beta_stride dtype num_threads",
+    "dt_low dt_high",
+)
+GATED_RMS_NORM = Call(
+    "quire_gated_rms_norm",
+    "x gate weight out",
+    "num_tokens groups size x_stride gate_stride weight_stride is_gate_first dtype num_threads",
+    "eps",
+)
+MULTIPLY_GATE = Call(
+    "quire_multiply_gate", "x gate out", "num_tokens size x_stride gate_stride is_sigmoid dtype num_threads"
+)
 DRAW = Call("quire_draw", "logits starts positions token_ids usable", "num_rows size stride dtype num_threads")
 LIKELIEST = Call("quire_likeliest", "logits token_ids usable", "num_rows size stride dtype num_threads")
 APPLY_BITMASK = Call("quire_apply_bitmask", "logits rows bitmask", "count num_rows size stride dtype num_threads")

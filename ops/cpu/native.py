@@ -19,6 +19,7 @@ from quire.ops.cpu.int8 import Int8Linear, Int8Panels
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
+from quire.ops.cpu.recurrent import NativeRecurrent
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
@@ -67,7 +68,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
         self._int8 = Int8Linear(kernels, launcher)
-        self.recurrent = eager.recurrent
+        self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
         self._rotation = launcher.bind(calls.ROTATION)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.backend import Backend
+from quire.ops.cpu import NativeBackend
 from quire.ops.recurrent import StateRows
 
 torch.set_num_threads(1)
@@ -68,8 +69,9 @@ def convolution(ops: Backend, dtype: torch.dtype, channels: int, width: int, *, 
     bias_values = torch.randn(channels).to(dtype) if bias else None
 
     def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
-        activation = "silu" if silu else None
-        return ops.recurrent.causal_conv1d(inputs[0], weight, bias_values, state, rows, activation=activation)
+        return ops.recurrent.causal_conv1d(
+            inputs[0], weight, bias_values, state, rows, activation="silu" if silu else None
+        )
 
     def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         seen = torch.cat((state, inputs[0].unsqueeze(0)))
@@ -117,7 +119,8 @@ def lightning(ops: Backend, dtype: torch.dtype, heads: int, key_dim: int, value_
     log_decay = -torch.rand(heads)
 
     def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
-        return ops.recurrent.lightning_attention(*inputs, log_decay, state, rows)
+        q, k, v = inputs
+        return ops.recurrent.lightning_attention(q, k, v, log_decay, state, rows)
 
     def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = inputs
@@ -207,6 +210,38 @@ def test_a_cut_of_a_prompt_changes_no_output(ops: Backend, name: str) -> None:
     scale = whole.abs().max().item()
     torch.testing.assert_close(torch.cat(parts), whole, atol=2e-6 * scale, rtol=1e-5)
     torch.testing.assert_close(state[2], kept, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_give_a_row_the_same_bits_in_any_cut_and_company(native: NativeBackend, name: str) -> None:
+    case, state = make(name, native, torch.float32)
+    inputs, in_parts = case.inputs(90, torch.float32), state.clone()
+    whole = case.operation(inputs, state, step_rows((90,), [2]))
+    first = case.operation([x[:41] for x in inputs], in_parts, step_rows((41,), [2]))
+    beside = [torch.cat((x[7:30], x[41:])) for x in inputs]
+    torch.set_num_threads(2)
+    try:
+        second = case.operation(beside, in_parts, step_rows((23, 49), [1, 2]))
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(torch.cat((first, second[23:])), whole)
+    assert torch.equal(in_parts[2], state[2])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recording_runs_on_the_states_and_inputs_of_its_time(own_native: NativeBackend, name: str) -> None:
+    case, state = make(name, own_native, torch.float32)
+    inputs, rows, other = case.inputs(3, torch.float32), step_rows((1, 1, 1), [2, 0, 4]), case.inputs(3, torch.float32)
+    out, recording = own_native.record(lambda: case.operation(inputs, state, rows))
+    assert recording is not None
+    for x, new in zip(inputs, other, strict=True):
+        x.copy_(new)
+    rows.slots.copy_(torch.tensor([1, 2, 3]))
+    rows.is_new[1] = True
+    expected, expected_state = by_token(case, inputs, state, rows)
+    recording.run()
+    torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(state.double(), expected_state, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gate_first", [True, False])

@@ -121,6 +121,54 @@ struct RotateAndStoreCall {
     double eps, largest;
 };
 
+// The calls of recurrent operations have the step's rows: slots [num_rows], starts [num_rows + 1] among its tokens, and
+// is_new [num_rows].
+
+struct CausalConv1dCall {
+    const void *x, *weight, *bias;  // [num_tokens, channels]; [width, channels] and [channels], dense; bias may be null
+    void *state, *out;              // [num_slots, width - 1, channels]; [num_tokens, channels], dense
+    const int64_t *slots, *starts;
+    const bool* is_new;
+    int64_t num_rows, channels, width, x_stride, is_silu, dtype, num_threads;
+};
+
+struct SelectiveScanCall {
+    const void *x, *dt, *b, *c, *gate;  // [num_tokens, channels]; b and c: [num_tokens, size]
+    const float *dt_bias, *a, *d;       // [channels]; a: [size, channels], dense
+    float* state;                       // [num_slots, size, channels], dense
+    void* out;                          // [num_tokens, channels], dense
+    const int64_t *slots, *starts;
+    const bool* is_new;
+    int64_t num_rows, channels, size, x_stride, dt_stride, b_stride, c_stride, gate_stride, dtype, num_threads;
+};
+
+struct OuterProductsCall {
+    const void *q, *k, *v;        // [num_tokens, key_heads, key_dim]; v: [num_tokens, heads, value_dim]; dense heads
+    const void *dt, *beta;        // [num_tokens, heads]; dt null: steps of 1; beta null: no delta rule
+    const float *dt_bias, *a, *d;  // [heads]; d may be null
+    float* state;                 // [num_slots, heads, key_dim, value_dim], dense
+    void* out;                    // [num_tokens, heads, value_dim], dense
+    const int64_t *slots, *starts;
+    const bool* is_new;
+    int64_t num_rows, heads, key_heads, key_dim, value_dim, q_stride, k_stride, v_stride, dt_stride, beta_stride;
+    int64_t dtype, num_threads;
+    double dt_low, dt_high;
+};
+
+struct GatedRmsNormCall {
+    const void *x, *gate;  // [num_tokens, groups, size], dense but for the tokens
+    const void* weight;    // [groups, size] with a stride of 0 or size
+    void* out;             // like x, dense
+    int64_t num_tokens, groups, size, x_stride, gate_stride, weight_stride, is_gate_first, dtype, num_threads;
+    double eps;
+};
+
+struct MultiplyGateCall {
+    const void *x, *gate;  // [num_tokens, size]
+    void* out;             // like x, dense
+    int64_t num_tokens, size, x_stride, gate_stride, is_sigmoid, dtype, num_threads;
+};
+
 struct DrawCall {
     const void* logits;        // [num_rows, size], rows `stride` apart
     const uint64_t* starts;    // [num_rows]
@@ -160,6 +208,11 @@ int quire_rotary(const quire::RotaryCall* call);
 int quire_activate_and_mul(const quire::ActivateAndMulCall* call);
 int quire_write_cache(const quire::WriteCacheCall* call);
 int quire_rotate_and_store(const quire::RotateAndStoreCall* call);
+int quire_causal_conv1d(const quire::CausalConv1dCall* call);
+int quire_selective_scan(const quire::SelectiveScanCall* call);
+int quire_outer_products(const quire::OuterProductsCall* call);
+int quire_gated_rms_norm(const quire::GatedRmsNormCall* call);
+int quire_multiply_gate(const quire::MultiplyGateCall* call);
 int quire_draw(const quire::DrawCall* call);
 int quire_likeliest(const quire::LikeliestCall* call);
 int quire_apply_bitmask(const quire::ApplyBitmaskCall* call);

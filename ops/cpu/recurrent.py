@@ -1,0 +1,190 @@
+"""Recurrent operations with the C++ kernels of `kernels/recurrent.cpp`; plain torch takes the calls they do not cover.
+
+The kernels go through a row's tokens one after another, in prompts too: a head's state stays in the first cache, so
+each token costs about as much arithmetic as in a form that multiplies matrices chunk by chunk.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu import calls
+from quire.ops.cpu.calls import DTYPES
+from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.launches import Launcher
+from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
+
+
+class NativeRecurrent(RecurrentOperations):
+    """See `RecurrentOperations`."""
+
+    def __init__(self, launcher: Launcher, eager: RecurrentOperations, fallbacks: Fallbacks) -> None:
+        """`eager` takes the calls that the kernels do not cover."""
+        self._launcher = launcher
+        self._empty = launcher.empty
+        self._eager = eager
+        self._fallbacks = fallbacks
+        self._causal_conv1d = launcher.bind(calls.CAUSAL_CONV1D)
+        self._selective_scan = launcher.bind(calls.SELECTIVE_SCAN)
+        self._outer_products = launcher.bind(calls.OUTER_PRODUCTS)
+        self._gated_rms_norm = launcher.bind(calls.GATED_RMS_NORM)
+        self._multiply_gate = launcher.bind(calls.MULTIPLY_GATE)
+
+    def causal_conv1d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        rows: StateRows,
+        *,
+        activation: Literal["silu"] | None = None,
+    ) -> Tensor:
+        parts = (x, weight, state) if bias is None else (x, weight, state, bias)
+        if x.stride(1) == 1 and _have_dtype(x.dtype, *parts) and _are_dense(*parts[1:]):
+            out = self._empty(*x.shape, dtype=x.dtype)
+            if not self._causal_conv1d(
+                x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), state.data_ptr(),
+                out.data_ptr(), *self._pointers(rows), len(rows.slots), x.shape[1], len(weight), x.stride(0),
+                activation == "silu", DTYPES[x.dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.causal_conv1d, x, weight, bias, state, rows, activation=activation)
+
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        gate: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        parts, wide = (x, dt, b, c, gate), (dt_bias, a, d, state)
+        if all(part.stride(1) == 1 for part in parts) and _are_covered(parts, wide):
+            out = self._empty(*x.shape, dtype=x.dtype)
+            if not self._selective_scan(
+                *(part.data_ptr() for part in (*parts, *wide, out)), *self._pointers(rows), len(rows.slots),
+                x.shape[1], len(a), *(part.stride(0) for part in parts), DTYPES[x.dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.selective_scan, x, dt, dt_bias, a, b, c, d, gate, state, rows)
+
+    def ssd(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        out = self._add_up(c, b, x, dt, None, dt_bias, a, d, state, rows, dt_limit)
+        if out is not None:
+            return out
+        return self._fallbacks.run(self._eager.ssd, x, dt, dt_bias, dt_limit, a, b, c, d, state, rows)
+
+    def lightning_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows
+    ) -> Tensor:
+        out = self._add_up(q, k, v, None, None, None, log_decay, None, state, rows)
+        if out is not None:
+            return out
+        return self._fallbacks.run(self._eager.lightning_attention, q, k, v, log_decay, state, rows)
+
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        out = self._add_up(q, k, v, dt, beta, dt_bias, a, None, state, rows)
+        if out is not None:
+            return out
+        return self._fallbacks.run(self._eager.gated_delta_rule, q, k, v, dt, dt_bias, a, beta, state, rows)
+
+    def _add_up(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dt: Tensor | None,
+        beta: Tensor | None,
+        dt_bias: Tensor | None,
+        a: Tensor,
+        d: Tensor | None,
+        state: Tensor,
+        rows: StateRows,
+        dt_limit: tuple[float, float] = (0.0, math.inf),
+    ) -> Tensor | None:
+        """A state of decayed outer products; None if the kernel does not take these tensors."""
+        parts, wide = [x for x in (q, k, v, dt, beta) if x is not None], [x for x in (dt_bias, a, d) if x is not None]
+        dense = all(x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2]) for x in parts)
+        if not dense or not _are_covered(parts, [*wide, state]):
+            return None
+        out = self._empty(*v.shape, dtype=v.dtype)
+        _, key_heads, key_dim = q.shape
+        failed = self._outer_products(
+            *(0 if x is None else x.data_ptr() for x in (q, k, v, dt, beta, dt_bias, a, d, state, out)),
+            *self._pointers(rows), len(rows.slots), v.shape[1], key_heads, key_dim, v.shape[2],
+            *(0 if x is None else x.stride(0) for x in (q, k, v, dt, beta)), DTYPES[v.dtype], torch.get_num_threads(),
+            *dt_limit,
+        )  # fmt: skip
+        return None if failed else out
+
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
+        _, groups, size = x.shape
+        dense = all(part.stride(2) == 1 and part.stride(1) == size for part in (x, gate)) and _are_dense(weight)
+        if dense and _have_dtype(x.dtype, gate, weight):
+            out = self._empty(*x.shape, dtype=x.dtype)
+            if not self._gated_rms_norm(
+                x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), groups, size, x.stride(0),
+                gate.stride(0), size if weight.dim() == 2 else 0, gate_first, DTYPES[x.dtype],
+                torch.get_num_threads(), eps,
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.gated_rms_norm, x, gate, weight, eps, gate_first=gate_first)
+
+    def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
+        if x.stride(1) == gate.stride(1) == 1 and _have_dtype(x.dtype, gate):
+            out = self._empty(*x.shape, dtype=x.dtype)
+            if not self._multiply_gate(
+                x.data_ptr(), gate.data_ptr(), out.data_ptr(), *x.shape, x.stride(0), gate.stride(0),
+                activation == "sigmoid", DTYPES[x.dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.multiply_gate, x, gate, activation)
+
+    def _pointers(self, rows: StateRows) -> tuple[int, int, int]:
+        self._launcher.keep(rows)
+        return rows.slots.data_ptr(), rows.starts.data_ptr(), rows.is_new.data_ptr()
+
+
+def _have_dtype(dtype: torch.dtype, *tensors: Tensor) -> bool:
+    return dtype in DTYPES and all(x.dtype == dtype for x in tensors)
+
+
+def _are_dense(*tensors: Tensor) -> bool:
+    return all(x.is_contiguous() for x in tensors)
+
+
+def _are_covered(parts: Sequence[Tensor], wide: Sequence[Tensor]) -> bool:
+    """Whether the inputs by token have one dtype, and parameters and state are dense and in float32."""
+    return _have_dtype(parts[0].dtype, *parts) and _have_dtype(torch.float32, *wide) and _are_dense(*wide)
