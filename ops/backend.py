@@ -16,11 +16,15 @@ from torch import Tensor
 from quire.ops.recurrent import RecurrentOperations
 from quire.ops.routing import Router
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu"]
+"""An activation function of one number: silu (arXiv:1702.03118), gelu (1606.08415), its approximations by tanh and by
+`x * sigmoid(1.702 * x)`, relu and its square (2109.08668)."""
+
+Activation = PlainActivation | Literal["clamped_swiglu"]
 """What a gated layer makes of a gate g and its up u.
 
-silu(g) * u; gelu(g) * u (arXiv:1702.03118, 1606.08415 with the tanh approximation); or g * sigmoid(SWIGLU_ALPHA * g) *
-(u + 1) with g and u at most SWIGLU_LIMIT, and u at least its negative (arXiv:2508.10925).
+f(g) * u with a plain activation f; or g * sigmoid(SWIGLU_ALPHA * g) * (u + 1) with g and u at most SWIGLU_LIMIT, and u
+at least its negative (arXiv:2508.10925).
 """
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -135,6 +139,26 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     @abstractmethod
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
+
+    @abstractmethod
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """Layer norm over the last dimension (arXiv:1607.06450), computed in float32 and rounded once.
+
+        `x` is [..., size]; `weight` is like `rms_norm`'s, or None for ones; `bias` is [size], or None for zeros, of the
+        weight's dtype.
+        """
+
+    @abstractmethod
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`x + residual`, which may be written into `residual`; both are [num_tokens, size]."""
+
+    @abstractmethod
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        """`factor * x`, then capped as `AttentionForm.softcap` says; may be written into `x` [num_tokens, size]."""
+
+    @abstractmethod
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """The activation of each number of `x` [num_tokens, size]; may be written into `x`."""
 
     @abstractmethod
     def rotation(

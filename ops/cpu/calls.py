@@ -14,7 +14,9 @@ from quire.ops.backend import Activation
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`Dtype` in `kernels/vector.h`."""
 
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
+ACTIVATIONS: dict[Activation, int] = {
+    "silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2, "gelu": 3, "relu": 4, "relu2": 5, "quick_gelu": 6,
+}  # fmt: skip
 """`Activation` in `kernels/vector.h`."""
 
 
@@ -60,6 +62,15 @@ RMS_NORM = Call(
 ADD_RMS_NORM = Call(
     "quire_add_rms_norm", "x residual weight out", "num_tokens size dtype weight_dtype num_threads", "eps"
 )
+LAYER_NORM = Call(
+    "quire_layer_norm",
+    "x weight bias out",
+    "num_tokens heads size token_stride head_stride weight_stride dtype weight_dtype num_threads",
+    "eps",
+)
+ADD = Call("quire_add", "x residual", "size dtype num_threads")
+SCALE = Call("quire_scale", "x", "size dtype num_threads", "factor softcap")
+ACTIVATE = Call("quire_activate", "x", "size activation dtype num_threads")
 ROTARY = Call(
     "quire_rotary",
     "x cos sin out",

@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, AttentionForm, Backend, ExpertWeights, Int8Weight, LinearWeight
+from quire.ops.backend import (
+    Activation,
+    AttentionForm,
+    Backend,
+    ExpertWeights,
+    Int8Weight,
+    LinearWeight,
+    PlainActivation,
+)
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
@@ -19,6 +27,7 @@ from quire.ops.cpu.int8 import Int8Linear, Int8Panels
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
+from quire.ops.cpu.plain import PlainKernels
 from quire.ops.cpu.recurrent import NativeRecurrent
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
@@ -68,6 +77,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
         self._int8 = Int8Linear(kernels, launcher)
+        self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
@@ -106,6 +116,18 @@ class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
             ):  # fmt: skip
                 return out, residual
         return self._fallbacks.run(self._eager.add_rms_norm, x, residual, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return self._plain.layer_norm(x, weight, bias, eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._plain.add(x, residual)
+
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        return self._plain.scale(x, factor, softcap)
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        return self._plain.activate(x, activation)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous() and _same_dtype(x, cos, sin):

@@ -19,6 +19,7 @@ from quire.ops.backend import (
     Int8Weight,
     LinearWeight,
     PackedLinear,
+    PlainActivation,
 )
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
@@ -31,6 +32,15 @@ from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import invert_softmax
 from quire.ops.random import uniforms
 from quire.ops.routing import Router
+
+_ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square_(),
+    "quick_gelu": lambda x: (1.702 * x).sigmoid_().mul_(x),
+}
 
 
 class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExperts], Generic[PackedLinear]):
@@ -52,6 +62,25 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
         residual = residual.add_(x)
         return self.rms_norm(residual, weight, eps), residual
 
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        full = x.float()
+        centred = full - full.mean(dim=-1, keepdim=True)
+        out = centred * (centred.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+        if weight is not None:
+            out = out * weight
+        return (out if bias is None else out + bias).to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(x)
+
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        if softcap is None:
+            return x.mul_(factor)
+        return x.copy_((x.float() * (factor / softcap)).tanh_() * softcap)
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        return _ACTIVATIONS[activation](x)
+
     def rotation(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
@@ -72,7 +101,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
         if activation == "clamped_swiglu":
             gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
             return gate * (gate * SWIGLU_ALPHA).sigmoid_() * (up + 1)
-        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
+        return _ACTIVATIONS[activation](gate).mul_(up)
 
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
         rows = F.embedding(index, x)

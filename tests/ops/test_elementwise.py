@@ -1,10 +1,14 @@
 """Norm, rotation, activation and rows against their formulas, at odd sizes too."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from quire.ops import bind
-from quire.ops.backend import Backend
+from quire.ops.backend import Backend, PlainActivation
 
 torch.set_num_threads(1)
 
@@ -112,6 +116,53 @@ def test_clamped_swiglu(ops: Backend, size: int, dtype: torch.dtype) -> None:
     expected = gate / (1 + (-1.702 * gate).exp()) * (up + 1)
     assert_near(ops.activate_and_mul(x, "clamped_swiglu"), expected, dtype)
     assert ops.activate_and_mul(torch.full((1, 2), torch.nan).to(dtype), "clamped_swiglu").isnan().all()
+
+
+ACTIVATIONS: dict[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x) ** 2,
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_with_and_without_a_gate(ops: Backend, activation: PlainActivation, dtype: torch.dtype) -> None:
+    x = torch.cat((torch.randn(5, 37) * 3, torch.linspace(-30, 30, 37 * 20).view(20, 37))).to(dtype)
+    expected = ACTIVATIONS[activation](x.double())
+    assert_near(ops.activate(x.clone(), activation), expected, dtype)
+    up = torch.randn(25, 37).to(dtype)
+    assert_near(ops.activate_and_mul(torch.cat((x, up), dim=1), activation), expected * up.double(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm(ops: Backend, dtype: torch.dtype) -> None:
+    for shape in ((1, 1), (3, 7), (33, 1000), (2, 129)):
+        x, weight, bias = (torch.randn(shape[dim:]).to(dtype) for dim in (0, 1, 1))
+        x += 3
+        for given in ((weight, bias), (weight, None), (None, None), (weight.float(), bias.float())):
+            double = [None if tensor is None else tensor.double() for tensor in given]
+            expected = F.layer_norm(x.double(), shape[1:], *double, eps=1e-5)
+            assert_near(ops.layer_norm(x, *given, 1e-5), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm_with_a_weight_per_head(ops: Backend, dtype: torch.dtype) -> None:
+    heads, weight = torch.randn(5, 9, 24).to(dtype)[:, :6], torch.randn(6, 24).to(dtype)
+    expected = F.layer_norm(heads.double(), (24,)) * weight.double()
+    assert_near(ops.layer_norm(heads, weight, None, 1e-12), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 50, 9001])
+def test_sums_factors_and_caps(ops: Backend, size: int, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(7, size).to(dtype), torch.randn(7, size).to(dtype)
+    assert torch.equal(ops.add(x, residual.clone()), x + residual)
+    assert torch.equal(ops.scale(x.clone(), 0.3), x * 0.3)
+    assert_near(ops.scale(x.clone(), 2.0, 1.5), 1.5 * torch.tanh(x.double() * 2 / 1.5), dtype)
 
 
 def test_take_rows(ops: Backend) -> None:

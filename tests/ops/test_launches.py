@@ -43,6 +43,22 @@ def test_new_inputs_in_the_same_place_give_what_the_operations_give(native: Nati
         assert torch.equal(first, run())
 
 
+def test_sums_norms_and_activations_are_recorded(native: NativeBackend) -> None:
+    torch.manual_seed(3)
+    x, weight = torch.randn(5, 32), torch.randn(32)
+
+    def run() -> Tensor:
+        out = native.layer_norm(x, weight, weight, 1e-5)
+        out = native.add(native.activate(native.layer_norm(x, None, None, 1e-5), "gelu"), out)
+        return native.scale(out, 0.5, 2.0)
+
+    result, recording = native.record(run)
+    assert recording is not None
+    x.normal_()
+    recording.run()
+    assert torch.equal(result, run())
+
+
 def test_two_recordings_share_memory_and_do_not_mix(native: NativeBackend) -> None:
     torch.manual_seed(1)
     inputs = [torch.randn(rows, 64) for rows in (3, 4)]

@@ -88,6 +88,32 @@ struct AddRmsNormCall {
     double eps;
 };
 
+struct LayerNormCall {
+    const void *x, *weight, *bias;  // as in RmsNormCall, but weight and bias [size] may be null
+    void* out;                      // like x, dense
+    int64_t num_tokens, heads, size, token_stride, head_stride, weight_stride;
+    int64_t dtype, weight_dtype;  // weight_dtype, of the bias too, is dtype or float32
+    int64_t num_threads;
+    double eps;
+};
+
+struct AddCall {
+    const void* x;   // [size]
+    void* residual;  // [size]
+    int64_t size, dtype, num_threads;
+};
+
+struct ScaleCall {
+    void* x;  // [size]
+    int64_t size, dtype, num_threads;
+    double factor, softcap;  // softcap 0: none
+};
+
+struct ActivateCall {
+    void* x;  // [size]
+    int64_t size, activation, dtype, num_threads;
+};
+
 struct RotaryCall {
     const void *x, *cos, *sin;  // [num_tokens, heads, head_dim]; [num_tokens, rotary_dim], dense
     void* out;                  // like x, dense
@@ -204,6 +230,10 @@ int quire_take_rows(const quire::TakeRowsCall* call);
 int quire_rotation(const quire::RotationCall* call);
 int quire_rms_norm(const quire::RmsNormCall* call);
 int quire_add_rms_norm(const quire::AddRmsNormCall* call);
+int quire_layer_norm(const quire::LayerNormCall* call);
+int quire_add(const quire::AddCall* call);
+int quire_scale(const quire::ScaleCall* call);
+int quire_activate(const quire::ActivateCall* call);
 int quire_rotary(const quire::RotaryCall* call);
 int quire_activate_and_mul(const quire::ActivateAndMulCall* call);
 int quire_write_cache(const quire::WriteCacheCall* call);

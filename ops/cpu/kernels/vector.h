@@ -44,7 +44,7 @@ struct Half { uint16_t bits; };
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 // The numbers by which Python passes activation functions.
-enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, GELU = 3, RELU = 4, RELU2 = 5, QUICK_GELU = 6 };
 
 // Calls body with a null pointer of the dtype's type, and returns 0. Returns 1, without a call, if this machine's build
 // has no such type.
@@ -238,6 +238,31 @@ inline Floats silu(Floats x) { return times_sigmoid(x, x); }
 // x / 2 * (1 + tanh(z / 2)) with z = sqrt(8 / pi) * (x + 0.044715 * x^3).
 inline Floats gelu_tanh(Floats x) { return times_sigmoid(x, x * (x * x * 0.0713548163f + 1.59576912f)); }
 
+// x / 2 * (1 + erf(x / sqrt(2))), with erf within 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+inline Floats gelu(Floats x) {
+    const Floats z = (x < 0 ? -x : x) * 0.707106781f, t = 1 / (1 + z * 0.3275911f);
+    Floats p = fill(1.061405429f);
+    p = p * t + -1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t + -0.284496736f;
+    p = p * t + 0.254829592f;
+    const Floats tail = p * t * exp2(z * z * -1.44269504f) * 0.5f;  // of the normal distribution beyond |x|
+    return x * (x < 0 ? tail : 1 - tail);
+}
+
+inline Floats relu(Floats x) { return x < 0 ? Floats{} : x; }
+
+inline Floats activate(Floats x, long activation) {
+    switch (activation) {
+        case GELU_TANH: return gelu_tanh(x);
+        case GELU: return gelu(x);
+        case RELU: return relu(x);
+        case RELU2: return relu(x) * relu(x);
+        case QUICK_GELU: return times_sigmoid(x, x * 1.702f);
+        default: return silu(x);
+    }
+}
+
 // The lesser of each lane; y if either is NaN.
 inline Floats lesser(Floats x, Floats y) { return x < y ? x : y; }
 
@@ -249,11 +274,7 @@ inline Floats clamped_swiglu(Floats gate, Floats up) {
 
 // What a gated layer makes of gates and their ups.
 inline Floats gated(Floats gate, Floats up, long activation) {
-    switch (activation) {
-        case CLAMPED_SWIGLU: return clamped_swiglu(gate, up);
-        case GELU_TANH: return gelu_tanh(gate) * up;
-        default: return silu(gate) * up;
-    }
+    return activation == CLAMPED_SWIGLU ? clamped_swiglu(gate, up) : activate(gate, activation) * up;
 }
 
 }  // namespace quire

@@ -1,0 +1,69 @@
+"""The kernels that older and simpler layers need: layer norm, sums, factors, and activations without a gate."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.ops.backend import PlainActivation
+from quire.ops.cpu import calls
+from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
+from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.launches import Launcher
+from quire.ops.eager.backend import EagerBackend
+
+
+class PlainKernels:
+    """Operations of `Backend`; what the kernels do not cover goes to `eager`."""
+
+    def __init__(self, launcher: Launcher, eager: EagerBackend[Any], fallbacks: Fallbacks) -> None:
+        self._eager = eager
+        self._fallbacks = fallbacks
+        self._empty = launcher.empty
+        self._layer_norm = launcher.bind(calls.LAYER_NORM)
+        self._add = launcher.bind(calls.ADD)
+        self._scale = launcher.bind(calls.SCALE)
+        self._activate = launcher.bind(calls.ACTIVATE)
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """See `Backend.layer_norm`."""
+        given = [tensor for tensor in (weight, bias) if tensor is not None]
+        is_covered = x.dtype in DTYPES and all(tensor.is_contiguous() and tensor.dtype in DTYPES for tensor in given)
+        if x.dim() == 2:
+            return self.layer_norm(x.unsqueeze(1), weight, bias, eps).squeeze(1)
+        if x.dim() == 3 and x.stride(2) == 1 and is_covered and len({tensor.dtype for tensor in given}) < 2:
+            out = self._empty(*x.shape, dtype=x.dtype)
+            weight_stride = x.shape[2] if weight is not None and weight.dim() == 2 else 0
+            if not self._layer_norm(
+                x.data_ptr(), *(0 if tensor is None else tensor.data_ptr() for tensor in (weight, bias)),
+                out.data_ptr(), *x.shape, x.stride(0), x.stride(1), weight_stride, DTYPES[x.dtype],
+                DTYPES[given[0].dtype if given else x.dtype], torch.get_num_threads(), eps,
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.layer_norm, x, weight, bias, eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See `Backend.add`."""
+        threads = torch.get_num_threads()
+        dense = _is_dense(x) and _is_dense(residual) and x.dtype == residual.dtype
+        if dense and not self._add(x.data_ptr(), residual.data_ptr(), x.numel(), DTYPES[x.dtype], threads):
+            return residual
+        return self._fallbacks.run(self._eager.add, x, residual)
+
+    def scale(self, x: Tensor, factor: float, softcap: float | None) -> Tensor:
+        """See `Backend.scale`."""
+        threads, cap = torch.get_num_threads(), softcap or 0.0
+        if _is_dense(x) and not self._scale(x.data_ptr(), x.numel(), DTYPES[x.dtype], threads, factor, cap):
+            return x
+        return self._fallbacks.run(self._eager.scale, x, factor, softcap)
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        """See `Backend.activate`."""
+        threads, code = torch.get_num_threads(), ACTIVATIONS[activation]
+        if _is_dense(x) and not self._activate(x.data_ptr(), x.numel(), code, DTYPES[x.dtype], threads):
+            return x
+        return self._fallbacks.run(self._eager.activate, x, activation)
+
+
+def _is_dense(x: Tensor) -> bool:
+    return x.dtype in DTYPES and x.is_contiguous()
