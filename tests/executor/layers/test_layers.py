@@ -123,6 +123,21 @@ ROPES: dict[str, dict[str, Any]] = {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 4096,
         "mscale": 0.8, "mscale_all_dim": 1.2,
     },
+    "yarn-narrow": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+    },
+    "longrope": {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
+        "short_factor": [1.0 + i / 64 for i in range(32)], "long_factor": [1.0 + i for i in range(32)],
+    },
+    "longrope-attention-factor": {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 8192, "factor": 32.0,
+        "attention_factor": 1.19, "partial_rotary_factor": 0.5,
+        "short_factor": [1.0] * 16, "long_factor": [1.5 + i for i in range(16)],
+    },
+    "proportional": {
+        "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25, "factor": 2.0,
+    },
     "yarn-attention-factor": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 4096,
         "attention_factor": 1.3,
@@ -146,10 +161,65 @@ def test_rotary_frequencies_are_those_of_transformers(name: str, max_model_len: 
         "rope_scaling": block,
         "partial_rotary_factor": ROPES[name].get("partial_rotary_factor", 1.0),
     }
+    nested = {**new_style, "rope_parameters": {"full_attention": new_style["rope_parameters"]}}
+    frequencies, scale = rotary_frequencies(nested, 64, max_model_len, "full_attention")
+    torch.testing.assert_close(frequencies, expected, rtol=1e-5, atol=1e-9)
     for written in (new_style, old_style):
         frequencies, scale = rotary_frequencies(written, 64, max_model_len)
         torch.testing.assert_close(frequencies, expected, rtol=1e-5, atol=1e-9)
         assert scale == pytest.approx(expected_scale)
+
+
+def frequencies_of(max_model_len: int = 64, **config: Any) -> tuple[Tensor, float]:
+    return rotary_frequencies({"max_position_embeddings": 64, "rope_theta": 100.0, **config}, 8, max_model_len)
+
+
+def test_kinds_that_transformers_does_not_name() -> None:
+    plain = frequencies_of()[0]
+    exponents = torch.arange(4) / 4
+    for kind in ("mrope", "default"):
+        scaling = {"type": kind, "mrope_section": [2, 1, 1]}
+        assert torch.equal(frequencies_of(rope_scaling=scaling)[0], plain)
+    for kind in ("dynamic", "xdrope"):  # Hunyuan: the base is scaled by a given alpha
+        got = frequencies_of(rope_scaling={"type": kind, "alpha": 50.0, "factor": 1.0})[0]
+        torch.testing.assert_close(got, (100 * 50 ** (8 / 6)) ** -exponents)
+    got = frequencies_of(rope_scaling={"type": "ntk", "factor": 4.0})[0]
+    torch.testing.assert_close(got, 400**-exponents / 4**0.25)
+    mixed = frequencies_of(rope_scaling={"type": "ntk", "factor": 4.0, "mixed_b": 0.5})[0]
+    torch.testing.assert_close(mixed, plain / 4 ** ((torch.arange(4) + 1) / 4) ** 0.5)
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.0}
+    expected, scale = frequencies_of(rope_scaling={"type": "yarn", **yarn})
+    assert scale < 1
+    got, got_scale = frequencies_of(rope_scaling={"type": "deepseek_yarn", **yarn})
+    assert torch.equal(got, expected)
+    assert got_scale == scale
+    short = {"short_factor": [2.0] * 4, "long_factor": [8.0] * 4}
+    for length, factor in ((16, 2), (17, 8)):
+        got, scale = frequencies_of(length, original_max_position_embeddings=16, rope_scaling={"type": "su", **short})
+        torch.testing.assert_close(got, plain / factor)
+        assert scale == pytest.approx(1.5**0.5)
+    own = {"type": "longrope", **short, "short_mscale": 1.25, "long_mscale": 1.75}
+    assert frequencies_of(16, original_max_position_embeddings=16, rope_scaling=own)[1] == 1.25
+    assert frequencies_of(17, original_max_position_embeddings=16, rope_scaling=own)[1] == 1.75
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}, "original_max_position_embeddings": 8}, "list 4"),
+        ({"dual_chunk_attention_config": {"chunk_size": 48, "local_size": 8}}, "--max-model-len 40"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "how layers of None rotate"),
+        ({"rope_scaling": {"type": "mllama4"}}, "'mllama4'; known are default"),
+    ],
+)
+def test_rotations_that_cannot_be_computed_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        frequencies_of(**config)
+
+
+def test_dual_chunks_are_plain_within_the_first() -> None:
+    dual = {"dual_chunk_attention_config": {"chunk_size": 72, "local_size": 8}}
+    assert torch.equal(frequencies_of(**dual)[0], frequencies_of()[0])
 
 
 def test_plain_rotary_frequencies() -> None:
