@@ -49,8 +49,8 @@ from quire.executor.step.slot_state import SlotState
 from quire.executor.timed_ops import timed
 from quire.executor.torch_profile import TorchProfile
 from quire.executor.transfers import Transfers, transfers_from
+from quire.executor.weights.formats import open_weights
 from quire.executor.weights.quantisation.schemes import choose_scheme
-from quire.executor.weights.readers import open_weights
 
 logger = get_logger(__name__)
 

@@ -70,7 +70,8 @@ def convert_group(kind: type, values: dict[str, Any]) -> Any:
         if str(values.get(name)).lower() == "none" and values.get(name) is not None:
             return convert_group(kind, {**values, name: None})
         choices = _choices(kind, name)
-        remedy = f" Choose from {', '.join(choices)}. {_otherwise(kind, name)}".rstrip() if choices else ""
+        otherwise = _otherwise(kind, name, values.get(name))
+        remedy = f" Choose from {', '.join(choices)}. {otherwise}".rstrip() if choices else ""
         problem = "There is no such value" if choices else text.split(" - at")[0]
         raise ConfigError(f"{name}: {problem} (got {values.get(name)!r}).{remedy}") from None
 
@@ -82,9 +83,12 @@ def _choices(kind: type, name: str) -> list[str]:
     return [repr(value) for member in members if get_origin(member) is Literal for value in get_args(member)]
 
 
-def _otherwise(kind: type, name: str) -> str:
-    """What a field says of values that it does not take, if anything."""
+def _otherwise(kind: type, name: str, value: Any) -> str:
+    """What a field says of a value that it does not take, if anything: of this one, or of all others."""
     annotation = get_type_hints(kind, include_extras=True)[name]
     if get_origin(annotation) is not Annotated:
         return ""
-    return next((meta.extra["otherwise"] for meta in annotation.__metadata__ if "otherwise" in (meta.extra or {})), "")
+    for extra in (meta.extra or {} for meta in annotation.__metadata__):
+        if text := extra.get("refused", {}).get(str(value)) or extra.get("otherwise"):
+            return text
+    return ""

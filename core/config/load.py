@@ -9,10 +9,25 @@ class LoadConfig(Struct, frozen=True, kw_only=True):
     """Where weights come from."""
 
     load_format: Annotated[
-        Literal["auto", "safetensors", "dummy"],
+        Literal["auto", "safetensors", "pt", "mistral", "dummy"],
         Meta(
-            description="auto and safetensors read *.safetensors; dummy draws random weights from --seed.",
-            extra={"otherwise": "Convert weights in other formats to safetensors."},
+            description="auto reads *.safetensors, or else *.bin, or else Mistral's own files; pt reads *.bin, *.pt "
+            "and *.pth (tensors alone, never code); mistral reads consolidated*.safetensors; dummy draws random "
+            "weights from --seed.",
+            extra={
+                "refused": {
+                    "npcache": "*.bin files are mapped into memory as they are, so a copy for numpy gains nothing: "
+                    "use pt.",
+                    "gguf": "Convert the file to safetensors, or take the repository that it was made from.",
+                    "bitsandbytes": "Use the unquantised checkpoint, with --quantization int8 for less memory.",
+                    "tensorizer": "Use safetensors, which is mapped into memory.",
+                    "fastsafetensors": "Use safetensors, which is mapped into memory.",
+                    "instanttensor": "Use safetensors, which is mapped into memory.",
+                    "runai_streamer": "Weights are read from local folders: download them, and use safetensors.",
+                    "modelexpress": "Weights are read from local folders: download them, and use safetensors.",
+                    "ipc_cache": "Weights are read at every start; safetensors stay in the system's file cache.",
+                },
+            },
         ),
     ] = "auto"
     download_dir: Annotated[str | None, Meta(description="Cache folder for hub downloads.")] = None

@@ -33,6 +33,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[
         list[str] | None, Meta(description="Names that clients may use for the model; the first one is reported.")
     ] = None
+    config_format: Annotated[
+        Literal["auto", "hf", "mistral"],
+        Meta(
+            description="File of the model's sizes: hf is config.json, mistral is params.json of Mistral's own "
+            "releases; auto takes config.json if there is one."
+        ),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32", "float", "half"],
         Meta(description="Type of weights and activations; auto takes the checkpoint's own."),

@@ -15,7 +15,7 @@ def explain_unknown(spec: ModelSpec, known: Iterable[str]) -> str:
 
     native = sorted(known)
     decoders = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    model_type = spec.hf_config.get("model_type")
+    model_type = str(spec.hf_config.get("model_type"))
     library = f"Transformers {transformers.__version__}"
     parts = [f"Architecture {spec.architecture!r} of {spec.name} is not supported."]
     if "auto_map" in spec.hf_config:

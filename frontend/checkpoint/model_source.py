@@ -7,6 +7,7 @@ import difflib
 import importlib.resources
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
@@ -18,9 +19,21 @@ __all__ = ["DEMO_MODEL_NAME", "find_model", "find_tokenizer", "read_model_spec"]
 DEMO_MODEL_NAME = "quire-demo"
 """The name for clients of the embedded model, which is served by default."""
 
-_TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-_MODEL_FILES = ["*.safetensors", *_TOKENIZER_FILES]
-_SKIPPED_FILES = ["original/*", "onnx/*", "consolidated*", "*.pth"]  # the same weights in other formats
+
+class _Wanted(NamedTuple):
+    """Patterns of the files of a repository that are downloaded, and of those that are not."""
+
+    files: list[str]
+    without: list[str]
+
+
+_SKIPPED = ["original/*", "onnx/*"]  # the same weights in other formats
+_TOKENIZER = _Wanted(["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"], _SKIPPED)
+_WEIGHTS = {
+    "safetensors": _Wanted(["*.safetensors"], [*_SKIPPED, "consolidated*"]),
+    "pt": _Wanted(["*.bin", "*.pt", "*.pth"], [*_SKIPPED, "consolidated*"]),
+    "mistral": _Wanted(["consolidated*.safetensors"], _SKIPPED),
+}
 
 
 def find_model(model: ModelConfig, load: LoadConfig) -> Path:
@@ -31,15 +44,23 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
     """
     if model.model is None:
         return _demo_folder()
-    patterns = _TOKENIZER_FILES if load.load_format == "dummy" else _MODEL_FILES
-    return _find(model.model, "--model", model.revision, patterns, model, load)
+    if load.load_format == "dummy":
+        return _find(model.model, "--model", model.revision, _TOKENIZER, model, load)
+    formats = list(_WEIGHTS) if load.load_format == "auto" else [load.load_format]
+    for name in formats:  # a repository may have the same weights in several formats: the first is enough
+        files, without = _WEIGHTS[name]
+        wanted = _Wanted([*files, *_TOKENIZER.files], without)
+        folder = _find(model.model, "--model", model.revision, wanted, model, load)
+        if any(path for pattern in files for path in folder.glob(pattern)):
+            break
+    return folder
 
 
 def find_tokenizer(model: ModelConfig, load: LoadConfig, model_folder: Path) -> Path:
     """The local folder of the tokenizer: the checkpoint's own, unless another, or another revision, is named."""
     revision = model.tokenizer_revision
     name = model.tokenizer or (model.model if revision not in (None, model.revision) else None)
-    return model_folder if name is None else _find(name, "--tokenizer", revision, _TOKENIZER_FILES, model, load)
+    return model_folder if name is None else _find(name, "--tokenizer", revision, _TOKENIZER, model, load)
 
 
 def _demo_folder() -> Path:
@@ -49,9 +70,7 @@ def _demo_folder() -> Path:
     return folder
 
 
-def _find(
-    name: str, flag: str, revision: str | None, patterns: list[str], model: ModelConfig, load: LoadConfig
-) -> Path:
+def _find(name: str, flag: str, revision: str | None, wanted: _Wanted, model: ModelConfig, load: LoadConfig) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -59,7 +78,7 @@ def _find(
         raise ConfigError(f"{flag}: {name!r} is a file; name the folder that holds it, with its config.json.")
     if _is_path(name):
         raise ConfigError(f"{flag}: there is no folder {name!r}. {_hint(folder)}")
-    return _download(name, flag, revision, patterns, model.hf_token, load.download_dir)
+    return _download(name, flag, revision, wanted, model.hf_token, load.download_dir)
 
 
 def _is_path(name: str) -> bool:
@@ -80,7 +99,7 @@ def _hint(folder: Path) -> str:
 
 
 def _download(
-    repository: str, flag: str, revision: str | None, patterns: list[str], token: str | bool | None, cache: str | None
+    repository: str, flag: str, revision: str | None, wanted: _Wanted, token: str | bool | None, cache: str | None
 ) -> Path:
     # Imported here, because a local model does not need the hub client, whose import takes 0.3 s.
     import huggingface_hub
@@ -122,8 +141,8 @@ def _download(
                 revision=revision,
                 token=token,
                 cache_dir=cache,
-                allow_patterns=patterns,
-                ignore_patterns=_SKIPPED_FILES,
+                allow_patterns=wanted.files,
+                ignore_patterns=wanted.without,
             )
         )
     except Exception as error:

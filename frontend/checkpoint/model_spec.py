@@ -1,4 +1,4 @@
-"""Reads a checkpoint's configuration: config.json, generation_config.json, and the tokenizer's EOS token.
+"""Reads a checkpoint's configuration: config.json or params.json, generation_config.json, the tokenizer's EOS token.
 
 The files are JSON. They are read once, without torch or Transformers.
 """
@@ -14,6 +14,7 @@ from msgspec import Struct
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
+from quire.frontend.checkpoint import mistral_params
 
 # Our name, then the names that checkpoints use for it.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -70,8 +71,8 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
     Raises:
         ConfigError: config.json is missing, invalid, or lacks a field that every language model needs.
     """
-    path = folder / "config.json"
-    config = _flatten(_merge(read_json(path), model.hf_overrides))
+    path, own = _read_config(folder, model)
+    config = _flatten(_merge(own, model.hf_overrides))
     facts = {name: _positive_int(config, keys, path) for name, keys in _FIELDS.items()}
     heads = facts["num_attention_heads"]
     kv_heads = _positive_int(config, ("num_key_value_heads",), path, default=heads)
@@ -138,6 +139,15 @@ def _generation_config(folder: Path, model: ModelConfig) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------ config.json
+
+
+def _read_config(folder: Path, model: ModelConfig) -> tuple[Path, dict[str, Any]]:
+    """(the file of the configuration, its content in the form of config.json)."""
+    path, params = folder / "config.json", folder / mistral_params.FILE_NAME
+    is_mistral = model.config_format == "mistral" or (
+        model.config_format == "auto" and params.is_file() and not path.is_file()
+    )
+    return (params, mistral_params.as_hub_config(read_json(params), params)) if is_mistral else (path, read_json(path))
 
 
 def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.models.base import Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.formats import open_weights
 from quire.executor.weights.quantisation.schemes import choose_scheme
-from quire.executor.weights.readers import open_weights
 from quire.ops.backend import AttentionBatch
 
 

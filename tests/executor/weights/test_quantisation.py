@@ -14,11 +14,12 @@ from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import held_bytes
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.dummy import DummyWeights
 from quire.executor.weights.quantisation.int8 import Int8, quantise
 from quire.executor.weights.quantisation.scheme import LinearScheme, Part, TensorSource
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.quantisation.unquantised import Unquantised
-from quire.executor.weights.readers import DummyWeights, Shard
+from quire.executor.weights.readers import Shard
 from quire.ops.backend import Int8Weight
 from tests.checkpoints import FAMILIES, Family
 from tests.executor.layers.test_layers import on_every_rank

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
@@ -94,6 +95,31 @@ class TestFinding:
         tokenizer = ModelConfig(model="some/model", tokenizer_revision="newer")
         assert model_source.find_tokenizer(tokenizer, load, snapshot) == newer
         assert model_source.find_tokenizer(ModelConfig(model="some/model"), load, snapshot) == snapshot
+
+    @pytest.mark.parametrize(
+        ("files", "asked"),
+        [
+            (["model.safetensors"], ["*.safetensors"]),
+            (["pytorch_model.bin"], ["*.safetensors", "*.bin"]),
+            (["consolidated.safetensors"], ["*.safetensors", "*.bin", "consolidated*.safetensors"]),
+        ],
+    )
+    def test_only_one_format_of_the_weights_is_downloaded(
+        self, files: list[str], asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A hub that keeps `files` and downloads what patterns name."""
+        calls = []
+
+        def download(repository: str, allow_patterns: list[str], ignore_patterns: list[str], **_: object) -> str:
+            calls.append(allow_patterns[0])
+            for name in filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+                (tmp_path / name).touch()
+            return str(tmp_path)
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+        assert find("some/model") == tmp_path
+        assert calls == asked
+        assert [path.name for path in tmp_path.iterdir()] == files
 
 
 class TestSpec:

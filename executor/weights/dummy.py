@@ -1,0 +1,59 @@
+"""Random weights, for runs that only need a model's shape."""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from quire.executor.weights.readers import Shard, shard_index, shard_range
+
+
+class DummyWeights:
+    """Random weights, which depend on the seed and not on the number of ranks.
+
+    Element i of a tensor is element (i + offset) of one block of normal numbers, repeated; the offset comes from the
+    tensor's name. The block's length is prime, so that no two rows of a weight are alike. Numbers are scaled by the
+    last dimension, a layer's inputs. Of one-dimensional tensors, norms are ones and others zeros.
+    """
+
+    _PERIOD = 1_048_573
+
+    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+        self._dtype = dtype
+        self._block = torch.randn(self._PERIOD, generator=torch.Generator().manual_seed(seed))
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        dtype = dtype or self._dtype
+        if len(shape) < 2:
+            full = torch.full(shape, 1.0 if _is_norm(name) else 0.0, dtype=dtype)
+            return full if shard is None else full[shard_index(shard)].clone()
+        # Read as [outer, rows, inner]: an outer slice is one run of the sequence, cut where the shard cuts its rows.
+        dim = 0 if shard is None else shard.dim
+        rows, inner = shard_range(shard, dim, shape), math.prod(shape[dim + 1 :])
+        offset = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+        scaled = (self._block * shape[-1] ** -0.5).to(dtype)
+        out = torch.empty(math.prod(shape[:dim]), len(rows) * inner, dtype=dtype)
+        for index, part in enumerate(out):
+            first = offset + (index * shape[dim] + rows.start) * inner
+            self._repeat(scaled, first % self._PERIOD, part)
+        return out.view(*shape[:dim], len(rows), *shape[dim + 1 :])
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _repeat(self, block: Tensor, start: int, out: Tensor) -> None:
+        done = 0
+        while done < len(out):
+            part = block[start : start + len(out) - done]
+            out[done : done + len(part)] = part
+            done, start = done + len(part), 0
+
+
+def _is_norm(name: str) -> bool:
+    """Whether a one-dimensional tensor multiplies what is normalised: `model.norm.weight`, `ln_1.weight`."""
+    layer, _, kind = name.rpartition(".")
+    layer = layer.rpartition(".")[2]
+    return kind == "weight" and ("norm" in layer or layer.startswith("ln"))

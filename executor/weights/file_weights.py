@@ -1,0 +1,82 @@
+"""Reads a model's tensors from the files of its checkpoint."""
+
+import difflib
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.files import WeightFiles
+from quire.executor.weights.names import Names
+from quire.executor.weights.readers import Shard
+from quire.executor.weights.tensor_files import TensorFile, open_file
+
+if TYPE_CHECKING:
+    from quire.executor.weights.progress_bar import ProgressBar
+
+
+class FileWeights:
+    """See `WeightReader`. All files are open, none is read before a tensor is asked for.
+
+    Raises:
+        ModelLoadError: a file is damaged, or lacks what the index says.
+    """
+
+    def __init__(
+        self, files: WeightFiles, names: Names, dtype: torch.dtype, progress: "ProgressBar | None" = None
+    ) -> None:
+        self._names = names
+        self._dtype = dtype
+        self._progress = progress
+        self._num_read = 0
+        self._exit = ExitStack()
+        if progress is not None:
+            self._exit.callback(progress.close)
+        self._files: dict[str, tuple[Path, TensorFile]] = {}  # tensor name → its file
+        try:
+            for path, listed in files.names.items():
+                file = self._exit.enter_context(closing(open_file(path)))
+                for name in file.names if listed is None else listed:
+                    if name not in file.names:
+                        assert files.index is not None
+                        raise ModelLoadError(f"{path} lacks tensor {name!r}, which {files.index.name} says it holds.")
+                    self._files[name] = (path, file)
+        except BaseException:
+            self._exit.close()
+            raise
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        dtype = dtype or self._dtype
+        stored = self._names.find(name, self._files)
+        if stored is None:
+            raise ModelLoadError(self._missing(name))
+        path, file = self._files[stored]
+        if file.shape(stored) != tuple(shape):
+            raise ModelLoadError(
+                f"Tensor {stored!r} in {path} is {list(file.shape(stored))}; config.json asks for {list(shape)}."
+            )
+        tensor = self._names.arrange(name, file.read(stored, shard))
+        if tensor.dtype != dtype and not (tensor.is_floating_point() and dtype.is_floating_point):
+            raise ModelLoadError(
+                f"Tensor {stored!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}: quantised weights "
+                "are not supported yet. Serve a bfloat16, float16 or float32 checkpoint."
+            )
+        self._num_read += 1
+        if self._progress is not None:
+            self._progress(self._num_read, len(self._files))
+        # A copy: the mapping must not stay alive behind a tensor that is kept.
+        return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+    def close(self) -> None:
+        self._files = {}
+        self._exit.close()
+
+    def _missing(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._files, n=3, cutoff=0.5)
+        hint = f" Nearest names: {', '.join(near)}." if near else ""
+        return f"The checkpoint has no tensor {name!r}.{hint} Is config.json the one that belongs to these weights?"

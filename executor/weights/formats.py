@@ -1,0 +1,41 @@
+"""Opens a checkpoint in the format that `--load-format` names."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire.core.config.load import LoadConfig
+from quire.core.config.resolved import ModelSpec
+from quire.executor.weights.dummy import DummyWeights
+from quire.executor.weights.file_weights import FileWeights
+from quire.executor.weights.files import find_files
+from quire.executor.weights.names import HubNames, MistralNames, Names
+from quire.executor.weights.readers import WeightReader
+
+if TYPE_CHECKING:
+    from quire.executor.weights.progress_bar import ProgressBar
+
+
+def open_weights(
+    spec: ModelSpec, load: LoadConfig, dtype: torch.dtype, *, seed: int = 0, show_progress: bool = False
+) -> WeightReader:
+    """The reader that `load.load_format` asks for. `show_progress` draws a bar when stderr is a terminal.
+
+    Raises:
+        ModelLoadError: the folder has no weights in this format, or a file is not what its name says.
+    """
+    if load.load_format == "dummy":
+        return DummyWeights(dtype, seed)
+    files = find_files(Path(spec.path), load.load_format)
+    names: Names = MistralNames(spec.head_dim) if files.has_mistral_names else HubNames()
+    return FileWeights(files, names, dtype, _progress_bar() if show_progress and load.use_tqdm_on_load else None)
+
+
+def _progress_bar() -> "ProgressBar | None":
+    if not sys.stderr.isatty():
+        return None
+    from quire.executor.weights.progress_bar import ProgressBar  # 90 ms, saved without a terminal
+
+    return ProgressBar()

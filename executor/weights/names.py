@@ -1,0 +1,80 @@
+"""The names that checkpoints give to tensors, where these differ from the names that models ask for."""
+
+import re
+from collections.abc import Container, Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+_PREFIXES = ("model.", "transformer.", "language_model.", "language_model.model.", "model.language_model.")
+
+
+class Names(Protocol):
+    """Finds a model's tensors in files whose author names them differently."""
+
+    def find(self, name: str, present: Container[str]) -> str | None:
+        """The name in the files of what the model calls `name`; None: the files do not have it."""
+        ...
+
+    def arrange(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor that is stored for the model's `name`, or a shard of it, in the model's order."""
+        ...
+
+
+class HubNames:
+    """Names as on the Hugging Face hub. A checkpoint may lack the prefix of the whole model, or have one more:
+    that of a bare decoder, or of the text part of a larger model."""
+
+    def find(self, name: str, present: Container[str]) -> str | None:
+        return next((candidate for candidate in _candidates(name) if candidate in present), None)
+
+    def arrange(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def _candidates(name: str) -> Iterator[str]:
+    yield name
+    bare = name
+    for prefix in ("model.", "transformer."):
+        bare = bare.removeprefix(prefix)
+    yield bare
+    yield from (prefix + bare for prefix in _PREFIXES)
+
+
+_MISTRAL_NAMES = {
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_ROTATED = re.compile(r"self_attn\.[qk]_proj\.")
+
+
+class MistralNames:
+    """Names of Mistral's own releases (`consolidated.safetensors`), whose rotary embedding turns neighbouring numbers.
+
+    Models here turn the two halves of a head, so the outputs of each head of queries and keys are reordered.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        self._head_dim = head_dim
+
+    def find(self, name: str, present: Container[str]) -> str | None:
+        layer, part = re.fullmatch(r"(?:model\.(layers\.\d+)\.)?(.*)", name).groups()  # type: ignore[union-attr]
+        module, _, kind = part.rpartition(".")
+        stored = ".".join([*([layer] if layer else []), _MISTRAL_NAMES.get(module, module), kind])
+        return stored if stored in present else None
+
+    def arrange(self, name: str, tensor: Tensor) -> Tensor:
+        if not _ROTATED.search(name):
+            return tensor
+        pairs = tensor.reshape(-1, self._head_dim // 2, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,110 @@
+"""Files of tensors, opened without reading them: each tensor's bytes are read when it is asked for."""
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.readers import Shard, shard_index
+
+
+class TensorFile(Protocol):
+    """Tensors by name in one file."""
+
+    names: frozenset[str]
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str, shard: Shard | None) -> Tensor:
+        """The tensor or its shard in the file's dtype; it may be a view into the file.
+
+        Raises:
+            ModelLoadError: the file is damaged.
+        """
+        ...
+
+    def close(self) -> None:
+        """Unmaps the file. Views into it stay valid."""
+        ...
+
+
+def open_file(path: Path) -> TensorFile:
+    """The file, by its ending. Raises ModelLoadError for one that is damaged, or that holds something else."""
+    return SafetensorsFile(path) if path.suffix == ".safetensors" else PickledFile(path)
+
+
+class SafetensorsFile:
+    """See `TensorFile`. Memory-mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file: Any = safe_open(path, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{path} is corrupt or cut short ({error}). Download it again.") from None
+        self.names = frozenset(self._file.keys())
+        self.metadata: Mapping[str, str] = self._file.metadata() or {}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def read(self, name: str, shard: Shard | None) -> Tensor:
+        try:
+            return self._file.get_tensor(name) if shard is None else self._file.get_slice(name)[shard_index(shard)]
+        except SafetensorError as error:
+            raise ModelLoadError(f"Cannot read tensor {name!r} from {self._path}: {error}") from None
+
+    def close(self) -> None:
+        self._file = None
+
+
+class PickledFile:
+    """See `TensorFile`. A file of `torch.save`: only its tensors are unpickled, and its code is never run.
+
+    Memory-mapped, so that ranks on one machine share the pages of a file. Files from before torch 1.6 are read whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            raise ModelLoadError(
+                f"{path} holds more than tensors, and loading it could run code ({_first_line(error)}). Ask its author "
+                "for safetensors, or convert it where you trust it."
+            ) from None
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+            raise ModelLoadError(f"{path} is corrupt or cut short ({_first_line(error)}). Download it again.") from None
+        self._tensors = _tensors(content)
+        if not self._tensors:
+            raise ModelLoadError(f"{path} holds no tensors by name; it is no checkpoint of a model.")
+        self.names = frozenset(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str, shard: Shard | None) -> Tensor:
+        tensor = self._tensors[name]
+        return tensor if shard is None else tensor[shard_index(shard)]
+
+    def close(self) -> None:
+        self._tensors = {}
+
+
+def _tensors(content: Any) -> dict[str, Tensor]:
+    """The tensors of a state dict, which trainers save by itself or as `state_dict` or `model` beside their own."""
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        return {}
+    return {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
