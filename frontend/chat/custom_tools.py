@@ -8,8 +8,12 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
+
 from quire.core.errors import ParameterError
+from quire.frontend.grammar.schema import LARK
 from quire.frontend.parsing.events import Event, ToolCallArguments, ToolCallEnd, ToolCallStart
+from quire.frontend.parsing.tools import Tool
 
 INPUT = "input"
 """The string's name among the function's arguments."""
@@ -44,7 +48,8 @@ class CustomCallInput(Event, frozen=True, gc=False):
 def as_function(tool: dict[str, Any], index: int) -> dict[str, Any]:
     """The function that stands for a custom tool, in the form of chat completions.
 
-    The text of a tool with a regular expression has to match it. A Lark grammar is told to the model.
+    The text of a tool with a regular expression has to match it. A Lark grammar is told to the model here, and held by
+    `with_lark`.
 
     Raises:
         ParameterError: a tool without a name, or a format that is malformed.
@@ -63,7 +68,7 @@ def as_function(tool: dict[str, Any], index: int) -> dict[str, Any]:
     function: dict[str, Any] = {"name": custom["name"], "parameters": parameters}
     if described:
         function["description"] = described.strip()
-    if syntax == "regex":
+    if syntax is not None:
         function["strict"] = True
     return {"type": "function", "function": function}
 
@@ -87,13 +92,13 @@ def _grammar(custom: dict[str, Any], index: int) -> tuple[str | None, str]:
     return grammar["syntax"], grammar["definition"]
 
 
-def has_unheld_grammar(tool: dict[str, Any]) -> bool:
-    """Whether a custom tool has a grammar that the model is told, and not held to."""
-    custom = tool.get("custom")
-    try:
-        return isinstance(custom, dict) and _grammar(custom, 0)[0] == "lark"
-    except ParameterError:  # whoever reads the tool refuses it
-        return False
+def with_lark(function: Tool, custom: dict[str, Any]) -> Tool:
+    """The function that stands for a custom tool, with the tool's Lark grammar, if it has one, in its schema."""
+    syntax, definition = _grammar(custom, 0)
+    if syntax != "lark" or function.parameters is None:
+        return function
+    text = {"type": "string", LARK: definition}
+    return msgspec.structs.replace(function, parameters={**function.parameters, "properties": {INPUT: text}})
 
 
 def arguments_of(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.frontend.chat.custom_tools import as_function, has_unheld_grammar
+from quire.frontend.chat.custom_tools import as_function, with_lark
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
 
@@ -35,20 +35,19 @@ def read_tool_set(
     """
     offered, choice = _allowed(_offered(tools or ()), choice)
     functions = read_tools(offered)
+    custom = {tool["custom"]["name"]: tool["custom"] for tool in tools or () if tool.get("type") == "custom"}
     return ToolSet(
         described=None if tools is None else offered,
-        functions=functions,
-        custom=frozenset(tool["custom"]["name"] for tool in tools or () if tool.get("type") == "custom"),
+        functions=[with_lark(tool, custom[tool.name]) if tool.name in custom else tool for tool in functions],
+        custom=frozenset(custom),
         choice=read_tool_choice(choice, functions, max_calls=max_calls),
     )
 
 
 def ignored_tools(tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
-    """What is ignored among tools in OpenAI's chat form: tools of other kinds, and grammars that are not enforced."""
+    """What is ignored among tools in OpenAI's chat form: tools that a server would run."""
     for index, tool in enumerate(tools or ()):
-        if tool.get("type") == "custom" and has_unheld_grammar(tool):
-            yield f"tools[{index}].custom.format"
-        elif is_run_by_servers(tool):
+        if is_run_by_servers(tool):
             yield f"tools[{index}].{tool['type']}"
 
 

@@ -7,10 +7,10 @@ keyword that the library may ignore.
 import copy
 from typing import Any
 
-from quire.frontend.grammar.schema import ANNOTATIONS, type_of, types_of, values_of, walk
+from quire.frontend.grammar.schema import ANNOTATIONS, LARK, type_of, types_of, values_of, walk
 
 _NOT_IN_XGRAMMAR = (
-    *("uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else", "not", "oneOf"),
+    *(LARK, "uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else", "not", "oneOf"),
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "$anchor"),
 )

@@ -15,6 +15,9 @@ ANNOTATIONS = {
     *("$id", "$schema", "$defs", "definitions", "nullable", "discriminator", "xml", "externalDocs"),
 }
 
+LARK = "x-lark"
+"""Our own keyword, for the strings of custom tools: the Lark grammar of a string. XGrammar alone follows it."""
+
 
 class SchemaError(ValueError):
     """The schema itself is invalid, for every library. The message names the keyword."""

@@ -11,6 +11,7 @@ from quire.core.light_import import absent, without
 from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
+from quire.frontend.grammar.backends.lark_texts import LarkTexts
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import is_loose, lengths_as_patterns, xgrammar_gap
 from quire.frontend.grammar.schema import normalize, walk
@@ -59,13 +60,19 @@ class XGrammarBackend:
         has_others = len(constraint.backends) > 1
         match constraint.kind:
             case "json":
-                schema = _checked(json.loads(text), constraint, strict=has_others)
-                return self._compiler.compile_json_schema(
-                    json.dumps(lengths_as_patterns(schema), ensure_ascii=False),
-                    any_whitespace=constraint.any_whitespace,
-                    max_whitespace_cnt=constraint.max_whitespace,
-                    strict_mode=False,
-                )
+                schema = json.loads(text)
+                texts = _lark_texts([schema])
+                schema = _checked(schema, constraint, strict=has_others and not texts)
+                written = json.dumps(lengths_as_patterns(schema), ensure_ascii=False)
+                options: dict[str, Any] = {
+                    "any_whitespace": constraint.any_whitespace,
+                    "max_whitespace_cnt": constraint.max_whitespace,
+                    "strict_mode": False,
+                }
+                if texts:
+                    rules = xgrammar.Grammar.from_json_schema(written, **options)
+                    return self._compiler.compile_grammar(texts.put_into(str(rules)))
+                return self._compiler.compile_json_schema(written, **options)
             case "json_object":
                 return self._compiler.compile_json_schema(
                     '{"type": "object"}',
@@ -81,7 +88,11 @@ class XGrammarBackend:
             case "grammar":
                 return self._compiler.compile_grammar(text) if "::=" in text else self._compiler.compile_lark(text)
             case "structural_tag":
-                return self._compiler.compile_structural_tag(json.dumps(_structural_tag(constraint)))
+                tag, texts = _structural_tag(constraint)
+                if texts:
+                    rules = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
+                    return self._compiler.compile_grammar(texts.put_into(str(rules)))
+                return self._compiler.compile_structural_tag(json.dumps(tag))
 
     def _try(self, compiled: Any) -> None:
         """Samples a few random tokens, to find here, and not in a worker, a grammar that allows nothing or is slow.
@@ -137,10 +148,19 @@ def _check_regex(pattern: str, *, strict: bool) -> None:
         raise GrammarError("negated classes and dots would match surrogates")
 
 
-def _structural_tag(constraint: Constraint) -> dict[str, Any]:
-    """The tag, with its schemas checked and rewritten as schemas outside of tags are."""
+def _lark_texts(schemas: list[Any]) -> LarkTexts:
+    """Takes the strings with Lark grammars out of the schemas."""
+    texts = LarkTexts(lambda definition: str(xgrammar.Grammar.from_lark(definition)))
+    for schema in schemas:
+        texts.take_from(schema)
+    return texts
+
+
+def _structural_tag(constraint: Constraint) -> tuple[dict[str, Any], LarkTexts]:
+    """The tag, with its schemas checked and rewritten as schemas outside of tags are, and without its Lark grammars."""
     form = read_format(json.loads(constraint.text))
-    strict = len(constraint.backends) > 1 and is_portable(form)
+    texts = _lark_texts([each["json_schema"] for each in formats(form) if "json_schema" in each])
+    strict = len(constraint.backends) > 1 and is_portable(form) and not texts
     for each in formats(form):
         if each["type"] == "regex":
             _check_regex(each["pattern"], strict=strict)
@@ -155,7 +175,7 @@ def _structural_tag(constraint: Constraint) -> dict[str, Any]:
                 each["json_schema"] = _open(lengths_as_patterns(schema))
             else:
                 _write_in_one_line(each, lengths_as_patterns(schema))
-    return {"type": "structural_tag", "format": form}
+    return {"type": "structural_tag", "format": form}, texts
 
 
 def _open(schema: Any) -> Any:
@@ -178,8 +198,9 @@ def _write_in_one_line(form: dict[str, Any], schema: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The library's own message, without the place in its source."""
-    line = str(error).strip().split("\n")[-1]
+    """The library's own message, without the place in its source. A message about Lark is followed by the grammar."""
+    lines = str(error).strip().split("\n")
+    line = lines[0] if lines[0].startswith("Lark error") else lines[-1]
     head, _, rest = line.partition(".cc:")
     text = rest.partition(": ")[2] if rest else head
     return (text or type(error).__name__).strip().rstrip(".")[:300]

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.core.errors import ParameterError
-from quire.frontend.chat.custom_tools import has_unheld_grammar
 from quire.frontend.chat.tool_fields import is_run_by_servers, name_in
 
 SEPARATOR = "__"
@@ -93,7 +92,7 @@ class OfferedTools:
 
 
 def ignored_response_tools(tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
-    """What is ignored among tools: those that a server would run, and grammars that are not enforced."""
+    """What is ignored among tools: those that a server would run."""
     for index, tool in enumerate(tools or ()):
         at = f"tools[{index}]"
         if tool.get("type") != "namespace":
@@ -107,8 +106,6 @@ def ignored_response_tools(tools: Sequence[dict[str, Any]] | None) -> Iterator[s
 def _ignored(tool: dict[str, Any], at: str) -> Iterator[str]:
     if is_run_by_servers(tool):
         yield f"{at}.{tool['type']}"
-    elif tool.get("type") == "custom" and has_unheld_grammar(_chat_tool(tool)):
-        yield f"{at}.format"
 
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:

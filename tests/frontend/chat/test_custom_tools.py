@@ -45,11 +45,17 @@ class TestChat:
         assert tool.parameters is not None
         assert tool.parameters["properties"]["input"]["pattern"] == "^(?:a|b)$"
 
-    def test_a_lark_grammar_is_told_to_the_model_and_listed_as_ignored(self) -> None:
+    def test_a_lark_grammar_is_told_to_the_model_and_enforced(self) -> None:
         offered = [FUNCTION, {"type": "custom", "custom": {"name": "x", "format": LARK}}]
-        [_, tool] = read_tool_set(offered, None).functions
+        tools = read_tool_set(offered, None)
+        [_, tool] = tools.functions
         assert 'start: "a"' in (tool.description or "")
-        assert ignored({"messages": [], "tools": offered}, ChatRequest) == "tools[1].custom.format"
+        assert tool.strict
+        assert tool.parameters is not None
+        assert tool.parameters["properties"]["input"] == {"type": "string", "x-lark": 'start: "a"'}
+        [_, described] = tools.described or ()
+        assert described["function"]["parameters"]["properties"]["input"] == {"type": "string"}
+        assert not ignored({"messages": [], "tools": offered}, ChatRequest)
 
     def test_tools_of_servers_are_left_out(self) -> None:
         offered = [{"type": "web_search"}, FUNCTION]
@@ -210,15 +216,13 @@ class TestResponses:
         assert [each["content"] for each in results] == ["a", "b"]
 
     def test_everything_about_tools_of_servers_is_listed(self) -> None:
-        lark = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
         body = {
             "input": [{"type": "mcp_list_tools", "id": "x"}],
-            "tools": [{"type": "file_search"}, CRM, {"type": "custom", "name": "x", "format": lark}],
+            "tools": [{"type": "file_search"}, CRM],
             "include": ["web_search_call.results", "reasoning.encrypted_content"],
         }
         assert ignored(body, ResponsesRequest) == (
-            "tools[0].file_search, tools[1].tools[1].mcp, tools[2].format, input[0].mcp_list_tools, "
-            "include.web_search_call.results"
+            "tools[0].file_search, tools[1].tools[1].mcp, input[0].mcp_list_tools, include.web_search_call.results"
         )
 
 

@@ -23,6 +23,14 @@ TOOL: Any = {
 ASKED = "Look up ABC-12."
 
 
+SUM = r"""
+start: term ("+" term)~2
+term: NUMBER | "(" NUMBER "-" QUOTED ")"
+NUMBER: /[1-9][0-9]{0,2}/
+QUOTED: /"[a-c]{1,3}"/
+"""
+
+
 @pytest.fixture(scope="module")
 def client(demo_server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=demo_server.base_url + "/v1", api_key="none", max_retries=0) as client:
@@ -73,6 +81,27 @@ def test_a_response_calls_a_custom_tool(client: openai.OpenAI) -> None:
         model="quire-demo", input=[output], previous_response_id=response.id, tools=[TOOL], tool_choice="none"
     )
     assert after.status == "completed"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "name": "add"}], ids=str)
+def test_a_text_follows_a_lark_grammar(client: openai.OpenAI, choice: Any) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": SUM}
+    tools: Any = [{"type": "custom", "name": "add", "description": "Adds.", "format": form}]
+    term = r'(?:[1-9]\d{0,2}|\([1-9]\d{0,2}-"[a-c]{1,3}"\))'
+    for seed in range(4):
+        response = client.responses.with_raw_response.create(
+            model="quire-demo", input="Add something.", tools=tools, tool_choice=choice, extra_body={"seed": seed}
+        )
+        assert "X-Quire-Ignored-Fields" not in response.headers
+        [call] = [item for item in response.parse().output if item.type == "custom_tool_call"][:1]
+        assert re.fullmatch(rf"{term}(?:\+{term}){{2}}", call.input), call.input
+
+
+def test_a_lark_grammar_that_cannot_be_read_is_refused(client: openai.OpenAI) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: missing"}
+    tools: Any = [{"type": "custom", "name": "add", "format": form}]
+    with pytest.raises(openai.BadRequestError, match="unknown name 'missing'"):
+        client.responses.create(model="quire-demo", input="Add.", tools=tools)
 
 
 def test_calls_of_a_namespace_map_back(client: openai.OpenAI) -> None:
