@@ -15,9 +15,10 @@ from quire.ops.backend import Backend
 
 
 class KVLayout:
-    """As many tensors of pages as the largest group has layers: the j-th layer of each group uses the j-th tensor.
+    """A page of the pool is a row of every tensor, and may serve any group.
 
-    So a page of the pool is a row of every tensor, and may serve any group.
+    There are as many tensors as the largest group has layers: the j-th layer of each group uses the j-th tensor. If the
+    layers' keys and values differ in size, there is one tensor, in whose rows the layers of a group follow one another.
 
     Attributes:
         groups: see `form_groups`.
@@ -39,15 +40,21 @@ class KVLayout:
 
     def allocate(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
         """The tensors, each [num_pages, bytes] of uint8 zeros, and for each layer of the model its view of one."""
+        sizes = set(self._layer_page_bytes)
+        row_bytes = self.page_bytes if len(sizes) > 1 else sizes.pop()
         tensors = [
-            _zeros(num_pages * self._layer_page_bytes[0], self._device).view(num_pages, -1)
-            for _ in range(self.page_bytes // self._layer_page_bytes[0])
+            _zeros(num_pages * row_bytes, self._device).view(num_pages, -1) for _ in range(self.page_bytes // row_bytes)
         ]
         caches = {}
         for number, group in enumerate(self.groups):
-            for index, layer in enumerate(group.layers):
-                pages = tensors[index].view(self._dtype).view(self._shape(self._layers[layer], num_pages))
-                caches[layer] = LayerCache(pages, number)
+            place = 0  # in a page, in bytes
+            for layer in group.layers:
+                begin, size = place % row_bytes, self._layer_page_bytes[layer]
+                numbers = tensors[place // row_bytes][:, begin : begin + size].view(self._dtype)
+                caches[layer] = LayerCache(
+                    numbers.unflatten(1, self._shape(self._layers[layer], num_pages)[1:]), number
+                )
+                place += size
         return tensors, [caches[layer] for layer in range(len(self._layers))]
 
     def __str__(self) -> str:

@@ -80,6 +80,16 @@ def test_rotate_and_store_is_norm_rotation_and_write(
     cos, sin = torch.randn(2, 5, 1, rotary_dim).to(dtype)
     weight, slots = torch.randn(7, head_dim).to(norm or dtype), torch.tensor([9, 2, 3, 7, 0])
     cache, expected_cache = torch.zeros(2, *ops.kv_cache_shape(4, 3, 3, head_dim), dtype=dtype)
+    memory = torch.zeros(4, cache[0].numel() + 5, dtype=dtype)  # pages that lie apart
+    apart = memory[:, 2:-3].unflatten(1, cache.shape[1:])
+    assert torch.equal(
+        ops.rotate_and_store(heads, cos, sin, apart, slots, norm=None if norm is None else (weight, 1e-5)),
+        ops.rotate_and_store(heads, cos, sin, cache, slots, norm=None if norm is None else (weight, 1e-5)),
+    )
+    assert torch.equal(apart, cache)
+    assert not memory[:, :2].any()
+    assert not memory[:, -3:].any()
+    cache.zero_()
     q = ops.rotate_and_store(heads, cos, sin, cache, slots, norm=None if norm is None else (weight, 1e-5))
 
     qk = heads[:, :7] if norm is None else ops.rms_norm(heads[:, :7], weight, 1e-5)

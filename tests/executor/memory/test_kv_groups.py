@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from quire import ops
-from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.attention import LayerKV
 from quire.executor.memory.kv_groups import form_groups
@@ -51,9 +50,38 @@ def test_full_layers_leave_few_places_empty(windows: list[int | None], num_full:
     assert len({group.page_bytes for group in groups}) == 1
 
 
-def test_layers_that_differ_in_size_are_refused() -> None:
-    with pytest.raises(ModelLoadError, match=r"page of layer 0 has 100 bytes, one of layer 2 has 200.*head_dim"):
-        form_groups([LayerKV(2, 16), LayerKV(2, 16), LayerKV(4, 16)], [100, 100, 200])
+def test_layers_that_differ_in_size_lie_one_after_another() -> None:
+    assert form_groups([LayerKV(2, 16), LayerKV(4, 16), LayerKV(2, 16)], [100, 200, 100]) == [
+        KVGroupSpec("full", [0, 1, 2], 400)
+    ]
+    layers = [LayerKV(2, 16, window) for window in (8, 8, 8, 8, None) * 2]
+    assert form_groups(layers, [100, 100, 100, 100, 300] * 2) == [  # of 300, both kinds would have more groups
+        KVGroupSpec("full", [4, 9], 600),
+        KVGroupSpec("window", [0, 1, 2, 3, 5, 6], 600, 8),
+        KVGroupSpec("window", [7, 8], 600, 8),
+    ]
+    few = [LayerKV(2, 16, window) for window in (None, None, 8)]
+    assert form_groups(few, [300, 300, 100]) == [  # a page has room for the largest layer
+        KVGroupSpec("full", [0], 300),
+        KVGroupSpec("full", [1], 300),
+        KVGroupSpec("window", [2], 300, 8),
+    ]
+
+
+def test_pages_of_layers_that_differ_in_size_do_not_overlap() -> None:
+    layers = [LayerKV(1, 16, 8), LayerKV(2, 16), LayerKV(1, 8, 8), LayerKV(1, 32), LayerKV(3, 8, 8)]
+    layout = KVLayout(layers, ops.bind("cpu"), block_size=4, dtype=torch.bfloat16, device=torch.device("cpu"))
+    [memory], caches = layout.allocate(5)
+    assert memory.shape == (5, layout.page_bytes)
+    for group in layout.groups:
+        memory.zero_()
+        for layer in group.layers:
+            pages = caches[layer].pages
+            assert pages.shape == (5, 2, layers[layer].num_kv_heads, 4, layers[layer].head_dim)
+            assert not pages.any(), "another layer of the group has written here"
+            assert pages[1].is_contiguous()
+            pages[1:3] = 1
+        assert not memory[[0, 3, 4]].any(), "another page was written"
 
 
 def test_the_jth_layer_of_each_group_has_the_jth_tensor() -> None:
