@@ -53,7 +53,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "async_llm": "checkpoint metrics outputs launch text parsing requests control",
         "offline": "metrics outputs launch text requests async_llm",
         "llm": "metrics outputs progress launch text requests async_llm offline",
-        "chat": "checkpoint grammar outputs text parsing requests async_llm",
+        "chat": "checkpoint grammar metrics outputs text parsing requests async_llm",
         "http": "async_llm chat",
         "anthropic": "checkpoint parsing requests async_llm chat http",
         "openai": "outputs text parsing requests async_llm chat http",

@@ -197,6 +197,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
             lowers_max_tokens=True,
             include_reasoning=self.thinking is None or self.thinking.display != "omitted",
             cache_salt=self.cache_salt,
+            streams=bool(self.stream),
         )
 
 

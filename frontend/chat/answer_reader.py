@@ -9,6 +9,7 @@ from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.chat.turn import Choice
+from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.parsing import constraints
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.parsers import OutputParsers
@@ -27,6 +28,7 @@ class AnswerReader:
         may_think: the model may begin with reasoning by itself, before a required format or call.
         thinks_freely: a format that the client asks for begins after the reasoning.
         template_defaults: the server's variables for the chat template.
+        searches: counts searches for calls; None counts nothing.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class AnswerReader:
         may_think: bool,
         thinks_freely: bool = True,
         template_defaults: dict[str, Any] | None = None,
+        searches: ToolCallSearches | None = None,
     ) -> None:
         self._parsers = parsers
         self._tokenizer = tokenizer
         self._may_think = may_think
         self._thinks_freely = thinks_freely
         self._template_defaults = template_defaults or {}
+        self._searches = searches
         self._special_ids = functools.lru_cache(maxsize=16)(self._find_special_ids)
 
     @property
@@ -123,12 +127,17 @@ class AnswerReader:
             return None
         parsers = [first, *[parser() async for _ in in_turns(range(1, chat.num_choices))]]
         always_answers = chat.always_answers(self._template_defaults)
+        count_search = None
+        if self._searches is not None and chat.tools.functions and chat.tools.choice.mode != "none":
+            count_search = self._searches.counter(chat.request_type, streaming=chat.streams)
 
         def choice(parser: OutputParser | None, stop: Callable[[], None] | None = None) -> Choice:
             return Choice(
                 parser,
                 stop,
                 custom_calls=CustomCalls(chat.tools.custom) if chat.tools.custom else None,
+                count_search=count_search,
+                streaming=chat.streams,
                 tells_reasoning=chat.include_reasoning,
                 always_answers=always_answers,
             )

@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from quire.frontend.chat.list_price import check_lists
 from quire.frontend.chat.tool_fields import ToolSet, check_messages
+from quire.frontend.metrics.tool_calls import RequestType
 from quire.frontend.parsing.call_ids import CHAT_PREFIX
 from quire.frontend.text.truncation import Truncation
 
@@ -33,6 +34,8 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     lowers_max_tokens: bool = False  # to what the prompt leaves room for, instead of refusing more
     beams: dict[str, Any] | None = None  # BeamSearchParams keywords without max_tokens; None samples
     call_prefix: str = CHAT_PREFIX  # prefix of the ids of calls
+    request_type: RequestType = "chat_completions"  # in metrics
+    streams: bool = False  # the client reads the answer while it grows
     priority: int = 0
     cache_salt: str | None = None
 

@@ -13,6 +13,7 @@ from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.renderer import Renderer
 from quire.frontend.chat.turn import Turn
 from quire.frontend.checkpoint.serving_defaults import read_serving_defaults
+from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream
@@ -20,13 +21,19 @@ from quire.frontend.requests.prompt import Prompt
 
 
 class Conversations:
-    """Renders conversations and opens their answers."""
+    """Renders conversations and opens their answers.
+
+    Attributes:
+        searches: a metric, of a server that was given a parser of calls.
+    """
 
     def __init__(self, engine: AsyncLLM, config: ChatConfig) -> None:
         self._engine = engine
         checkpoint, reasoning = read_serving_defaults(Path(engine.model.folder)), engine.model.reasoning
         template = config.read_chat_template() or engine.chat_templates.for_tools
         parsers = config.with_defaults(checkpoint, template).make_output_parsers(checkpoint.complete(reasoning))
+        counts = parsers.reads_calls and engine.metrics is not None
+        self.searches = ToolCallSearches(engine.model.name) if counts else None
         self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config)
         self._reader = AnswerReader(
             parsers,
@@ -34,6 +41,7 @@ class Conversations:
             may_think=bool(reasoning.reasoning_parser),
             thinks_freely=not engine.model.structured_outputs.enable_in_reasoning,
             template_defaults=config.default_chat_template_kwargs,
+            searches=self.searches,
         )
 
     async def render(self, chat: ChatInput, *, must_fit: bool = True) -> Prompt:

@@ -4,7 +4,15 @@ from collections.abc import AsyncGenerator, Callable
 
 from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.outputs import CompletionOutput, RequestOutput
-from quire.frontend.parsing.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallStart, Usage
+from quire.frontend.parsing.events import (
+    Event,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    Usage,
+)
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.merging import OutputStream
@@ -19,6 +27,7 @@ class Choice:
         parser: None when the text is the answer unchanged.
         stop: ends the sequence after the last call that it may make; None for one that has ended before it is read.
         custom_calls: finds calls of custom tools among those of functions; None where no such tools are offered.
+        count_search: counts whether a call was found, once for each piece of text in `streaming` answers, else once.
         tells_reasoning: False drops reasoning from the events.
         always_answers: reasoning becomes the answer at the end of a text that has neither an answer nor a call.
     """
@@ -29,12 +38,16 @@ class Choice:
         stop: Callable[[], None] | None = None,
         *,
         custom_calls: CustomCalls | None = None,
+        count_search: Callable[[bool], None] | None = None,
+        streaming: bool = False,
         tells_reasoning: bool = True,
         always_answers: bool = False,
     ) -> None:
         self._parser = parser
         self._stop = stop
         self._custom_calls = custom_calls
+        self._count_search = count_search
+        self._streaming = streaming
         self._tells_reasoning = tells_reasoning
         self._reasoning: list[str] = []
         self._needs_answer = always_answers
@@ -62,6 +75,7 @@ class Choice:
                     reason, stop_reason = "tool_calls", None
                 elif reason == "stop" and parser.num_tool_calls:
                     reason = "tool_calls"
+            self._count(parser, events, ended=reason is not None)
             events = self._keep_reasoning(events)
             if self._needs_answer:
                 self._look_for_answer(events, ended=reason is not None)
@@ -70,6 +84,15 @@ class Choice:
         if reason is not None:
             events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
         return events
+
+    def _count(self, parser: OutputParser, events: list[Event], *, ended: bool) -> None:
+        """Counts the search of this piece for calls; reasoning is not searched."""
+        if self._count_search is None or (not self._streaming and not ended):
+            return
+        if not self._streaming:
+            self._count_search(parser.num_tool_calls > 0)
+        elif not events or not all(isinstance(event, ReasoningDelta) for event in events):
+            self._count_search(any(isinstance(each, ToolCallStart | ToolCallArguments) for each in events))
 
     def _keep_reasoning(self, events: list[Event]) -> list[Event]:
         thoughts = [event.text for event in events if isinstance(event, ReasoningDelta)]

@@ -59,6 +59,8 @@ def create_app(
         root_path=server.path_prefix,
     )
     conversations = Conversations(engine, server)
+    if conversations.searches is not None:
+        registry.register(conversations.searches)
     guarded = [
         *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine)),
         anthropic_routes(Messages(server, engine.model, conversations), answers, errors),

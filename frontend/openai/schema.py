@@ -248,6 +248,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             sampling=sampling,
             max_tokens=self.token_limit[1],
             beams=self.beam_fields() if self.use_beam_search else None,
+            streams=bool(self.stream),
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
         ).checked()

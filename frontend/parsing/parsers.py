@@ -97,6 +97,11 @@ class OutputParsers:
         return self._auto_tools
 
     @property
+    def reads_calls(self) -> bool:
+        """Whether the model's format of calls is known."""
+        return self._tools is not None
+
+    @property
     def reads_reasoning(self) -> bool:
         """Whether reasoning is parsed."""
         return self._reasoning is not None

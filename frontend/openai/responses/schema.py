@@ -221,6 +221,8 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             },
             max_tokens=self.max_output_tokens,
             call_prefix=CALL_PREFIX,
+            request_type="responses",
+            streams=bool(self.stream),
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
         ).checked()
