@@ -1,6 +1,7 @@
 """The backend's operations with a span around each, for timelines. Used only where a profiler is asked for."""
 
 import time
+from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from quire.core.trace import Spans
 from quire.ops.backend import Activation, Backend, LinearWeight, Recording
+from quire.ops.latent import LatentOperations
 from quire.ops.recurrent import RecurrentOperations
 
 
@@ -30,7 +32,8 @@ class _TimedBackend(Backend[Any, Any, Any]):
         self._spans = spans
         self._layers: dict[int, str] = {}  # by the identity of packed weights, which live as long as the model
         self._recorded: list[str] | None = None  # operations of the recording that is being made, if any
-        self.recurrent = _timed_recurrent(ops.recurrent, self.run)
+        self.latent = _timed_part(LatentOperations, ops.latent, self.run)
+        self.recurrent = _timed_part(RecurrentOperations, ops.recurrent, self.run)
 
     def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls `operation` in a span of this name, which a recording in progress notes. Returns its result."""
@@ -85,14 +88,14 @@ def _in_span(name: str) -> Callable[..., Any]:
     return operation
 
 
-def _timed_recurrent(ops: RecurrentOperations, run: Callable[..., Any]) -> RecurrentOperations:
-    """`ops`, each operation through `run`, in a span of its name."""
+def _timed_part(declared: ABCMeta, ops: object, run: Callable[..., Any]) -> Any:
+    """`ops`, an object of the class `declared`, each of its operations through `run`, in a span of its name."""
 
     def in_span(name: str) -> Callable[..., Any]:
         return lambda _, *args, **kwargs: run(name, getattr(ops, name), *args, **kwargs)
 
-    names = RecurrentOperations.__abstractmethods__
-    return type("TimedRecurrent", (RecurrentOperations,), {name: in_span(name) for name in names})()
+    names = declared.__abstractmethods__
+    return type(f"Timed{declared.__name__}", (declared,), {name: in_span(name) for name in names})()
 
 
 class _TimedRecording:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.latent import LatentOperations
 from quire.ops.recurrent import RecurrentOperations
 from quire.ops.routing import Router
 
@@ -123,9 +124,11 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     """The operations, the same for every device. A new operation is declared here and implemented in each backend.
 
     Attributes:
+        latent: the operations of multi-head latent attention.
         recurrent: the operations of recurrent layers.
     """
 
+    latent: LatentOperations[Batch]
     recurrent: RecurrentOperations
 
     @abstractmethod
@@ -286,50 +289,6 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
         h // (num_heads / num_kv_heads).
-        """
-
-    @abstractmethod
-    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """A linear layer for each head: `x` [num_tokens, heads, in] times `weight` [heads, in, out], of one dtype.
-
-        Returns [num_tokens, heads, out].
-        """
-
-    @abstractmethod
-    def latent_cache_shape(self, num_pages: int, block_size: int, size: int) -> tuple[int, ...]:
-        """Shape of one layer's latent cache, which keeps `size` numbers of a token for all heads together."""
-
-    @abstractmethod
-    def rotate_and_store_latent(
-        self,
-        q: Tensor,
-        latent: Tensor,
-        norm: tuple[Tensor, float],
-        cos: Tensor,
-        sin: Tensor,
-        cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        is_interleaved: bool,
-    ) -> Tensor:
-        """The operations between the projections of multi-head latent attention and its attention (arXiv:2405.04434).
-
-        `q` [num_tokens, heads, rotary_dim] holds the rotated part of the queries. `latent` [num_tokens, rank +
-        rotary_dim] holds the compressed keys and values, which are normalised by `norm` (weight [rank], eps), and the
-        key that all heads share, which is rotated like the queries. Both are stored in the slots of `slot_mapping`
-        [num_tokens] int64, as finite numbers (see `write_kv`). Returns the rotated queries.
-
-        `cos` and `sin` are as for `rotary`. If `is_interleaved`, pairs are (2i, 2i + 1) and come out as
-        (i, i + rotary_dim / 2), of queries and keys alike, which leaves their products as they are.
-        """
-
-    @abstractmethod
-    def latent_attention(self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: Batch, *, scale: float) -> Tensor:
-        """Causal attention whose heads share one key a token: [latent | rotated key]; its latent is the value, too.
-
-        `q` [num_tokens, heads, rank] are queries in the latent space, `q_rotated` [num_tokens, heads, rotary_dim] their
-        rotated part, of one dtype. The latents of the step's new tokens must have been stored. Returns
-        [num_tokens, heads, rank].
         """
 
     @abstractmethod

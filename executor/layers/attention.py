@@ -62,7 +62,7 @@ class LatentKV(NamedTuple):
 
     def cache_shape(self, ops: Backend, num_pages: int, block_size: int) -> tuple[int, ...]:
         """Shape of the layer's cache."""
-        return ops.latent_cache_shape(num_pages, block_size, self.size)
+        return (num_pages, block_size, self.size)
 
 
 AttentionKV = LayerKV | LatentKV

@@ -110,16 +110,16 @@ class LatentAttention:
             x, latent = self._q_norm(latent[:, :rank]), latent[:, rank:]
         q = self._q(x)
         cos, sin = step.rotation(self._rotary)
-        q_rotated = self._ops.rotate_and_store_latent(
+        q_rotated = self._ops.latent.rotate_and_store_latent(
             self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, pages,
             batch.slot_mapping, is_interleaved=self._is_interleaved,
         )  # fmt: skip
         if self._place.is_last and step.wanted is not None:
             q, batch = self.outputs_of(q, step), step.wanted.attention[group]
             q_rotated = self.outputs_of(q_rotated.flatten(1), step).unflatten(1, q_rotated.shape[1:])
-        q_latent = self._ops.head_linear(self._heads(q)[..., : self._shape.nope_head_dim], self._to_latent)
-        out = self._ops.latent_attention(q_latent, q_rotated, pages, batch, scale=self._scale)
-        return self._output(self._ops.head_linear(out, self._to_values).flatten(1))
+        q_latent = self._ops.latent.head_linear(self._heads(q)[..., : self._shape.nope_head_dim], self._to_latent)
+        out = self._ops.latent.latent_attention(q_latent, q_rotated, pages, batch, scale=self._scale)
+        return self._output(self._ops.latent.head_linear(out, self._to_values).flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
         """See `Attention.outputs_of`."""

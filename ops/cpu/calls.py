@@ -116,6 +116,25 @@ GATED_RMS_NORM = Call(
 MULTIPLY_GATE = Call(
     "quire_multiply_gate", "x gate out", "num_tokens size x_stride gate_stride is_sigmoid dtype num_threads"
 )
+HEAD_LINEAR = Call(
+    "quire_head_linear",
+    "x weight out",
+    "num_tokens heads in_features out_features token_stride head_stride dtype num_threads",
+)
+ROTATE_AND_STORE_LATENT = Call(
+    "quire_rotate_and_store_latent",
+    "q latent weight cos sin out cache slots",
+    "num_tokens heads rank rotary_dim q_token_stride q_head_stride latent_stride page_stride row_stride block_size "
+    "is_interleaved dtype weight_dtype cache_dtype num_threads",
+    "eps largest",
+)
+LATENT_ATTENTION = Call(
+    "quire_latent_attention",
+    "q q_rotated out cache query_lens seq_lens block_tables",
+    "q_token_stride q_head_stride rotated_token_stride rotated_head_stride num_requests table_stride page_stride "
+    "row_stride block_size heads rank rotary_dim dtype cache_dtype num_threads",
+    "scale",
+)
 DRAW = Call("quire_draw", "logits starts positions token_ids usable", "num_rows size stride dtype num_threads")
 LIKELIEST = Call("quire_likeliest", "logits token_ids usable", "num_rows size stride dtype num_threads")
 APPLY_BITMASK = Call("quire_apply_bitmask", "logits rows bitmask", "count num_rows size stride dtype num_threads")

@@ -24,13 +24,14 @@ from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.int8 import Int8Linear, Int8Panels
+from quire.ops.cpu.latent import NativeLatent
 from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.onednn import OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.cpu.plain import PlainKernels
+from quire.ops.cpu.plan import NativePlan
 from quire.ops.cpu.recurrent import NativeRecurrent
 from quire.ops.eager.attention import largest_stored
-from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
 from quire.ops.routing import Router
@@ -45,23 +46,6 @@ _WORTH_OPENMP_SECONDS = 150e-6
 operation; waking them and waiting for them costs up to 50 µs, and more if another process uses their core."""
 _WORTH_TEAM_SECONDS = 10e-6
 """The same for our own kernels, which do not wait for threads that come late (threads.h)."""
-
-
-class NativePlan(AttentionPlan):
-    """One step's rows as the kernel reads them; the groups are made only if plain torch computes the attention."""
-
-    def __init__(
-        self,
-        query_lens: np.ndarray,
-        seq_lens: np.ndarray,
-        block_tables: np.ndarray,
-        slot_mapping: Tensor,
-        block_size: int,
-    ) -> None:
-        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size)
-        self.query_lens = np.ascontiguousarray(query_lens, np.int64)
-        self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
-        self.block_tables = np.ascontiguousarray(block_tables, np.int32)
 
 
 class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
@@ -79,6 +63,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
         self._int8 = Int8Linear(kernels, launcher)
         self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
+        self.latent = NativeLatent(launcher, eager.latent, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
         self._rotation = launcher.bind(calls.ROTATION)
@@ -285,34 +270,6 @@ class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form)
-
-    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._fallbacks.run(self._eager.head_linear, x, weight)
-
-    def latent_cache_shape(self, num_pages: int, block_size: int, size: int) -> tuple[int, ...]:
-        return self._eager.latent_cache_shape(num_pages, block_size, size)
-
-    def rotate_and_store_latent(
-        self,
-        q: Tensor,
-        latent: Tensor,
-        norm: tuple[Tensor, float],
-        cos: Tensor,
-        sin: Tensor,
-        cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        is_interleaved: bool,
-    ) -> Tensor:
-        return self._fallbacks.run(
-            self._eager.rotate_and_store_latent, q, latent, norm, cos, sin, cache, slot_mapping,
-            is_interleaved=is_interleaved,
-        )  # fmt: skip
-
-    def latent_attention(
-        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: NativePlan, *, scale: float
-    ) -> Tensor:
-        return self._fallbacks.run(self._eager.latent_attention, q, q_rotated, cache, batch, scale=scale)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         num_rows, size = logits.shape

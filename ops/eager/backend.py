@@ -25,7 +25,7 @@ from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.experts import GroupedExperts, pack, run
 from quire.ops.eager.int8 import Int8Layer, WidenedLinear
-from quire.ops.eager.latent_attention import attend_latents
+from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
@@ -49,6 +49,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
         self._widened = WidenedLinear(linear_layers)
+        self.latent = EagerLatent(self.rms_norm, self.rotary)
         self.recurrent = EagerRecurrent()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -184,39 +185,6 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
         return attend(q, kv_cache, batch, form)
-
-    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
-
-    def latent_cache_shape(self, num_pages: int, block_size: int, size: int) -> tuple[int, ...]:
-        return (num_pages, block_size, size)
-
-    def rotate_and_store_latent(
-        self,
-        q: Tensor,
-        latent: Tensor,
-        norm: tuple[Tensor, float],
-        cos: Tensor,
-        sin: Tensor,
-        cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        is_interleaved: bool,
-    ) -> Tensor:
-        rank = len(norm[0])
-        k = latent[:, rank:].unsqueeze(1)
-        if is_interleaved:
-            q, k = (torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) for x in (q, k))
-        new = torch.cat((self.rms_norm(latent[:, :rank], *norm), self.rotary(k, cos, sin).squeeze(1)), dim=-1)
-        largest = largest_stored(cache.dtype)
-        pages, offsets = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
-        cache[pages, offsets] = new.nan_to_num(0.0, largest, -largest).to(cache.dtype)
-        return self.rotary(q, cos, sin)
-
-    def latent_attention(
-        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, *, scale: float
-    ) -> Tensor:
-        return attend_latents(q, q_rotated, cache, batch, scale)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         device = logits.device

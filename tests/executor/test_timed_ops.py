@@ -65,6 +65,14 @@ def test_an_operation_that_the_backend_lacks_is_told_when_it_is_made() -> None:
         Half()  # type: ignore[abstract]
 
 
+def test_latent_operations_have_spans_too(spans: SpanList) -> None:
+    plain = bind("cpu")
+    x, weight = torch.randn(3, 2, 8), torch.randn(2, 8, 5)
+    out = timed(plain, spans).latent.head_linear(x, weight)
+    assert torch.equal(out, plain.latent.head_linear(x, weight))
+    assert names(spans) == ["head_linear"]
+
+
 def test_recurrent_operations_have_spans_too(spans: SpanList) -> None:
     plain = bind("cpu")
     x, gate = torch.randn(2, 3, 8)

@@ -195,6 +195,36 @@ struct MultiplyGateCall {
     int64_t num_tokens, size, x_stride, gate_stride, is_sigmoid, dtype, num_threads;
 };
 
+struct HeadLinearCall {
+    const void *x, *weight;  // [num_tokens, heads, in_features]; [heads, in_features, out_features], dense
+    void* out;               // [num_tokens, heads, out_features], dense
+    int64_t num_tokens, heads, in_features, out_features, token_stride, head_stride, dtype, num_threads;
+};
+
+struct RotateAndStoreLatentCall {
+    const void* q;          // [num_tokens, heads, rotary_dim]
+    const void* latent;     // [num_tokens, rank + rotary_dim]
+    const void* weight;     // [rank]
+    const void *cos, *sin;  // [num_tokens, rotary_dim], dense
+    void *out, *cache;      // like q, dense; [pages, block_size, rank + rotary_dim]
+    const int64_t* slots;   // [num_tokens]
+    int64_t num_tokens, heads, rank, rotary_dim, q_token_stride, q_head_stride, latent_stride, page_stride, row_stride;
+    int64_t block_size, is_interleaved, dtype, weight_dtype, cache_dtype, num_threads;
+    double eps, largest;
+};
+
+struct LatentAttentionCall {
+    const void *q, *q_rotated;  // [num_tokens, heads, rank], [num_tokens, heads, rotary_dim]
+    void* out;                  // like q, dense
+    const void* cache;          // [pages, block_size, rank + rotary_dim]
+    const int64_t* query_lens;    // [num_requests]
+    const int64_t* seq_lens;      // [num_requests]
+    const int32_t* block_tables;  // [num_requests, table_stride]
+    int64_t q_token_stride, q_head_stride, rotated_token_stride, rotated_head_stride, num_requests, table_stride;
+    int64_t page_stride, row_stride, block_size, heads, rank, rotary_dim, dtype, cache_dtype, num_threads;
+    double scale;
+};
+
 struct DrawCall {
     const void* logits;        // [num_rows, size], rows `stride` apart
     const uint64_t* starts;    // [num_rows]
@@ -243,6 +273,9 @@ int quire_selective_scan(const quire::SelectiveScanCall* call);
 int quire_outer_products(const quire::OuterProductsCall* call);
 int quire_gated_rms_norm(const quire::GatedRmsNormCall* call);
 int quire_multiply_gate(const quire::MultiplyGateCall* call);
+int quire_head_linear(const quire::HeadLinearCall* call);
+int quire_rotate_and_store_latent(const quire::RotateAndStoreLatentCall* call);
+int quire_latent_attention(const quire::LatentAttentionCall* call);
 int quire_draw(const quire::DrawCall* call);
 int quire_likeliest(const quire::LikeliestCall* call);
 int quire_apply_bitmask(const quire::ApplyBitmaskCall* call);

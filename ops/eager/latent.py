@@ -1,17 +1,57 @@
-"""Attention over pages of latents in plain torch: all heads share one key a token, whose first numbers are its value.
+"""The operations of multi-head latent attention in plain torch."""
 
-A layer's cache is [num_pages, block_size, rank + rotary_dim]; its pages may lie apart.
-"""
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from quire.ops.eager import attention_plan
+from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
+from quire.ops.latent import LatentOperations
 
 
-def attend_latents(q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, scale: float) -> Tensor:
-    """See `Backend.latent_attention`. Computes the step's groups one after another."""
+class EagerLatent(LatentOperations[AttentionPlan]):
+    """See `LatentOperations`."""
+
+    def __init__(self, rms_norm: Callable[..., Tensor], rotary: Callable[..., Tensor]) -> None:
+        """`rms_norm` and `rotary` are the backend's."""
+        self._rms_norm = rms_norm
+        self._rotary = rotary
+
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
+
+    def rotate_and_store_latent(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm: tuple[Tensor, float],
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> Tensor:
+        rank = len(norm[0])
+        k = latent[:, rank:].unsqueeze(1)
+        if is_interleaved:
+            q, k = (torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) for x in (q, k))
+        new = torch.cat((self._rms_norm(latent[:, :rank], *norm), self._rotary(k, cos, sin).squeeze(1)), dim=-1)
+        largest = largest_stored(cache.dtype)
+        pages, offsets = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
+        cache[pages, offsets] = new.nan_to_num(0.0, largest, -largest).to(cache.dtype)
+        return self._rotary(q, cos, sin)
+
+    def latent_attention(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, *, scale: float
+    ) -> Tensor:
+        return _attend(q, q_rotated, cache, batch, scale)
+
+
+def _attend(q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, scale: float) -> Tensor:
+    """Computes the step's groups one after another."""
     queries = torch.cat((q, q_rotated), dim=-1)
     out = torch.empty_like(q)
     for group in batch.groups(Sight(None, None), q.shape[1], cache[0].numel() * cache.element_size()):

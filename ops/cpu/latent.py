@@ -1,0 +1,95 @@
+"""The operations of multi-head latent attention with the kernels of `kernels/latent.cpp` and `latent_attention.cpp`."""
+
+import torch
+from torch import Tensor
+
+from quire.ops.cpu import calls
+from quire.ops.cpu.calls import DTYPES
+from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.launches import Launcher
+from quire.ops.cpu.plan import NativePlan
+from quire.ops.eager.attention import largest_stored
+from quire.ops.eager.attention_plan import AttentionPlan
+from quire.ops.latent import LatentOperations
+
+
+class NativeLatent(LatentOperations[NativePlan]):
+    """See `LatentOperations`. A token's result is the same to the bit in any batch."""
+
+    def __init__(self, launcher: Launcher, eager: LatentOperations[AttentionPlan], fallbacks: Fallbacks) -> None:
+        """`eager` takes the calls that the kernels do not cover."""
+        self._launcher = launcher
+        self._eager = eager
+        self._fallbacks = fallbacks
+        self._head_linear = launcher.bind(calls.HEAD_LINEAR)
+        self._rotate_and_store = launcher.bind(calls.ROTATE_AND_STORE_LATENT)
+        self._attention = launcher.bind(calls.LATENT_ATTENTION)
+
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.stride(2) == 1 and weight.is_contiguous() and _are_numbers(x, weight) and x.dtype == weight.dtype:
+            num_tokens, heads, _ = x.shape
+            out = self._launcher.empty(num_tokens, heads, weight.shape[2], dtype=x.dtype)
+            if not self._head_linear(
+                x.data_ptr(), weight.data_ptr(), out.data_ptr(), num_tokens, *weight.shape, x.stride(0), x.stride(1),
+                DTYPES[x.dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.head_linear, x, weight)
+
+    def rotate_and_store_latent(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm: tuple[Tensor, float],
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> Tensor:
+        weight, eps = norm
+        same = q.dtype == latent.dtype == cos.dtype == sin.dtype
+        dense = weight.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+        if same and dense and _are_rows(q, latent, cache) and _are_numbers(q, weight, cache):
+            num_tokens, heads, rotary_dim = q.shape
+            out = self._launcher.empty(num_tokens, heads, rotary_dim, dtype=q.dtype)
+            slots = slot_mapping.contiguous()
+            if not self._rotate_and_store(
+                q.data_ptr(), latent.data_ptr(), weight.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
+                cache.data_ptr(), slots.data_ptr(), num_tokens, heads, len(weight), rotary_dim, q.stride(0),
+                q.stride(1), latent.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], is_interleaved,
+                DTYPES[q.dtype], DTYPES[weight.dtype], DTYPES[cache.dtype], torch.get_num_threads(), eps,
+                largest_stored(cache.dtype),
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(
+            self._eager.rotate_and_store_latent, q, latent, norm, cos, sin, cache, slot_mapping,
+            is_interleaved=is_interleaved,
+        )  # fmt: skip
+
+    def latent_attention(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: NativePlan, *, scale: float
+    ) -> Tensor:
+        if _are_rows(q, q_rotated, cache) and _are_numbers(q, cache) and q.dtype == q_rotated.dtype:
+            num_tokens, heads, rank = q.shape
+            out = self._launcher.empty(num_tokens, heads, rank, dtype=q.dtype)
+            self._launcher.keep(batch)
+            if not self._attention(
+                q.data_ptr(), q_rotated.data_ptr(), out.data_ptr(), cache.data_ptr(), batch.query_lens.ctypes.data,
+                batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
+                q_rotated.stride(0), q_rotated.stride(1), len(batch.query_lens), batch.block_tables.shape[1],
+                cache.stride(0), cache.stride(1), cache.shape[1], heads, rank, q_rotated.shape[2], DTYPES[q.dtype],
+                DTYPES[cache.dtype], torch.get_num_threads(), scale,
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.latent_attention, q, q_rotated, cache, batch, scale=scale)
+
+
+def _are_rows(*tensors: Tensor) -> bool:
+    """Whether the last dimension of each is dense."""
+    return all(x.stride(-1) == 1 for x in tensors)
+
+
+def _are_numbers(*tensors: Tensor) -> bool:
+    return all(x.dtype in DTYPES for x in tensors)

@@ -1,0 +1,23 @@
+"""One step's rows as the attention kernels read them."""
+
+import numpy as np
+from torch import Tensor
+
+from quire.ops.eager.attention_plan import AttentionPlan
+
+
+class NativePlan(AttentionPlan):
+    """One step's rows as the kernels read them; the groups are made only if plain torch computes the attention."""
+
+    def __init__(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        block_size: int,
+    ) -> None:
+        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+        self.query_lens = np.ascontiguousarray(query_lens, np.int64)
+        self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
+        self.block_tables = np.ascontiguousarray(block_tables, np.int32)

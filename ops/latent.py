@@ -1,0 +1,56 @@
+"""The operations of multi-head latent attention (arXiv:2405.04434): all heads share one key a token.
+
+That key is [latent | rotated key]; its latent, of `rank` numbers, is the value, too. A layer's cache is
+[num_pages, block_size, rank + rotary_dim], and its pages and rows may lie apart.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+Batch = TypeVar("Batch")
+"""See `quire.ops.backend.Batch`."""
+
+
+class LatentOperations(ABC, Generic[Batch]):
+    """The operations of latent attention on one kind of device."""
+
+    @abstractmethod
+    def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A linear layer for each head: `x` [num_tokens, heads, in] times `weight` [heads, in, out], of one dtype.
+
+        Returns [num_tokens, heads, out].
+        """
+
+    @abstractmethod
+    def rotate_and_store_latent(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm: tuple[Tensor, float],
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> Tensor:
+        """The operations between the projections and the attention.
+
+        `q` [num_tokens, heads, rotary_dim] is the part of the queries that is rotated. `latent` [num_tokens, rank +
+        rotary_dim] is the projection to be stored: the latents, which are normalised by `norm` (weight [rank], eps),
+        and keys, which are rotated like the queries. They are stored in the slots of `slot_mapping` [num_tokens] int64
+        as finite numbers (see `Backend.write_kv`). Returns the rotated queries, dense.
+
+        `cos` and `sin` are as for `Backend.rotary`. If `is_interleaved`, pairs are (2i, 2i + 1) and come out as
+        (i, i + rotary_dim / 2), of queries and keys alike, which leaves their products as they are.
+        """
+
+    @abstractmethod
+    def latent_attention(self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: Batch, *, scale: float) -> Tensor:
+        """Causal attention in the latent space.
+
+        `q` [num_tokens, heads, rank] and `q_rotated` [num_tokens, heads, rotary_dim], of one dtype, are the two parts
+        of the queries. The latents of the step's new tokens must have been stored. Returns [num_tokens, heads, rank].
+        """

@@ -1,0 +1,204 @@
+"""The operations of multi-head latent attention against their formulas in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops.backend import Backend
+from quire.ops.cpu import NativeBackend
+
+torch.set_num_threads(1)
+
+NORM_EPS = 1e-6
+
+
+class Step:
+    """Random latents in a cache with shuffled pages that lie apart; places that were not written hold garbage."""
+
+    def __init__(
+        self,
+        ops: Backend,
+        rows: list[tuple[int, int]],  # (query_len, seq_len)
+        *,
+        heads: int = 4,
+        rank: int = 24,
+        rotary_dim: int = 12,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        random = torch.Generator().manual_seed(0)
+        self.ops = ops
+        self.rank, self.scale = rank, (rank + rotary_dim) ** -0.5
+        self.query_lens, self.seq_lens = (np.array(column) for column in zip(*rows, strict=True))
+        counts = -(-self.seq_lens // block_size)
+        num_pages = int(counts.sum()) + 2
+        order = (torch.randperm(num_pages - 1, generator=random) + 1).tolist()
+        tables = np.full((len(rows), int(counts.max()) + 1), 10**6, np.int32)  # ids past a row's pages do not exist
+        memory = torch.full((num_pages, block_size + 1, rank + rotary_dim + 8), 1e4).to(cache_dtype or dtype)
+        memory[0] = torch.nan  # no row has this page
+        self.cache = memory[:, :block_size, : rank + rotary_dim]
+        self.latents: list[Tensor] = []
+        slots = []
+        for row, (query_len, seq_len) in enumerate(rows):
+            pages = np.array([order.pop() for _ in range(counts[row])])
+            tables[row, : len(pages)] = pages
+            latents = torch.randn(seq_len, rank + rotary_dim, generator=random).to(dtype)
+            positions = np.arange(seq_len)
+            self.cache[pages[positions // block_size], positions % block_size] = latents.to(self.cache.dtype)
+            slot = torch.from_numpy(pages[positions // block_size] * block_size + positions % block_size)
+            slots.append(slot[seq_len - query_len :])
+            self.latents.append(latents)
+        num_tokens = int(self.query_lens.sum())
+        self.q = torch.randn(heads, num_tokens, rank, generator=random).to(dtype).transpose(0, 1)
+        self.q_rotated = torch.randn(num_tokens, heads, rotary_dim, generator=random).to(dtype)
+        self.tables, self.slots, self.block_size = tables, torch.cat(slots), block_size
+
+    def run(self) -> Tensor:
+        batch = self.ops.attention_batch(
+            self.query_lens, self.seq_lens, self.tables, self.slots, block_size=self.block_size
+        )
+        return self.ops.latent.latent_attention(self.q, self.q_rotated, self.cache, batch, scale=self.scale)
+
+    def expected(self) -> Tensor:
+        queries = torch.cat((self.q, self.q_rotated), dim=-1).double()
+        results, token = [], 0
+        for query_len, seq_len, latents in zip(self.query_lens, self.seq_lens, self.latents, strict=True):
+            for position in range(seq_len - query_len, seq_len):
+                keys = latents[: position + 1].double()
+                weights = (queries[token] @ keys.T * self.scale).softmax(dim=-1)
+                results.append(weights @ keys[:, : self.rank])
+                token += 1
+        return torch.stack(results)
+
+
+MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 64), (65, 65), (33, 170), (1, 300)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "rank", "rotary_dim", "block_size"),
+    [(4, 24, 12, 16), (1, 512, 64, 16), (16, 64, 8, 5), (7, 30, 6, 32), (40, 256, 32, 1)],
+)
+def test_mixed_batch(ops: Backend, heads: int, rank: int, rotary_dim: int, block_size: int) -> None:
+    step = Step(ops, MIXED, heads=heads, rank=rank, rotary_dim=rotary_dim, block_size=block_size)
+    torch.testing.assert_close(step.run().double(), step.expected(), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(ops: Backend, dtype: torch.dtype) -> None:
+    step = Step(ops, MIXED, dtype=dtype)
+    out = step.run()
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), step.expected(), atol=3e-2, rtol=3e-2)
+
+
+def test_a_cache_of_another_dtype(ops: Backend) -> None:
+    step = Step(ops, MIXED, cache_dtype=torch.bfloat16)
+    torch.testing.assert_close(step.run().double(), step.expected(), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("num_threads", [2, 5])
+def test_long_contexts_are_cut_and_merged(own_native: NativeBackend, num_threads: int) -> None:
+    """Threads divide the keys of one request, and the result is that of one thread to the bit."""
+    step = Step(own_native, [(1, 9000), (2, 4097), (1, 2048)], heads=8)
+    alone = step.run()
+    torch.testing.assert_close(alone.double(), step.expected(), atol=2e-5, rtol=1e-4)
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(step.run(), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_row_does_not_depend_on_its_batch(own_native: NativeBackend) -> None:
+    many = Step(own_native, MIXED)
+    together = many.run()
+    ends = np.cumsum(many.query_lens)
+    for row in (3, 7, 8):  # each alone, and its last token as a step of its own
+        for query_len in (MIXED[row][0], 1):
+            tokens = slice(int(ends[row]) - query_len, int(ends[row]))
+            batch = own_native.attention_batch(
+                np.array([query_len]), many.seq_lens[row : row + 1], many.tables[row : row + 1], many.slots[tokens],
+                block_size=16,
+            )  # fmt: skip
+            out = own_native.latent.latent_attention(
+                many.q[tokens], many.q_rotated[tokens], many.cache, batch, scale=many.scale
+            )
+            assert torch.equal(out, together[tokens])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("num_tokens", "inputs", "outputs"), [(1, 128, 512), (3, 24, 17), (37, 20, 72), (70, 512, 128)]
+)
+def test_head_linear(ops: Backend, num_tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(num_tokens, 3, inputs + 5).to(dtype)[..., :inputs]
+    weight = (torch.randn(3, inputs, outputs) * inputs**-0.5).to(dtype)
+    out = ops.latent.head_linear(x, weight)
+    assert out.dtype == dtype
+    expected = torch.einsum("thi,hio->tho", x.double(), weight.double())
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotate_and_store(ops: Backend, dtype: torch.dtype, is_interleaved: bool) -> None:
+    torch.manual_seed(0)
+    num_tokens, heads, rank, size, block_size = 5, 3, 30, 12, 4
+    q, latent = torch.randn(num_tokens, heads, 40)[..., 28:], torch.randn(num_tokens, 50)[:, 8:]
+    q, latent, weight = q.to(dtype), latent.to(dtype), (torch.rand(rank) + 0.5).to(dtype)
+    frequencies = 10000.0 ** (-torch.arange(0, size, 2).double() / size)
+    positions = torch.tensor([3, 900, 0, 17, 60])
+    cos, sin = ops.rotation(positions, frequencies.float(), 1.0, dtype)
+    cache = torch.zeros(3, block_size, rank + size + 4, dtype=dtype)[..., : rank + size]
+    slots = torch.tensor([7, 0, 11, 2, 5])
+    rotated = ops.latent.rotate_and_store_latent(
+        q, latent, (weight, NORM_EPS), cos, sin, cache, slots, is_interleaved=is_interleaved
+    )
+
+    def turn(x: Tensor) -> Tensor:  # [num_tokens, ..., size] as complex numbers
+        pairs = x.double().unflatten(-1, (-1, 2) if is_interleaved else (2, -1))
+        numbers = torch.complex(*pairs.unbind(-1 if is_interleaved else -2))
+        angles = positions.double()[:, None] * frequencies
+        turned = numbers * torch.polar(torch.ones_like(angles), angles).view(len(x), *[1] * (x.dim() - 2), -1)
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    stored = cache.flatten(0, 1)[slots].double()
+    full = latent[:, :rank].double()
+    normal = full * (full.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt() * weight.double()
+    torch.testing.assert_close(rotated.double(), turn(q), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(stored[:, :rank], normal, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(stored[:, rank:], turn(latent[:, rank:]), atol=tolerance, rtol=tolerance)
+    assert cache.flatten(0, 1)[[1, 3, 4, 6]].count_nonzero() == 0
+
+
+def test_stored_numbers_are_finite(ops: Backend) -> None:
+    latent = torch.full((2, 12), torch.nan)
+    latent[1] = torch.inf
+    cache = torch.zeros(1, 4, 12)
+    cos, sin = torch.ones(2, 2, 1, 4)
+    ops.latent.rotate_and_store_latent(
+        torch.zeros(2, 1, 4), latent, (torch.ones(8), NORM_EPS), cos, sin, cache, torch.tensor([0, 1]),
+        is_interleaved=True,
+    )  # fmt: skip
+    assert cache.isfinite().all()
+
+
+def test_a_recording_follows_lengths_and_pages(own_native: NativeBackend) -> None:
+    step = Step(own_native, [(1, 20), (1, 33), (1, 9)])
+    weight = torch.randn(4, 24, 18)
+
+    def run() -> Tensor:
+        return own_native.latent.head_linear(step.run(), weight)
+
+    with torch.inference_mode():
+        result, recording = own_native.record(run)
+        assert recording is not None
+        step.seq_lens[:] = [7, 12, 3]
+        step.tables[:, 0] = step.tables[[2, 0, 1], 0]
+        recording.run()
+        assert torch.equal(result, run())
