@@ -42,6 +42,14 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     enable_prefix_caching: Annotated[
         bool | None, Meta(description="Reuse pages of prompts that begin alike; on when unset.")
     ] = None
+    mamba_block_size: Annotated[
+        Positive | None,
+        Meta(
+            description="Tokens between two copies of a recurrent model's state, from which prompts that begin alike "
+            "continue; a multiple of --block-size. When unset, 512 to 2048: so many that a copy takes no more memory "
+            "than their keys and values.",
+        ),
+    ] = None
     prefix_caching_hash_algo: Annotated[
         Literal["sha256"],
         Meta(

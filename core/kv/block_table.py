@@ -1,5 +1,7 @@
 """The pages that hold a request's keys and values in one KV group."""
 
+from typing import NamedTuple
+
 from quire.core.kv.groups import KVGroup
 from quire.core.wire.kv_groups import NO_PAGE
 
@@ -33,3 +35,17 @@ class BlockTable:
     def on_wire(self) -> list[int]:
         """A page for every block from the request's first on, `NO_PAGE` for blocks without one."""
         return [NO_PAGE] * self.first + self.pages
+
+
+class CachedPrefix(NamedTuple):
+    """The leading blocks of a request that the prefix cache has.
+
+    Attributes:
+        num_blocks: how many; every KV group can continue after them.
+        tables: per KV group, a table that ends there.
+        snapshot: the pages of the recurrent state there, if the model has one.
+    """
+
+    num_blocks: int
+    tables: list[BlockTable]
+    snapshot: list[int]

@@ -2,6 +2,8 @@
 
 Owns which page holds which block of which request. Knows nothing of slots, budgets or steps.
 
+The states of recurrent layers lie in the workers' slots, not in pages; only their snapshots do (`snapshots.py`).
+
 A block is announced to the prefix cache as soon as the step that computes its last token is planned and all its token
 ids are known. Requests planned later in the same step can therefore share it. Sharing is safe, because workers execute
 plans strictly in order, and within a step each layer writes the keys and values of all rows before its attention reads
@@ -13,11 +15,13 @@ import itertools
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from quire.core.kv.block_table import BlockTable
-from quire.core.kv.groups import make_groups
+from quire.core.kv.block_table import BlockTable, CachedPrefix
+from quire.core.kv.groups import KVGroup, make_groups
 from quire.core.kv.page_pool import PagePool, block_hash, root_hash
-from quire.core.kv.paged_request import PagedRequest
+from quire.core.kv.paged_request import PagedRequest, PlannedSnapshot
+from quire.core.kv.snapshots import Snapshots
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import ROW_DIGEST_BYTES
 
@@ -26,7 +30,7 @@ class KVCacheManager:
     """Gives pages to requests, finds shared prefixes, takes pages back.
 
     Args:
-        kv_groups: the model's KV groups; a request has a block table in each.
+        kv_groups: the model's KV groups; a request has a block table in each but the recurrent one.
         num_pages: pages of the pool, any of which may serve any group.
         block_size: tokens of a page.
         largest_chunk: the most tokens of a request that one step computes.
@@ -44,10 +48,20 @@ class KVCacheManager:
     ) -> None:
         self._pool = PagePool(num_pages)
         self._block_size = block_size
-        self._groups = make_groups(kv_groups, block_size=block_size, largest_chunk=largest_chunk)
+        paged = [group for group in kv_groups if not group.is_recurrent]
+        self._groups = make_groups(paged, block_size=block_size, largest_chunk=largest_chunk)
+        self._snapshots: Snapshots | None = None
+        # A state without snapshots has nothing to continue from, so no prefix is ever found.
+        self._caching = enable_prefix_caching and all(group.interval or not group.is_recurrent for group in kv_groups)
+        if self._caching and len(paged) < len(kv_groups):
+            self._snapshots = _snapshots(self._pool, kv_groups[-1], block_size=block_size, first_group=len(paged))
         # Groups that see farthest come first: they stop at the first missing block, which saves the others look-ups.
-        self._lookup_order = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
-        self._caching = enable_prefix_caching
+        by_sight = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
+        self._searches: list[Callable[[list[bytes], int], int]] = [
+            partial(self._longest_prefix, group, index) for index, group in by_sight
+        ]
+        if self._snapshots is not None:
+            self._searches.append(self._snapshots.longest_prefix)
         self._num_queries = 0
         self._num_hits = 0
 
@@ -59,28 +73,29 @@ class KVCacheManager:
     @property
     def usage(self) -> float:
         """Share of pages in use, 0 to 1; cached pages that no block table refers to do not count."""
-        return self._pool.num_in_use / self._pool.num_pages
+        return self._pool.num_in_use / max(1, self._pool.num_pages)
 
     def max_pages(self, num_tokens: int) -> int:
         """Pages that a request holds at its worst moment, when it ends with `num_tokens` tokens computed."""
         return sum(group.max_pages(num_tokens) for group in self._groups)
 
-    def admit(self, request: PagedRequest, prefix: list[BlockTable], num_tokens: int, *, num_running: int) -> bool:
+    def admit(self, request: PagedRequest, prefix: CachedPrefix, num_tokens: int, *, num_running: int) -> bool:
         """Builds the block tables of `request` for its first `num_tokens` tokens, those of `prefix` included.
 
         Returns False and changes nothing when the pool cannot hold all known tokens of the request and one more block
         for each of `num_running` requests: the first of those to grow would preempt the newcomer.
         """
-        num_held = sum(len(table.pages) for table in prefix)
+        num_held = sum(len(table.pages) for table in prefix.tables)
         num_taken = self.max_pages(request.num_tokens) - num_held
-        num_taken += sum(self._pool.num_cached_among(table.pages) for table in prefix)
+        num_taken += sum(self._pool.num_cached_among(table.pages) for table in prefix.tables)
         if num_taken + num_running * len(self._groups) > self._pool.num_available:
             return False
-        for table in prefix:
+        for table in prefix.tables:
             self._pool.share(table.pages)
-        request.block_tables = prefix
-        request.num_cached_blocks = prefix[0].end
-        request.num_planned_tokens = prefix[0].end * self._block_size
+        self._pool.touch(prefix.snapshot)
+        request.block_tables = prefix.tables
+        request.num_cached_blocks = prefix.num_blocks
+        request.num_planned_tokens = prefix.num_blocks * self._block_size
         added = self.grow(request, num_tokens)
         assert added is not None, "a group took more pages than it said at most"
         if self._caching and not request.num_preemptions:
@@ -88,44 +103,70 @@ class KVCacheManager:
             self._num_hits += request.num_planned_tokens
         return True
 
-    def find_prefix(self, request: PagedRequest) -> list[BlockTable]:
-        """Per KV group, a table that ends after the longest prefix that every group can continue from.
+    def find_prefix(self, request: PagedRequest) -> CachedPrefix:
+        """The longest prefix that every group can continue from.
 
         The prefix is never the whole sequence: at least the last known token must be computed, because the next one is
         sampled from its logits. A request may also ask for no prefix, and a prompt that is scored
         has none, because the cache keeps no log-probabilities.
         """
         if not self._caching or request.skips_prefix_cache:
-            return [BlockTable(group) for group in self._groups]
+            return CachedPrefix(0, [BlockTable(group) for group in self._groups], [])
         hashes = request.block_hashes
         num_blocks = (request.num_tokens - 1) // self._block_size
         self._hash_blocks(request, num_blocks)
         num_agreed = 0  # groups in a row that can continue after `num_blocks` blocks
-        for index, group in itertools.cycle(self._lookup_order):
-            longest = group.longest_prefix(self._is_cached(hashes, index), num_blocks)
+        for longest_prefix in itertools.cycle(self._searches):
+            longest = longest_prefix(hashes, num_blocks)
             num_agreed = num_agreed + 1 if longest == num_blocks else 1
             num_blocks = longest
-            if num_agreed == len(self._groups):
+            if num_agreed == len(self._searches):
                 break
-        prefix = []
+        tables = []
         for index, group in enumerate(self._groups):
             first = group.first_needed_block(num_blocks * self._block_size)
             keys = [(digest, index) for digest in hashes[first:num_blocks]]
-            prefix.append(BlockTable(group, first, self._pool.pages_of(keys)))
-        return prefix
+            tables.append(BlockTable(group, first, self._pool.pages_of(keys)))
+        snapshot = [] if self._snapshots is None else self._snapshots.pages_after(hashes, num_blocks)
+        return CachedPrefix(num_blocks, tables, snapshot)
 
-    def is_underway(self, request: PagedRequest, prefix: list[BlockTable], running: Iterable[PagedRequest]) -> bool:
-        """Whether one of `running` computes the block that `request` needs after its `prefix`.
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether a prefix ends where a snapshot was taken, and not after any block."""
+        return self._snapshots is not None
+
+    def next_border(self, num_tokens: int) -> int:
+        """The number of tokens, more than `num_tokens`, at which a snapshot is due; a huge one if there are none."""
+        return sys.maxsize if self._snapshots is None else self._snapshots.next_border(num_tokens)
+
+    def take_snapshot(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
+        """See `Snapshots.take`. Call it after `grow` or `admit`."""
+        snapshot = None if self._snapshots is None else self._snapshots.take(request, num_tokens)
+        if snapshot is not None:
+            request.pages_settled_until = min(request.pages_settled_until, num_tokens)  # the next plan announces it
+        return snapshot
+
+    def has_pages(self, snapshot: PlannedSnapshot) -> bool:
+        """Whether `snapshot` still has all its pages."""
+        return self._snapshots is not None and self._snapshots.has_pages(snapshot)
+
+    def is_underway(self, request: PagedRequest, prefix: CachedPrefix, running: Iterable[PagedRequest]) -> bool:
+        """Whether one of `running` computes the block that `request` needs to find more than `prefix`.
 
         The scheduler lets such a request wait, so that a prompt that several requests share is computed once.
         """
-        block = prefix[0].end
-        if block >= len(request.block_hashes):
+        size = self._block_size
+        end = (prefix.num_blocks + 1) * size
+        if self._snapshots is not None:
+            end = self._snapshots.next_border(prefix.num_blocks * size)
+        num_blocks = end // size
+        if num_blocks > len(request.block_hashes):
             return False
-        end, digest = (block + 1) * self._block_size, request.block_hashes[block]
+        digest = request.block_hashes[num_blocks - 1]
         return any(
-            other.num_planned_tokens < end <= len(other.block_hashes) * self._block_size
-            and other.block_hashes[block] == digest
+            num_blocks <= len(other.block_hashes)
+            and other.block_hashes[num_blocks - 1] == digest
+            and (other.num_planned_tokens < end or num_blocks in [each.num_blocks for each in other.planned_snapshots])
             for other in running
         )
 
@@ -136,7 +177,7 @@ class KVCacheManager:
         in flight may still read pages that are given back. The plan being built must not: call this before the
         request's row is planned.
         """
-        self.cache_full_blocks(request)  # first, so that pages given back can be found
+        self._announce(request)  # first, so that pages given back can be found
         pool, tables = self._pool, request.block_tables
         position, num_known = request.num_computed_tokens, request.num_tokens  # nothing before `position` comes again
         num_missing = []
@@ -150,8 +191,19 @@ class KVCacheManager:
         added = [pool.allocate(count) for count in num_missing]
         for table, pages in zip(tables, added, strict=True):
             table.pages += pages
-        request.pages_settled_until = min([table.group.settled_until(table.first, table.end) for table in tables])
+        request.pages_settled_until = min(
+            [
+                num_tokens if request.planned_snapshots else self.next_border(num_tokens) - 1,
+                *[table.group.settled_until(table.first, table.end) for table in tables],
+            ]
+        )
         return added
+
+    def _announce(self, request: PagedRequest) -> None:
+        """Announces the full blocks of `request`, and the snapshots that earlier plans have taken of it."""
+        self.cache_full_blocks(request)
+        if self._snapshots is not None:
+            self._snapshots.announce(request, request.num_cached_blocks)
 
     def cache_full_blocks(self, request: PagedRequest) -> None:
         """Announces the full blocks of `request` whose tokens are all planned and known.
@@ -175,7 +227,9 @@ class KVCacheManager:
 
         The tail is released first, and so evicted first: others are most likely to share a sequence's head.
         """
-        self.cache_full_blocks(request)
+        self._announce(request)
+        if self._snapshots is not None:
+            self._snapshots.forget(request)
         blocks = itertools.zip_longest(*(reversed(table.pages) for table in request.block_tables))
         self._pool.release(page for pages in blocks for page in pages if page is not None)
         request.block_tables = []
@@ -186,6 +240,8 @@ class KVCacheManager:
     def disown(self, request: PagedRequest) -> None:
         """Makes every block that `request` ever announced unfindable, because its keys and values cannot be trusted."""
         self._pool.disown((digest, group) for digest in request.block_hashes for group in range(len(self._groups)))
+        if self._snapshots is not None:
+            self._snapshots.disown(request.block_hashes)
 
     @property
     def prefix_cache_counts(self) -> tuple[int, int]:
@@ -211,6 +267,15 @@ class KVCacheManager:
                 assert table.first <= group.first_needed_block(num_computed), f"{name} gave back a page that it needs"
                 settled_until = group.settled_until(table.first, table.end)
                 assert request.pages_settled_until <= settled_until, f"{name} would overlook that its pages must change"
+            if request.planned_snapshots:
+                assert request.num_planned_tokens >= request.pages_settled_until, f"{name} would hide a snapshot"
+            elif request.block_tables or request.num_planned_tokens:
+                border = self.next_border(request.num_planned_tokens)
+                assert request.pages_settled_until < border, f"{name} would overlook that a snapshot is due"
+
+    def _longest_prefix(self, group: KVGroup, index: int, hashes: list[bytes], num_blocks: int) -> int:
+        """The longest prefix of the sequence with `hashes` that the `index`-th group can continue from."""
+        return group.longest_prefix(self._is_cached(hashes, index), num_blocks)
 
     def _is_cached(self, hashes: list[bytes], index: int) -> Callable[[int], bool]:
         """Whether the pool has the page of the `index`-th group for a block of the sequence with `hashes`."""
@@ -250,3 +315,21 @@ class KVCacheManager:
             rows = digests[index * length : (index + 1) * length]  # of the block's prompt tokens
             parent = block_hash(parent, token_bytes[offset : offset + stride], rows)
             hashes.append(parent)
+
+
+def _snapshots(pool: PagePool, group: KVGroupSpec, *, block_size: int, first_group: int) -> Snapshots:
+    """The snapshots of a recurrent `group` that has some.
+
+    Raises:
+        ValueError: they are not taken at the ends of blocks.
+    """
+    assert group.interval is not None
+    if group.interval % block_size:
+        raise ValueError(f"snapshots every {group.interval} tokens do not end with blocks of {block_size} tokens")
+    return Snapshots(
+        pool,
+        num_pages=group.snapshot_pages,
+        interval=group.interval // block_size,
+        block_size=block_size,
+        first_group=first_group,
+    )

@@ -86,6 +86,11 @@ class PagePool:
         num_refs = self._num_refs
         return sum(1 for page in pages if not num_refs[page])
 
+    def touch(self, pages: Iterable[int]) -> None:
+        """Lets `pages`, which are cached, be evicted after all that are cached now."""
+        for page in pages:
+            self._cached.move_to_end(page)
+
     def share(self, pages: Iterable[int]) -> None:
         """One more reference to each of `pages`, which are in use or cached."""
         for page in pages:
@@ -98,6 +103,13 @@ class PagePool:
         if key not in self._pages and self._keys[page] is None:
             self._pages[key] = page
             self._keys[page] = key
+
+    def rename(self, keys: Iterable[tuple[PageKey, PageKey]]) -> None:
+        """Gives pages new keys, which no page has: pairs of (old, new)."""
+        for old, new in keys:
+            page = self._pages.pop(old)
+            self._pages[new] = page
+            self._keys[page] = new
 
     def release(self, pages: Iterable[int]) -> None:
         """Drops one reference to each of `pages`; those that become unused are evicted in this order."""

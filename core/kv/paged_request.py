@@ -1,6 +1,6 @@
 """A request as the KV cache sees it: its tokens, and the pages that hold their keys and values."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.wire.protocol import PromptEmbeds
@@ -18,6 +18,20 @@ class PagedPrompt(Protocol):
     def embeds(self) -> PromptEmbeds | None: ...
 
 
+class PlannedSnapshot(NamedTuple):
+    """A snapshot of a request's recurrent state that a plan takes, and that nobody can find yet.
+
+    Attributes:
+        num_blocks: leading blocks of the request, after which the snapshot is taken.
+        name: stands for their hash in the pool.
+        pages: where the copy goes.
+    """
+
+    num_blocks: int
+    name: bytes
+    pages: list[int]
+
+
 class PagedRequest(Protocol):
     """The attributes of a request that the KV cache reads and writes; `scheduling/request.py` explains each count."""
 
@@ -28,6 +42,7 @@ class PagedRequest(Protocol):
     block_hashes: list[bytes]
     num_cached_blocks: int
     pages_settled_until: int
+    planned_snapshots: list[PlannedSnapshot]
 
     @property
     def request_id(self) -> str: ...

@@ -27,27 +27,36 @@ POLICIES: dict[str, Callable[[EngineRequest, int], PriorityKey]] = {"fcfs": fcfs
 
 
 class PrefillPolicy(Protocol):
-    def take(self, num_tokens: int, budget: int) -> int:
-        """How many of a request's `num_tokens` uncomputed tokens to compute in a step with `budget` tokens left."""
+    def take(self, num_tokens: int, budget: int, border: int) -> int:
+        """How many of a request's `num_tokens` uncomputed tokens to compute in a step with `budget` tokens left.
+
+        A snapshot of its recurrent state is due after `border` of them, if the step ends there.
+        """
 
 
 class ChunkedPrefill:
-    """Prompts are split: a step computes as many tokens as its budget and the threshold for long prompts allow."""
+    """Prompts are split: a step computes as many tokens as its budget and the threshold for long prompts allow.
+
+    A chunk ends where a snapshot is due.
+    """
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._chunk = limits.largest_chunk
 
-    def take(self, num_tokens: int, budget: int) -> int:
-        return min(num_tokens, budget, self._chunk)
+    def take(self, num_tokens: int, budget: int, border: int) -> int:
+        return min(num_tokens, budget, self._chunk, border)
 
 
 class WholePrefill:
-    """A prompt is computed in one step or waits. Only a recomputation longer than any step's budget is split."""
+    """A prompt is computed in one step or waits, wherever snapshots are due.
+
+    Only a recomputation longer than any step's budget is split.
+    """
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._max_num_batched_tokens = limits.max_num_batched_tokens
 
-    def take(self, num_tokens: int, budget: int) -> int:
+    def take(self, num_tokens: int, budget: int, border: int) -> int:
         if num_tokens <= budget:
             return num_tokens
         return budget if num_tokens > self._max_num_batched_tokens else 0

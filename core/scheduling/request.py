@@ -4,6 +4,7 @@ from copy import copy
 from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
+from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, RequestFailure, SequenceStart
 
 PriorityKey = tuple[int, ...]
@@ -64,6 +65,7 @@ class Request:
         "num_tokens",
         "output_token_ids",
         "pages_settled_until",
+        "planned_snapshots",
         "priority_key",
         "prompt",
         "queued_at",
@@ -115,6 +117,7 @@ class Request:
         self.pages_settled_until = 0  # tokens that can be planned before its block tables change
         self.block_hashes: list[bytes] = []  # chained hashes of the full blocks of known tokens, as far as needed yet
         self.num_cached_blocks = 0  # leading blocks whose content has been named in the pool
+        self.planned_snapshots: list[PlannedSnapshot] = []  # of its recurrent state, not findable yet
 
     @property
     def num_known_tokens(self) -> int:
@@ -201,10 +204,11 @@ class Request:
         if self.num_planned_tokens < self.num_tokens:
             self.expect_drafts(0)
 
-    def new_slot(self) -> NewSlot:
+    def new_slot(self, snapshot: list[int]) -> NewSlot:
         """The message that tells workers of the request when it enters its slot.
 
-        Holds copies: the request's own lists grow, and a worker in this process may read the plan.
+        `snapshot` are the pages that its recurrent state is in. Holds copies: the request's own lists grow, and a
+        worker in this process may read the plan.
         """
         return NewSlot(
             self.slot,
@@ -214,6 +218,7 @@ class Request:
             self.sampling,
             self.grammar,
             self.prompt.embeds,
+            snapshot,
         )
 
     def last_delta(self, reason: FinishReason, failure: RequestFailure | None = None) -> RequestDelta:

@@ -23,7 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
 from quire.core.config.resolved import SchedulerLimits
+from quire.core.kv.block_table import CachedPrefix
 from quire.core.kv.kv_cache import KVCacheManager
+from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.ends import Ends
 from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
@@ -50,7 +52,7 @@ class Scheduler:
 
     Args:
         limits: budgets and policies.
-        kv_groups: the model's KV groups; each has a block table per request.
+        kv_groups: the model's KV groups; each but the recurrent one has a block table per request.
         num_pages: pages in the pool, for all groups together.
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a sequence unless it ignores them.
@@ -86,6 +88,7 @@ class Scheduler:
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the next plan tells the workers to clear
         self._prefilled: list[Request] = []  # whose prompts end in the step that is planned
+        self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
         self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
         self._num_watching = 0  # unfinished requests that may end by repeating themselves
         self._in_flight = StepsInFlight(clock)
@@ -189,6 +192,9 @@ class Scheduler:
         if not plan.slots:
             return None
         plan.released, self._released = self._released, []
+        if self._snapshots:
+            plan.snapshots = [(slot, each.pages) for slot, each in self._snapshots if self._kv.has_pages(each)]
+            self._snapshots = []
         self._num_steps += 1
         prefilled, self._prefilled = self._prefilled, []
         self._in_flight.add(plan, sampling, prefilled, dict(self._scored), self._num_prompt_tokens)
@@ -207,7 +213,10 @@ class Scheduler:
             end = request.num_tokens
             num_new = end - start
             if num_new != 1:
-                num_new = request.take_drafts(budget) if request.num_drafts else take(num_new, budget)
+                if request.num_drafts:
+                    num_new = request.take_drafts(budget)
+                else:
+                    num_new = take(num_new, budget, self._kv.next_border(start) - start)
                 if not num_new:
                     continue
                 end = start + num_new
@@ -251,17 +260,20 @@ class Scheduler:
             prefix = self._kv.find_prefix(request)
             # Only with a limit on the chunks of prompts can a running prompt be unfinished here. Without one, all
             # running prompts are planned to their ends, and findable, before any request is admitted.
-            if self._limits.long_prefill_token_threshold and self._kv.is_underway(request, prefix, self._running):
+            is_chunked = self._limits.long_prefill_token_threshold or self._kv.has_snapshots
+            if is_chunked and self._kv.is_underway(request, prefix, self._running):
                 break
-            start = prefix[0].end * self._limits.block_size
-            num_new = self._prefill.take(request.num_tokens - start, budget)
+            start = prefix.num_blocks * self._limits.block_size
+            border = self._kv.next_border(start) - start
+            num_new = self._prefill.take(request.num_tokens - start, budget, border)
             if not num_new:
                 break
             if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._running)):
                 self._short_of_pages = True
                 break
-            self._admit(self._waiting.pop(), plan)
+            self._admit(self._waiting.pop(), prefix, plan)
             request.num_planned_tokens = end = start + num_new
+            self._take_snapshot(request, end)
             self._num_prompt_tokens += request.count_prompt(start, end)
             done = end == request.num_tokens
             if done:
@@ -275,7 +287,7 @@ class Scheduler:
             self._kv.cache_full_blocks(request)
             budget -= num_new
 
-    def _admit(self, request: Request, plan: StepPlan) -> None:
+    def _admit(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> None:
         request.slot = self._free_slots.pop()
         request.status = RequestStatus.RUNNING
         insort(self._running, request, key=_priority_key)
@@ -284,10 +296,10 @@ class Scheduler:
             request.num_cached_tokens = min(request.num_planned_tokens, request.num_prompt_tokens)
         if request.scores_prompt:
             self._scored[request.slot] = request
-        plan.admitted.append(request.new_slot())
+        plan.admitted.append(request.new_slot(prefix.snapshot))
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Gets pages for `num_tokens` tokens of a running request; False when that request itself was preempted.
+        """Prepares a running request's next row, up to `num_tokens` tokens; False when it was preempted itself.
 
         Preempts from the end of `_running`. Those requests are not in the plan yet, which is built in priority order. A
         request that is alone always fits, because `add` refuses requests that do not.
@@ -298,7 +310,14 @@ class Scheduler:
                 return False
         if any(added):
             plan.appended_pages.append((request.slot, added))
+        self._take_snapshot(request, num_tokens)
         return True
+
+    def _take_snapshot(self, request: Request, num_tokens: int) -> None:
+        """Has the step that is planned copy a request's recurrent state after `num_tokens` tokens, if that is due."""
+        snapshot = self._kv.take_snapshot(request, num_tokens)
+        if snapshot is not None:
+            self._snapshots.append((request.slot, snapshot))
 
     def _preempt_last(self) -> Request:
         """Takes pages and slot from the running request that the policy puts last, and lets it wait."""

@@ -1,4 +1,4 @@
-"""KV groups: layers that keep the same of a sequence. Each group has a block table; all share one pool of pages."""
+"""KV groups: layers that keep the same of a sequence. All share one pool of pages."""
 
 from typing import Literal
 
@@ -17,28 +17,49 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
     The kinds of groups:
 
     - "full": a token sees every token before it;
-    - "window": a token sees the last `window` tokens, itself included.
+    - "window": a token sees the last `window` tokens, itself included;
+    - "recurrent": a layer keeps a state of fixed size, which each token changes. It lies in the request's slot, so
+      this group has no block tables. Copies of the state after every `interval` tokens, its snapshots, lie in pages,
+      where the prefix cache finds them. A model has at most one such group, after all others.
 
     Any page of the pool may serve any group, so pages of all groups have equally many bytes. Workers keep as many
     cache tensors as the largest group has layers; the j-th layer of each group uses the j-th tensor.
     """
 
-    kind: Literal["full", "window"]
-    layers: list[int]  # indices of the model's layers, in order
+    kind: Literal["full", "window", "recurrent"]
+    layers: list[int]  # indices among the model's layers that keep keys and values, or among the recurrent ones
     page_bytes: int  # of one page on one rank, over all layers of the group; the same for all groups of a model
     window: int | None = None  # tokens
+    state_bytes: int = 0  # of one sequence's state on one rank, over all layers of the group
+    interval: int | None = None  # tokens between two snapshots, whole pages of them; None: no snapshots
 
     def __post_init__(self) -> None:
-        fits = self.window is None if self.kind == "full" else self.window is not None and self.window > 0
+        fits = self.window is None if self.kind != "window" else self.window is not None and self.window > 0
         if not fits:
             raise ValueError(f"a {self.kind} KV group cannot have the window {self.window}")
+        if self.is_recurrent != (self.state_bytes > 0) or (self.interval and not self.is_recurrent):
+            raise ValueError(f"a {self.kind} KV group cannot have {self.state_bytes} bytes of state")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether its layers keep a state, and no block table names their pages."""
+        return self.kind == "recurrent"
+
+    @property
+    def snapshot_pages(self) -> int:
+        """Pages of one snapshot; 0 for groups that have none."""
+        return 0 if self.interval is None else -(-self.state_bytes // self.page_bytes)
 
     def max_pages(self, num_tokens: int, *, block_size: int, largest_chunk: int) -> int:
         """Pages of this group that a request of `num_tokens` tokens, all of them computed, holds at its worst moment.
 
+        No request holds snapshots: they are found, or they are not.
+
         Args:
             largest_chunk: the most tokens of a request that one step computes.
         """
+        if self.is_recurrent:
+            return 0
         num_blocks = -(-num_tokens // block_size)
         if self.window is None:
             return num_blocks

@@ -39,7 +39,7 @@ class Grammar(Struct, array_like=True, frozen=True):
 
 
 KVGroups = Annotated[list[KVGroupSpec], Meta(min_length=1)]
-"""A model's KV groups. Wherever a message lists pages per KV group, it lists them in this order."""
+"""A model's KV groups. A message that lists pages per KV group has those with block tables, in this order."""
 
 ROW_DIGEST_BYTES = 32
 
@@ -273,13 +273,17 @@ class NewSlot(Struct, array_like=True):
     sampling: SamplingParams
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
+    snapshot: list[int] = []  # pages that hold the recurrent state after the tokens that the prefix cache had
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
     """One step for all workers: columns of equal length, one entry per scheduled row.
 
-    A worker applies `released`, then `admitted`, then `appended_pages`, then runs the rows. Row i computes positions
-    `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot `slots[i]`.
+    A worker applies `released`, then `admitted`, then `appended_pages`, then runs the rows, then does what `snapshots`
+    says. Row i computes positions `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot
+    `slots[i]`. A row that computes position 0 begins with an empty recurrent state.
+
+    All snapshots of `admitted` are read before the plan writes to any page: it may give their pages away.
 
     `num_wanted[i]` is the number of these positions, counted from the last, at which the row wants logits. 0: none, the
     row is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold drafts, the
@@ -298,6 +302,7 @@ class StepPlan(Struct, array_like=True, tag="step"):
     num_scheduled: list[int]
     num_wanted: list[int]
     appended_pages: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
+    snapshots: list[tuple[int, list[int]]] = []  # (slot, pages that its recurrent state is copied to)
 
 
 class StepResult(Struct, array_like=True, tag="result"):

@@ -75,7 +75,8 @@ class LayerPlace:
 
     Attributes:
         index: among all layers of the model.
-        number: among the layers that this rank builds, and so among their caches.
+        number: among the layers that this rank builds and that keep keys and values (or, if this one is recurrent, a
+            state), and so among their caches (or states).
         is_last: no layer of the model attends to its outputs.
     """
 

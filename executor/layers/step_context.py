@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.ops.backend import AttentionBatch
+from quire.ops.recurrent import StateRows
 
 
 class LayerCache(NamedTuple):
@@ -54,6 +55,7 @@ class StepContext:
         attention: by KV group, where each token reads and writes.
         given: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
+        states: by recurrent layer that the rank builds, its tensors; the first dimension is the slot of a sequence.
     """
 
     def __init__(
@@ -64,13 +66,23 @@ class StepContext:
         *,
         given: GivenRows | None = None,
         wanted: Wanted | None = None,
+        states: Sequence[Sequence[Tensor]] = (),
+        rows: StateRows | None = None,
     ) -> None:
         self.positions = positions
         self.caches = caches
         self.attention = attention
         self.given = given
         self.wanted = wanted
+        self.states = states
+        self._rows = rows
         self._rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def rows(self) -> StateRows:
+        """The step's rows, for recurrent layers."""
+        assert self._rows is not None, "the model has a recurrent layer that it does not declare in state_layers"
+        return self._rows
 
     def rotation(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the step's positions, computed once for all layers that share `rotary`."""

@@ -43,7 +43,7 @@ class KVLayout:
         sizes = set(self._layer_page_bytes)
         row_bytes = self.page_bytes if len(sizes) > 1 else sizes.pop()
         tensors = [
-            _zeros(num_pages * row_bytes, self._device).view(num_pages, -1) for _ in range(self.page_bytes // row_bytes)
+            zeros(num_pages * row_bytes, self._device).view(num_pages, -1) for _ in range(self.page_bytes // row_bytes)
         ]
         caches = {}
         for number, group in enumerate(self.groups):
@@ -69,7 +69,7 @@ class KVLayout:
         return layer.cache_shape(self._ops, num_pages, self._block_size)
 
 
-def _zeros(num_bytes: int, device: torch.device) -> Tensor:
+def zeros(num_bytes: int, device: torch.device) -> Tensor:
     """[num_bytes] uint8. On a CPU the system hands out its memory page by page, when it is first written."""
     if device.type != "cpu":
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)

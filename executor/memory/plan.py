@@ -1,6 +1,6 @@
 """The memory plan: how many KV-cache pages fit beside the weights. Arithmetic, but for calls that ask the machine.
 
-budget = device memory * its share - weights - workspace        unless the options name the bytes or pages
+budget = device memory * its share - weights - workspace - states        unless the options name the bytes or pages
 """
 
 from bisect import bisect_right
@@ -25,11 +25,12 @@ DEFAULT_CPU_CACHE_BYTES = 4 * GIB
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Bytes that one worker needs. `page_bytes` is one page of the pool."""
+    """Bytes that one worker needs: `page_bytes` for a page of the pool, `state_bytes` for each sequence beside it."""
 
     weights_bytes: int
     workspace_bytes: int
     page_bytes: int
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class RequestPages:
             for group in self.groups
         )
 
+    def useful(self, num_tokens: int) -> int:
+        """Pages that a request of `num_tokens` can make use of: with all its snapshots, if there are any."""
+        snapshots = [group.snapshot_pages * (num_tokens // group.interval) for group in self.groups if group.interval]
+        return self.needed(num_tokens) + sum(snapshots)
+
     def longest(self, num_pages: int, limit: int) -> int:
         """Tokens of the longest request that fits into `num_pages` pages; no more than `limit`."""
         return bisect_right(range(limit + 1), num_pages, key=self.needed) - 1
@@ -87,11 +93,17 @@ def plan_cache(
 
     A device gives its share, and the KV cache gets what weights and workspace leave of it. On a CPU nobody may have
     named a share: then the cache gets 4 GiB, or more if one request of full length needs it. And it gets no more than
-    `max_num_seqs` requests of full length could fill.
+    `max_num_seqs` requests of full length could fill. A model without keys and values has pages for snapshots only, or
+    none at all.
 
     Raises:
-        ModelLoadError: no request of `max_model_len` tokens fits; the message says what is missing and what would help.
+        ModelLoadError: the states of `max_num_seqs` sequences do not fit, or no request of `max_model_len` tokens does;
+            the message says what is missing and what would help.
     """
+    states_bytes = max_num_seqs * needs.state_bytes
+    room = _usable(cache, memory) - needs.weights_bytes - needs.workspace_bytes
+    if states_bytes > max(0, room):
+        raise ModelLoadError(_too_many_states(states_bytes, max_num_seqs, needs, room))
     if cache.num_gpu_blocks_override is not None:
         num_pages = cache.num_gpu_blocks_override
         if num_pages < pages.needed(1):
@@ -101,18 +113,18 @@ def plan_cache(
             )
         return CachePlan(num_pages, pages.longest(num_pages, max_model_len) if fit_max_model_len else max_model_len)
     full_request = pages.needed(max_model_len) * needs.page_bytes
-    most = memory.free_bytes - needs.weights_bytes - needs.workspace_bytes
+    most = memory.free_bytes - needs.weights_bytes - needs.workspace_bytes - states_bytes
     asked = _asked_bytes(cache, device)
     if asked is not None:
         if asked > most:
             raise ModelLoadError(_too_much_asked(asked, most, needs, memory))
         budget = asked
     else:
-        budget = _usable(cache, memory) - needs.weights_bytes - needs.workspace_bytes
-        if device == "cpu":
-            budget = min(budget, max_num_seqs * full_request)
-            if cache.gpu_memory_utilization is None:
-                budget = min(budget, max(DEFAULT_CPU_CACHE_BYTES, 0 if fit_max_model_len else full_request))
+        budget = room - states_bytes
+        if device == "cpu" or not full_request:
+            budget = min(budget, max_num_seqs * pages.useful(max_model_len) * needs.page_bytes)
+        if device == "cpu" and cache.gpu_memory_utilization is None:
+            budget = min(budget, max(DEFAULT_CPU_CACHE_BYTES, 0 if fit_max_model_len else full_request))
     num_pages = max(0, budget) // needs.page_bytes
     fitting = pages.longest(num_pages, max_model_len)
     if fitting < (1 if fit_max_model_len else max_model_len):
@@ -144,7 +156,7 @@ def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, max_
     """
     per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    kv_size = max(layer.size for layer in model.kv_layers)
+    kv_size = max((layer.size for layer in model.kv_layers), default=0)
     gathered = max_model_len * kv_size * dtype_bytes(spec.dtype)
     return limits.max_num_batched_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
 
@@ -197,6 +209,16 @@ def _asked_bytes(cache: CacheConfig, device: str) -> int | None:
 
 def _usable(cache: CacheConfig, memory: DeviceMemory) -> int:
     return min(memory.free_bytes, int(memory.total_bytes * cache.memory_share))
+
+
+def _too_many_states(states_bytes: int, max_num_seqs: int, needs: MemoryNeeds, room: int) -> str:
+    fitting = max(0, room) // needs.state_bytes
+    remedy = f"--max-num-seqs {fitting}" if fitting else "a smaller model, or --tensor-parallel-size on more devices"
+    return (
+        f"The recurrent layers' states of {max_num_seqs} sequences need {describe(states_bytes)}, "
+        f"{describe(needs.state_bytes)} each, and {describe(max(0, room))} are left after weights "
+        f"({describe(needs.weights_bytes)}) and workspace ({describe(needs.workspace_bytes)}). Use {remedy}."
+    )
 
 
 def _too_much_asked(asked: int, most: int, needs: MemoryNeeds, memory: DeviceMemory) -> str:

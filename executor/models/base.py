@@ -7,16 +7,20 @@ from torch import Tensor
 
 from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import GivenRows, LayerCache, StepContext, Wanted
 
-__all__ = ["AttentionKV", "GivenRows", "LayerCache", "Model", "ModelContext", "StepContext", "Wanted"]
+__all__ = ["AttentionKV", "GivenRows", "LayerCache", "LayerState", "Model", "ModelContext", "StepContext", "Wanted"]
 
 
 class Model(Protocol):
     """A decoder on one rank. All sizes are this rank's own."""
 
     kv_layers: Sequence[AttentionKV]
-    """The keys and values that each layer keeps of a sequence."""
+    """The keys and values that each layer keeps of a sequence; layers that keep none have no place here."""
+
+    state_layers: Sequence[LayerState]
+    """The states that the recurrent layers keep of a sequence, in a numbering of their own."""
 
     activation_size: int
     """The most numbers that a layer makes of each token; the residual stream does not count."""

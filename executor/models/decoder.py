@@ -15,6 +15,7 @@ from quire.executor.layers.attention import AttentionKV, AttentionShape, LayerPl
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
 from quire.ops.backend import Activation
@@ -69,6 +70,7 @@ class Decoder:
         self._norm = norm
         self._head = head
         self.kv_layers = [layer.attention.kv for layer in layers]
+        self.state_layers: Sequence[LayerState] = ()
         self.activation_size = max(layer.attention.activation_size + layer.mlp.activation_size for layer in layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:

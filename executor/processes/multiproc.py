@@ -118,7 +118,7 @@ class MultiProcExecutor:
             block_size=self._config.limits.block_size,
             max_model_len=agreed.max_model_len,
             weights_bytes=sum(ready.weights_bytes for ready in loaded),
-            kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_pages // ready.num_pages for ready in loaded),
+            kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_pages // max(1, ready.num_pages) for ready in loaded),
             device_name=loaded[0].device_name,
             kv_groups=kv_groups,
         )
@@ -326,4 +326,5 @@ def _agreed_groups(loaded: list[WorkerReady]) -> list[KVGroupSpec]:
 
 
 def _without_bytes(ready: WorkerReady) -> list[KVGroupSpec]:
-    return [replace(group, page_bytes=0) for group in ready.kv_groups]
+    """The groups without the bytes of pages, on which nothing but the number of a snapshot's pages depends."""
+    return [group if group.interval else replace(group, page_bytes=0) for group in ready.kv_groups]

@@ -8,6 +8,7 @@ import torch
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.request_table import RequestTable
+from quire.ops.recurrent import StateRows
 
 MAX_ROWS = 512
 
@@ -19,6 +20,7 @@ class _Place(NamedTuple):
     token_ids: np.ndarray
     positions: np.ndarray
     slot_mappings: list[np.ndarray]  # by KV group
+    is_new: np.ndarray
 
 
 class DecodeInputs:
@@ -39,6 +41,8 @@ class DecodeInputs:
         self._query_lens = np.ones(rows, np.int64)
         self._seq_lens = np.ones(rows, np.int64)
         self._slots = np.zeros(rows, np.int64)
+        self._starts = np.arange(rows + 1)
+        self._is_new = np.zeros(rows, bool)
         self._block_tables = [np.zeros((rows, pages.shape[1]), np.int32) for pages in table.block_tables]
         self._places: dict[int, _Place] = {}  # by number of rows
 
@@ -54,6 +58,7 @@ class DecodeInputs:
         slots[:] = plan.slots
         positions[:] = plan.num_computed
         np.add(positions, 1, out=batch.seq_lens)
+        np.equal(positions, 0, out=place.is_new)
         num_pages = max(plan.num_computed) // size + 1
         page, offset = np.divmod(positions, size)
         for block_tables, pages, slot_mapping in zip(table.block_tables, batch.pages, place.slot_mappings, strict=True):
@@ -65,7 +70,7 @@ class DecodeInputs:
 
     def _make_place(self, num_rows: int) -> _Place:
         token_ids, positions, *slot_mappings = (column[:num_rows] for column in self._tokens)
-        seq_lens = self._seq_lens[:num_rows]
+        seq_lens, slots, is_new = self._seq_lens[:num_rows], self._slots[:num_rows], self._is_new[:num_rows]
         batch = InputBatch(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),
@@ -77,8 +82,9 @@ class DecodeInputs:
             seq_lens=seq_lens,
             num_wanted=self._query_lens[:num_rows],
             wanted_tokens=torch.from_numpy(self._rows[:num_rows]),
-            wanted_slots=self._slots[:num_rows],
+            wanted_slots=slots,
             wanted_positions=seq_lens,
+            rows=StateRows(*map(torch.from_numpy, (slots, self._starts[: num_rows + 1], is_new))),
         )
-        place = self._places[num_rows] = _Place(batch, token_ids, positions, slot_mappings)
+        place = self._places[num_rows] = _Place(batch, token_ids, positions, slot_mappings, is_new)
         return place

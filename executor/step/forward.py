@@ -12,27 +12,32 @@ from quire.ops.backend import AttentionBatch, Backend
 
 
 class Forward:
-    """A model and its layers' caches, in pages of `block_size` tokens."""
+    """A model, its layers' caches in pages of `block_size` tokens, and the states of its recurrent layers."""
 
-    def __init__(self, model: Model, ops: Backend, caches: Sequence[LayerCache], block_size: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        ops: Backend,
+        caches: Sequence[LayerCache],
+        block_size: int,
+        states: Sequence[Sequence[torch.Tensor]] = (),
+    ) -> None:
         self._model = model
         self._ops = ops
         self._caches = caches
         self._block_size = block_size
+        self._states = states
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Hidden states of all tokens: [num_tokens, hidden]."""
-        step = StepContext(batch.positions, self._caches, self._attention(batch, batch.query_lens), given=given)
-        return self._model.forward(batch.token_ids, step)
+        return self._model.forward(batch.token_ids, self._step(batch, given))
 
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Logits of the wanted tokens, [num_wanted, vocab_size]; others get only keys and values in the last layer."""
         wanted = None
         if len(batch.wanted_tokens) < len(batch.token_ids):
             wanted = self._wanted(batch)
-        attention = self._attention(batch, batch.query_lens)
-        step = StepContext(batch.positions, self._caches, attention, given=given, wanted=wanted)
-        hidden = self._model.forward(batch.token_ids, step)
+        hidden = self._model.forward(batch.token_ids, self._step(batch, given, wanted))
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
         return self._model.compute_logits(hidden)
@@ -44,6 +49,18 @@ class Forward:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model.compute_logits`."""
         return self._model.compute_logits(hidden)
+
+    def _step(self, batch: InputBatch, given: GivenRows | None, wanted: Wanted | None = None) -> StepContext:
+        attention = self._attention(batch, batch.query_lens)
+        return StepContext(
+            batch.positions,
+            self._caches,
+            attention,
+            given=given,
+            wanted=wanted,
+            states=self._states,
+            rows=batch.rows,
+        )
 
     def _wanted(self, batch: InputBatch) -> Wanted:
         """The wanted tokens of a step, or its last token if none is wanted, because a layer must have an output."""

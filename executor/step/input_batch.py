@@ -12,6 +12,7 @@ import torch
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import to_device
+from quire.ops.recurrent import StateRows
 
 
 class GroupPages(NamedTuple):
@@ -41,6 +42,7 @@ class InputBatch:
         wanted_tokens: [their sum] int64, on the device; flat indices of the tokens at which logits are wanted.
         wanted_slots: like `wanted_tokens`, on the host.
         wanted_positions: like `wanted_tokens`, on the host; the position that the token sampled there will take.
+        rows: what recurrent layers need to know; None for a model without.
     """
 
     token_ids: torch.Tensor
@@ -52,10 +54,14 @@ class InputBatch:
     wanted_tokens: torch.Tensor
     wanted_slots: np.ndarray
     wanted_positions: np.ndarray
+    rows: StateRows | None = None
 
 
-def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
-    """The tensors of `plan`, whose changes `table` already holds."""
+def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool = False) -> InputBatch:
+    """The tensors of `plan`, whose changes `table` already holds.
+
+    `has_states` says whether the model has recurrent layers.
+    """
     slots = np.asarray(plan.slots, np.int64)
     num_computed = np.asarray(plan.num_computed, np.int64)
     query_lens = np.asarray(plan.num_scheduled, np.int64)
@@ -94,4 +100,11 @@ def build_input_batch(plan: StepPlan, table: RequestTable) -> InputBatch:
         wanted_tokens=on_device(wanted),
         wanted_slots=token_slots[wanted],
         wanted_positions=positions[wanted] + 1,
+        rows=state_rows(on_device(slots), ends, num_computed) if has_states else None,
     )
+
+
+def state_rows(slots: torch.Tensor, ends: np.ndarray, num_computed: np.ndarray) -> StateRows:
+    """Rows in `slots` [num_rows] int64, on the device, whose tokens end before `ends` [num_rows]."""
+    starts = np.concatenate(([0], ends))
+    return StateRows(slots, torch.from_numpy(starts), torch.from_numpy(num_computed == 0))

@@ -19,6 +19,7 @@ from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler, SampledRows
 from quire.executor.step.slot_state import SlotState
+from quire.executor.step.state_snapshots import StateSnapshots
 from quire.executor.transfers import Transfers
 
 
@@ -37,6 +38,7 @@ class ModelRunner:
     Args:
         slot_states: all objects that keep state of the requests in the slots.
         decode_inputs: None on an accelerator, where inputs are copied to the device and have no fixed place.
+        snapshots: of the states of recurrent layers; None for a model without.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ModelRunner:
         transfers: Transfers,
         spans: Spans = NO_SPANS,
         decode_inputs: DecodeInputs | None = None,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
         self._forward = forward
         self._recorded_steps = recorded_steps
@@ -62,6 +65,7 @@ class ModelRunner:
         self._transfers = transfers
         self._spans = spans
         self._slot_states = slot_states
+        self._snapshots = snapshots
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -81,6 +85,8 @@ class ModelRunner:
                 rows, scored = self._launch_scored(plan, inputs)
             else:
                 rows = self._launch_plain(inputs)
+        if self._snapshots is not None:
+            self._snapshots.take(plan)
         return LaunchedStep(plan.step_id, began, rows, scored, self._transfers.to_host(()))
 
     def collect(self, step: LaunchedStep) -> StepResult:
@@ -96,6 +102,8 @@ class ModelRunner:
 
     def _apply(self, plan: StepPlan) -> None:
         """Applies the changes of `plan` to the slots, in this order: releases, admissions, new pages."""
+        if self._snapshots is not None:
+            self._snapshots.apply(plan)
         if plan.released or plan.admitted:
             for state in self._slot_states:
                 state.release(plan.released)
@@ -107,7 +115,7 @@ class ModelRunner:
     def _inputs(self, plan: StepPlan) -> _Inputs:
         decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
         given = self._embedded.rows(plan) if self._embedded.pending else None
-        batch = build_input_batch(plan, self._table) if decode is None else decode
+        batch = decode or build_input_batch(plan, self._table, has_states=self._snapshots is not None)
         return _Inputs(batch, given, can_be_recorded=decode is not None and given is None)
 
     def _launch_plain(self, inputs: _Inputs) -> SampledRows | None:

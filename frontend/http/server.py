@@ -16,9 +16,11 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from quire.core import envs
+from quire.core.config.resolved import SchedulerLimits
 from quire.core.engine.garbage import calm_garbage_collector
 from quire.core.errors import EngineDeadError
 from quire.core.logging import get_logger
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.app import create_app
@@ -95,17 +97,18 @@ class HttpServer:
             self._engine.metrics.cache_info = _cache_info(self._engine, ready)
         calm_garbage_collector()
         self._state.ready = True
-        num_tokens, num_requests = cache_room(ready, config.limits.largest_chunk)
+        num_tokens, num_requests = cache_room(ready, config.limits)
         seconds = time.time() - psutil.Process().create_time()
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
         logger.info(
             "device      %s, %s, workers: %d", ready.device_name, config.spec.dtype, config.tensor_parallel_size
         )
         logger.info(
-            "KV cache    %s tokens, room for %.1f requests of %s tokens",
+            "KV cache    %s tokens, room for %.1f requests of %s tokens%s",
             f"{num_tokens:,}",
             num_requests,
             f"{ready.max_model_len:,}",
+            "".join(map(_state_text, ready.kv_groups)),
         )
         url = url_of(self._listener, self._server)
         logger.info("ready       %s after %.1f s", url, seconds)
@@ -179,21 +182,31 @@ def _certificate_watcher(context: ssl.SSLContext | None, server: ServerConfig) -
     return CertificateWatcher(context, server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs)
 
 
-def cache_room(ready: EngineReady, largest_chunk: int) -> tuple[int, float]:
+def cache_room(ready: EngineReady, limits: SchedulerLimits) -> tuple[int, float]:
     """What the KV cache holds: tokens, in requests of full length, and the number of those requests.
 
-    A request takes pages in each KV group, so pages times `block_size` would count its tokens more than once.
+    A request takes pages in each KV group, so pages times `block_size` would count its tokens more than once. A request
+    to a model without keys and values takes none: there is room for as many as there are slots.
     """
     length, size = ready.max_model_len, ready.block_size
-    pages = sum(group.max_pages(length, block_size=size, largest_chunk=largest_chunk) for group in ready.kv_groups)
-    num_requests = ready.num_pages / pages
+    chunk = limits.largest_chunk
+    pages = sum(group.max_pages(length, block_size=size, largest_chunk=chunk) for group in ready.kv_groups)
+    num_requests = ready.num_pages / pages if pages else limits.max_num_seqs
     return round(num_requests * length), num_requests
+
+
+def _state_text(group: KVGroupSpec) -> str:
+    """What the recurrent layers of a model keep of each request; nothing for other layers."""
+    if not group.is_recurrent:
+        return ""
+    snapshots = f", copied every {group.interval} tokens" if group.interval else ""
+    return f"; a state of {group.state_bytes:,} bytes for each request{snapshots}"
 
 
 def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
     """Labels of `vllm:cache_config_info`."""
     cache, limits = engine.config.cache, engine.config.limits
-    num_tokens, num_requests = cache_room(ready, limits.largest_chunk)
+    num_tokens, num_requests = cache_room(ready, limits)
     return {
         "block_size": str(ready.block_size),
         "num_gpu_blocks": str(ready.num_pages),

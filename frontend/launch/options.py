@@ -93,6 +93,9 @@ def _limits(args: EngineArgs, usage: UsageContext, kind: str, world_size: int, m
         )
     if not chunked and asked.long_prefill_token_threshold:
         raise ConfigError("--long-prefill-token-threshold splits prompts, which --no-enable-chunked-prefill forbids.")
+    block_size = args.cache.block_size or DEFAULT_BLOCK_SIZE
+    caching = args.cache.enable_prefix_caching is not False
+    _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=tokens,
@@ -101,9 +104,21 @@ def _limits(args: EngineArgs, usage: UsageContext, kind: str, world_size: int, m
         policy=asked.scheduling_policy,
         enable_chunked_prefill=chunked,
         async_scheduling=asked.async_scheduling is not False,
-        block_size=args.cache.block_size or DEFAULT_BLOCK_SIZE,
-        enable_prefix_caching=args.cache.enable_prefix_caching is not False,
+        block_size=block_size,
+        enable_prefix_caching=caching,
     )
+
+
+def _check_snapshots(interval: int | None, block_size: int, *, caching: bool) -> None:
+    if interval is None:
+        return
+    if interval % block_size:
+        raise ConfigError(
+            f"--mamba-block-size {interval} is not a multiple of --block-size {block_size}; use "
+            f"{-(-interval // block_size) * block_size}."
+        )
+    if not caching:
+        raise ConfigError("--mamba-block-size is for the prefix cache, which --no-enable-prefix-caching turns off.")
 
 
 def _batch_defaults(usage: UsageContext, kind: str, world_size: int) -> tuple[int, int]:

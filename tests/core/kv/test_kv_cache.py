@@ -43,7 +43,7 @@ def pages_of(req: Request) -> list[list[int]]:
 
 def found(kv: KVCacheManager, prompt: list[int]) -> list[list[int]]:
     """Per group, the pages that a request with `prompt` would start with."""
-    return [table.pages for table in kv.find_prefix(request(prompt))]
+    return [table.pages for table in kv.find_prefix(request(prompt)).tables]
 
 
 def compute(kv: KVCacheManager, req: Request) -> None:

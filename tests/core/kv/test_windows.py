@@ -24,7 +24,7 @@ def request(prompt: list[int], request_id: str = "r") -> Request:
 def prefill(kv: KVCacheManager, req: Request, chunk: int = 8) -> int:
     """Admits `req` and computes its prompt in chunks; returns how many tokens came from the prefix cache."""
     prefix = kv.find_prefix(req)
-    start = num_cached = prefix[0].end * SIZE
+    start = num_cached = prefix.num_blocks * SIZE
     assert kv.admit(req, prefix, min(start + chunk, req.num_tokens), num_running=0)
     while start < req.num_tokens:
         end = min(start + chunk, req.num_tokens)
@@ -74,10 +74,10 @@ def test_pages_that_were_given_back_are_found_until_somebody_else_needs_them() -
     req = request(list(range(40)))
     prefill(kv, req)
     assert kv.usage == 4 / 12
-    assert [len(table.pages) for table in kv.find_prefix(request(list(range(21))))] == [2]
+    assert [len(table.pages) for table in kv.find_prefix(request(list(range(21)))).tables] == [2]
     kv.free(req)
     prefill(kv, request([99] * 40))
-    assert [table.pages for table in kv.find_prefix(request(list(range(21))))] == [[]]
+    assert [table.pages for table in kv.find_prefix(request(list(range(21)))).tables] == [[]]
 
 
 def test_a_hit_takes_only_the_pages_that_the_next_token_sees() -> None:
@@ -88,7 +88,7 @@ def test_a_hit_takes_only_the_pages_that_the_next_token_sees() -> None:
     assert prefill(kv, second) == 48
     assert second.block_tables[0].pages[:12] == first.block_tables[0].pages[:12]
     kv.check_invariants([first, second])
-    found = kv.find_prefix(request([*prompt, 3]))
+    found = kv.find_prefix(request([*prompt, 3])).tables
     assert [(table.first, table.end) for table in found] == [(0, 12), (10, 12), (12, 12)]
     assert [table.on_wire()[:10] for table in found[1:]] == [[0] * 10] * 2
 
@@ -100,10 +100,10 @@ def test_a_hit_is_shorter_after_a_window_page_was_evicted() -> None:
     kv.free(req)
     for evicted, longest in ((11, 11), (10, 10), (3, 10), (8, 8)):  # block 8 takes 9 and 10 along: they need it
         kv._pool.disown([(req.block_hashes[evicted], 1)])
-        found = kv.find_prefix(request(list(range(50))))
+        found = kv.find_prefix(request(list(range(50)))).tables
         assert [(table.first, table.end) for table in found] == [(0, longest), (longest - 2, longest)]
     kv._pool.disown([(req.block_hashes[5], 0)])  # of the full group
-    found = kv.find_prefix(request(list(range(50))))
+    found = kv.find_prefix(request(list(range(50)))).tables
     assert [table.end for table in found] == [3, 3]  # blocks 4 and 5 would need block 3 of the window, which is gone
 
 
@@ -115,7 +115,7 @@ def test_a_hit_suits_every_window_also_after_another_has_shortened_it() -> None:
     # The wide window could go on after 12 blocks, but not after the 11 that are left for the narrow one.
     for group, evicted in ((0, 11), (1, 8)):
         kv._pool.disown([(req.block_hashes[evicted], group)])
-    found = kv.find_prefix(request(list(range(50))))
+    found = kv.find_prefix(request(list(range(50)))).tables
     assert [(table.first, table.end) for table in found] == [(6, 8), (5, 8)]
 
 
@@ -133,7 +133,7 @@ def test_a_page_given_back_before_its_tokens_were_known_is_nobodys() -> None:
     assert [kv._pool.find((digest, 0)) for digest in req.block_hashes] == req.block_tables[0].pages[:2]
     assert kv._pool.find((req.block_hashes[1], 1)) is None
     kv.free(req)
-    assert [table.end for table in kv.find_prefix(request([1] * 7 + [5, 6]))] == [2, 2]
+    assert [table.end for table in kv.find_prefix(request([1] * 7 + [5, 6])).tables] == [2, 2]
     kv.check_invariants([])
 
 

@@ -2,7 +2,8 @@
 
 For each position, a page holds the KV group that wrote it and the identity of the token sequence up to there, because
 keys and values depend on these. Reading anything else reveals a paging bug: a page given back too early, a wrong hit
-in the prefix cache, a hole in a block table.
+in the prefix cache, a hole in a block table. A slot holds the identity of the last computed token as the recurrent
+state, which outlives its request as the memory of a real one does; a snapshot puts it in pages.
 """
 
 import random
@@ -21,6 +22,7 @@ from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
+    NewSlot,
     RequestDelta,
     RequestFailure,
     SequenceStart,
@@ -39,6 +41,11 @@ NAN_MESSAGE = "logits are not finite"
 
 def window(num_tokens: int) -> KVGroupSpec:
     return KVGroupSpec("window", [0], page_bytes=0, window=num_tokens)
+
+
+def recurrent(num_pages: int, interval: int) -> KVGroupSpec:
+    """A group whose snapshots take `num_pages` pages each, after every `interval` tokens."""
+    return KVGroupSpec("recurrent", [0], page_bytes=1, state_bytes=num_pages, interval=interval)
 
 
 def extend(identity: int, token: int) -> int:
@@ -118,10 +125,13 @@ class FakeWorker:
     ) -> None:
         self.limits = limits
         self.max_model_len = max_model_len
-        self.kv_groups = kv_groups
+        self.kv_groups = [group for group in kv_groups if not group.is_recurrent]
+        self.recurrent = next((group for group in kv_groups if group.is_recurrent), None)
+        self.states: dict[int, int] = {}  # by slot; never cleared
+        self.num_restored = self.num_snapshots = 0
         self.drafter = drafter
         self.block_size = limits.block_size
-        self.pages = [[FREE] * limits.block_size for _ in range(num_pages)]
+        self.pages: list[list[tuple[int, ...]]] = [[FREE] * limits.block_size for _ in range(num_pages)]
         self.table: dict[int, Row] = {}
         self.num_steps = 0
         self.num_computed_tokens = 0
@@ -133,11 +143,16 @@ class FakeWorker:
         self.apply(plan)
         self.write(plan)
         self.read(plan)
+        if self.recurrent is not None:
+            self.advance(plan, self.recurrent)
         return self.sample(plan)
 
     def apply(self, plan: StepPlan) -> None:
         for slot in plan.released:
             del self.table[slot]
+        for new in plan.admitted:
+            if new.snapshot:
+                self.restore(new)
         for new in plan.admitted:
             assert new.slot not in self.table, "slot handed out before it was released"
             assert 0 <= new.slot < self.limits.max_num_seqs
@@ -150,6 +165,37 @@ class FakeWorker:
         for slot, groups in plan.appended_pages:
             for table, pages in zip(self.table[slot].page_ids, groups, strict=True):
                 table.extend(pages)
+
+    def restore(self, new: NewSlot) -> None:
+        """Puts the state that is in pages into the slot; all pages must hold parts of the same one."""
+        assert self.recurrent is not None
+        assert len(new.snapshot) == self.recurrent.snapshot_pages
+        _, _, identity = self.pages[new.snapshot[0]][0]
+        for index, page in enumerate(new.snapshot):
+            assert self.pages[page] == self.part(index, identity), "a page of a snapshot holds something else"
+        self.states[new.slot] = identity
+        self.num_restored += 1
+
+    def part(self, index: int, identity: int) -> list[tuple[int, ...]]:
+        """What a snapshot's page with the number `index` holds."""
+        return [(-2, index, identity)] * self.block_size
+
+    def advance(self, plan: StepPlan, group: KVGroupSpec) -> None:
+        """Each row's state takes in the row's tokens; then the plan's snapshots are taken."""
+        for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
+            identities = self.table[slot].identities
+            assert not start or self.states[slot] == identities[start - 1], "the state is of other tokens"
+            self.states[slot] = identities[start + count - 1]
+        written = set()
+        for slot, pages in plan.snapshots:
+            assert group.interval is not None
+            assert self.table[slot].num_computed % group.interval == 0
+            assert len(pages) == group.snapshot_pages
+            assert written.isdisjoint(pages)
+            written.update(pages)
+            for index, page in enumerate(pages):
+                self.pages[page] = self.part(index, self.states[slot])
+            self.num_snapshots += 1
 
     def write(self, plan: StepPlan) -> None:
         """All rows write before any reads, as every layer of the model does."""

@@ -13,6 +13,20 @@ def test_a_window_belongs_to_window_groups_alone(kind: str, window: int | None) 
         KVGroupSpec(kind, [0], 64, window)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("kind", "state_bytes", "interval"), [("recurrent", 0, 16), ("full", 5, None), ("full", 0, 16)]
+)
+def test_a_state_belongs_to_recurrent_groups_alone(kind: str, state_bytes: int, interval: int | None) -> None:
+    with pytest.raises(ValueError, match=f"{kind} KV group"):
+        KVGroupSpec(kind, [0], 64, state_bytes=state_bytes, interval=interval)  # type: ignore[arg-type]
+
+
+def test_a_snapshot_takes_whole_pages() -> None:
+    sizes = [KVGroupSpec("recurrent", [0], 64, state_bytes=size, interval=16).snapshot_pages for size in (1, 64, 65)]
+    assert sizes == [1, 1, 2]
+    assert KVGroupSpec("recurrent", [0], 64, state_bytes=1).snapshot_pages == 0
+
+
 def test_a_model_declares_at_least_one_group() -> None:
     decoder = msgspec.msgpack.Decoder(KVGroups)
     groups = [KVGroupSpec("full", [5], 64), KVGroupSpec("window", [0, 1], 64, 8)]

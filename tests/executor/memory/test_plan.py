@@ -130,3 +130,28 @@ def test_ram_is_bounded_by_the_control_group(tmp_path: Path) -> None:
     assert memory.available_ram(tmp_path) == 49000
     (tmp_path / "memory.stat").write_text("anon 900\ninactive_file 100\n")
     assert memory.available_ram(tmp_path) == 49100
+
+
+def test_states_of_all_sequences_come_before_pages() -> None:
+    needs = MemoryNeeds(10 * GIB, 2 * GIB, page_bytes=2 * MIB, state_bytes=100 * MIB)
+    with_states = plan(needs, gpu_memory_utilization=0.5)
+    assert with_states.num_pages == (8 * GIB - 64 * 100 * MIB) // (2 * MIB)
+    with pytest.raises(
+        ModelLoadError, match=r"states of 64 sequences need 6.25 GiB, 100.0 MiB each.* Use --max-num-seqs 40"
+    ):
+        plan(needs, gpu_memory_utilization=0.4)
+    with pytest.raises(ModelLoadError, match=r"Use a smaller model"):
+        plan(needs, gpu_memory_utilization=0.3)
+
+
+def test_a_model_of_states_alone_has_pages_for_the_snapshots_that_its_requests_can_fill() -> None:
+    needs = MemoryNeeds(GIB, GIB, page_bytes=100 * MIB, state_bytes=100 * MIB)
+
+    def recurrent(interval: int | None) -> RequestPages:
+        group = KVGroupSpec("recurrent", [0], 100 * MIB, state_bytes=100 * MIB, interval=interval)
+        return RequestPages([group], 16, 512)
+
+    assert plan(needs, pages=recurrent(1024), max_num_seqs=4) == CachePlan(4 * 4, 4096)
+    assert plan(needs, pages=recurrent(1024), max_num_seqs=4, device="cpu") == CachePlan(4 * 4, 4096)
+    assert plan(needs, pages=recurrent(1024), kv_cache_memory_bytes=GIB) == CachePlan(10, 4096)
+    assert plan(needs, pages=recurrent(None)) == CachePlan(0, 4096)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.core.config.resolved import SchedulerLimits
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ConfigError, EngineDeadError, ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
@@ -285,9 +286,12 @@ def test_room_in_the_cache_counts_a_token_once_however_many_groups_keep_it() -> 
 
     def room(*groups: KVGroupSpec) -> tuple[int, float]:
         ready = EngineReady(4096, 16, 16_384, 0, 0, "cpu", list(groups))
-        return cache_room(ready, largest_chunk=512)
+        return cache_room(ready, SchedulerLimits(max_num_seqs=7, max_num_batched_tokens=512))
 
     assert room(full) == (65_536, 4)
     pages_of_a_window = (64 - 1 + 512 - 1 + 15) // 16 + 1
     num_requests = 4096 / (1024 + 5 * pages_of_a_window)
     assert room(*windows, full) == (round(num_requests * 16_384), num_requests)
+    state = KVGroupSpec("recurrent", [0], page_bytes=64, state_bytes=1000, interval=512)
+    assert room(full, state) == room(full)
+    assert room(state) == (7 * 16_384, 7), "as many requests as there are slots"

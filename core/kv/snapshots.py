@@ -1,0 +1,102 @@
+"""Snapshots of recurrent states in the prefix cache: which exist, and which the plan that is being made shall take.
+
+A recurrent layer's state cannot go back to an earlier token, so a request can only continue from a copy of the state
+after exactly the tokens that it shares. A copy is taken after every `interval` tokens, into pages that nobody holds a
+reference to. Whoever needs a page may have one of these: snapshots are a bonus, and never make a request wait.
+
+Unlike a page of keys and values, a snapshot is there only after its step. So it is findable from the next plan on.
+Until then, and until its tokens are known, it has a name that nobody looks for.
+"""
+
+from collections.abc import Iterable
+from itertools import count
+
+from quire.core.kv.page_pool import PageKey, PagePool
+from quire.core.kv.paged_request import PagedRequest, PlannedSnapshot
+
+
+class Snapshots:
+    """The snapshots in `pool`.
+
+    Args:
+        num_pages: of one snapshot.
+        interval: blocks between two snapshots.
+        first_group: the number by which the first page of a snapshot is named in the pool, where pages of keys and
+            values have the number of their KV group. Further pages have further numbers.
+    """
+
+    def __init__(self, pool: PagePool, *, num_pages: int, interval: int, block_size: int, first_group: int) -> None:
+        self._pool = pool
+        self._interval = interval
+        self._block_size = block_size
+        self._groups = range(first_group, first_group + num_pages)
+        self._serial = count()
+
+    def next_border(self, num_tokens: int) -> int:
+        """The number of tokens, more than `num_tokens`, after which the next snapshot is due."""
+        size = self._interval * self._block_size
+        return num_tokens // size * size + size
+
+    def longest_prefix(self, hashes: list[bytes], num_blocks: int) -> int:
+        """The most leading blocks, up to `num_blocks`, after which there is a whole snapshot."""
+        num_blocks -= num_blocks % self._interval
+        while num_blocks and not self._is_whole(hashes[num_blocks - 1]):
+            num_blocks -= self._interval
+        return num_blocks
+
+    def pages_after(self, hashes: list[bytes], num_blocks: int) -> list[int]:
+        """The pages of the snapshot after `num_blocks` blocks, which `longest_prefix` has found; none for 0 blocks."""
+        return self._pool.pages_of(self._keys(hashes[num_blocks - 1])) if num_blocks else []
+
+    def take(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
+        """A snapshot of `request` after `num_tokens` tokens, the last of which the plan being made computes.
+
+        None if none is due, if there is one already, or if pages in use leave no room.
+        """
+        num_blocks, rest = divmod(num_tokens, self._block_size)
+        if rest or num_blocks % self._interval or len(self._groups) > self._pool.num_available:
+            return None
+        if num_blocks <= len(request.block_hashes) and self._is_whole(request.block_hashes[num_blocks - 1]):
+            return None
+        name = b"planned %d" % next(self._serial)  # no hash of a block has this form
+        pages = self._pool.allocate(len(self._groups))
+        for page, key in zip(pages, self._keys(name), strict=True):
+            self._pool.name(page, key)
+        self._pool.release(pages)
+        snapshot = PlannedSnapshot(num_blocks, name, pages)
+        request.planned_snapshots.append(snapshot)
+        return snapshot
+
+    def has_pages(self, snapshot: PlannedSnapshot) -> bool:
+        """Whether nobody has taken a page of `snapshot` since `take`."""
+        return self._is_whole(snapshot.name)
+
+    def announce(self, request: PagedRequest, num_blocks: int) -> None:
+        """Makes findable what earlier plans took of the first `num_blocks` blocks of `request`, which have hashes."""
+        planned = request.planned_snapshots
+        while planned and planned[0].num_blocks <= num_blocks:
+            snapshot = planned.pop(0)
+            digest = request.block_hashes[snapshot.num_blocks - 1]
+            if self.has_pages(snapshot) and not self._is_whole(digest):
+                self._pool.disown(self._keys(digest))  # the remains of an older one
+                self._pool.rename(zip(self._keys(snapshot.name), self._keys(digest), strict=True))
+            else:
+                self._pool.disown(self._keys(snapshot.name))
+
+    def forget(self, request: PagedRequest) -> None:
+        """Gives up snapshots of `request` whose tokens will never be known."""
+        for snapshot in request.planned_snapshots:
+            self._pool.disown(self._keys(snapshot.name))
+        request.planned_snapshots.clear()
+
+    def disown(self, hashes: list[bytes]) -> None:
+        """Makes all snapshots of a sequence unfindable."""
+        for digest in hashes[self._interval - 1 :: self._interval]:
+            self._pool.disown(self._keys(digest))
+
+    def _is_whole(self, name: bytes) -> bool:
+        find = self._pool.find
+        return all(find(key) is not None for key in self._keys(name))
+
+    def _keys(self, name: bytes) -> Iterable[PageKey]:
+        return ((name, group) for group in self._groups)

@@ -1,0 +1,30 @@
+"""Options that contradict each other are refused, with the way out."""
+
+from typing import Any
+
+import pytest
+
+from quire.core.config.cache import CacheConfig
+from quire.core.config.engine_args import EngineArgs
+from quire.core.config.model import ModelConfig
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ConfigError
+from quire.frontend.launch.options import resolve
+
+SPEC = ModelSpec(
+    path="", name="tiny", architecture="", hf_config={}, dtype="float32", vocab_size=8, num_layers=1,
+    num_attention_heads=1, num_kv_heads=1, head_dim=8, hidden_size=8, max_position_embeddings=64, eos_token_ids=[],
+)  # fmt: skip
+
+
+def resolve_cache(**cache: Any) -> CacheConfig:
+    return resolve(EngineArgs(model=ModelConfig(model="tiny"), cache=CacheConfig(**cache)), SPEC, "llm").cache
+
+
+def test_states_are_kept_at_the_ends_of_blocks_and_for_the_prefix_cache_alone() -> None:
+    assert resolve_cache(mamba_block_size=48).mamba_block_size == 48
+    assert resolve_cache(mamba_block_size=40, block_size=8).mamba_block_size == 40
+    with pytest.raises(ConfigError, match="--mamba-block-size 40 is not a multiple of --block-size 16; use 48"):
+        resolve_cache(mamba_block_size=40)
+    with pytest.raises(ConfigError, match="--no-enable-prefix-caching turns off"):
+        resolve_cache(mamba_block_size=48, enable_prefix_caching=False)
