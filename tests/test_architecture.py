@@ -32,7 +32,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "transfers": "",
         "sampling": "transfers",
         "layers": "parallel weights",
-        "models": "layers",
+        "models": "weights layers",
         "memory": "parallel weights layers models",
         "step": "transfers sampling models",
         "worker": "parallel weights transfers sampling timed_ops torch_profile models memory step",

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 Quantization = Literal["int8"]
+ModelImplementation = Literal["auto", "quire", "transformers"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -55,6 +56,17 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             },
         ),
     ] = None
+    model_impl: Annotated[
+        Literal["auto", "quire", "vllm", "transformers"],
+        Meta(
+            description="Who implements the architecture: quire (vllm means the same), the class of the Transformers "
+            "library with Quire's parts, or auto: quire where it has the architecture."
+        ),
+    ] = "auto"
+    trust_remote_code: Annotated[
+        bool,
+        Meta(description="Import the Python files that the checkpoint names in auto_map of its config.json."),
+    ] = False
     max_model_len: Annotated[
         int | None,
         Meta(

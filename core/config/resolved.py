@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import LogprobsMode, Quantization
+from quire.core.config.model import LogprobsMode, ModelImplementation, Quantization
 from quire.core.config.observability import ProfilerConfig
 from quire.core.logging import LoggingConfig
 
@@ -30,6 +30,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     hidden_size: int
     max_position_embeddings: int
     eos_token_ids: list[int]
+    implementation: ModelImplementation = "auto"
+    trust_remote_code: bool = False  # code that the checkpoint brings may be imported
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):

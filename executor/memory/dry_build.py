@@ -49,6 +49,10 @@ class _Shapes:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
+    @property
+    def shapes(self) -> None:
+        return None
+
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:

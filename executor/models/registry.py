@@ -20,11 +20,22 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
 
 
 def build_model(spec: ModelSpec, context: ModelContext) -> Model:
-    """The model of `spec.architecture` with its weights loaded.
+    """The model of `spec.architecture` with its weights loaded, in the implementation that `spec` asks for.
 
     Raises:
-        ModelLoadError: an architecture without a file here, or a checkpoint that does not fit it.
+        ModelLoadError: an architecture that neither a file here nor Transformers has, or a checkpoint that does not
+            fit it.
     """
+    if spec.implementation == "transformers" or (
+        spec.implementation == "auto" and spec.architecture not in ARCHITECTURES
+    ):
+        # Imported here: it takes a second, for these models only.
+        from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
+
+        try:
+            return build_transformers_model(spec, context)
+        except UnknownModelError:
+            raise ModelLoadError(explain_unknown(spec, ARCHITECTURES)) from None
     if spec.architecture not in ARCHITECTURES:
         raise ModelLoadError(explain_unknown(spec, ARCHITECTURES))
     check_supported(spec)

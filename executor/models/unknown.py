@@ -19,7 +19,11 @@ def explain_unknown(spec: ModelSpec, known: Iterable[str]) -> str:
     library = f"Transformers {transformers.__version__}"
     parts = [f"Architecture {spec.architecture!r} of {spec.name} is not supported."]
     if "auto_map" in spec.hf_config:
-        parts.append("The checkpoint brings code for it, which is not run.")
+        files = sorted({f"{name.split('--')[-1].rpartition('.')[0]}.py" for name in _code_names(spec)})
+        parts.append(
+            "The checkpoint brings code for it, which is not run without --trust-remote-code: "
+            f"{', '.join(files)}. Read it first."
+        )
     if spec.architecture in decoders.values():
         parts.append(f"{library} has it, but no file of Quire does yet.")
     elif hasattr(transformers, spec.architecture):
@@ -39,3 +43,8 @@ def explain_unknown(spec: ModelSpec, known: Iterable[str]) -> str:
         parts.append(f"Nearest names: {', '.join(near)}.")
     parts.append(f"Supported: {', '.join(native)}.")
     return " ".join(parts)
+
+
+def _code_names(spec: ModelSpec) -> list[str]:
+    """Classes of the checkpoint's own code, as `file.Class` or `repository--file.Class`."""
+    return [name for name in spec.hf_config["auto_map"].values() if isinstance(name, str)]

@@ -23,6 +23,10 @@ class DummyWeights:
         self._dtype = dtype
         self._block = torch.randn(self._PERIOD, generator=torch.Generator().manual_seed(seed))
 
+    @property
+    def shapes(self) -> None:
+        return None
+
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:

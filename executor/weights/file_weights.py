@@ -1,6 +1,7 @@
 """Reads a model's tensors from the files of its checkpoint."""
 
 import difflib
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,10 @@ class FileWeights:
         except BaseException:
             self._exit.close()
             raise
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: file.shape(name) for name, (_, file) in self._files.items()}
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None

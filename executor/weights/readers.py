@@ -1,5 +1,6 @@
 """The interface of what hands out a checkpoint's tensors, each rank only its shard. Knows names, not models."""
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,6 +17,11 @@ class Shard(NamedTuple):
 
 class WeightReader(Protocol):
     """Tensors by checkpoint name."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        """The shapes of all tensors; None if there is a tensor of any name."""
+        ...
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None

@@ -92,6 +92,8 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         num_kv_heads=kv_heads,
         head_dim=_positive_int(config, ("head_dim",), path, default=facts["hidden_size"] // heads),
         eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder or folder),
+        implementation="quire" if model.model_impl == "vllm" else model.model_impl,
+        trust_remote_code=model.trust_remote_code,
         **facts,
     )
 

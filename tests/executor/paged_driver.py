@@ -15,7 +15,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.executor.memory.kv_layout import KVLayout
-from quire.executor.models.base import Model, ModelContext, StepContext, Wanted
+from quire.executor.models.base import GivenRows, Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
@@ -106,7 +106,9 @@ class PagedDriver:
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
 
     @torch.inference_mode()
-    def step(self, new_tokens: dict[int, list[int]], *, only_last: bool = False) -> dict[int, Tensor]:
+    def step(
+        self, new_tokens: dict[int, list[int]], *, only_last: bool = False, given: GivenRows | None = None
+    ) -> dict[int, Tensor]:
         """Feeds each request its next tokens; returns logits [new tokens, vocab] of each, or [1, vocab] of the last."""
         rows = list(new_tokens)
         query_lens = np.array([len(new_tokens[row]) for row in rows])
@@ -122,7 +124,7 @@ class PagedDriver:
             query_lens = np.ones_like(query_lens)
             wanted = Wanted(self._tensor(ends), self._attention(query_lens, seq_lens, tables, slots[:, ends]))
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
-        step = StepContext(self._tensor(positions), self.caches, attention, wanted=wanted)
+        step = StepContext(self._tensor(positions), self.caches, attention, given=given, wanted=wanted)
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:
             self.tokens[row] += new_tokens[row]

@@ -54,8 +54,8 @@ def refusal(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 NEUTRAL = [
     *("-pp 1", "-pp=1", "--pipeline_parallel_size=1", "--nnodes 1", "--data-parallel-size 1", "--api-server-count 1"),
     *("--quantization none", "-q None", "--tokenizer-mode AUTO", "--task generate", "--runner generate"),
-    *("--convert none", "--model-impl quire", "--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
-    *("--no-enable-lora", "--no_enable_lora", "--no-enforce-eager", "--enforce-eager", "--trust-remote-code"),
+    *("--convert none", "--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
+    *("--no-enable-lora", "--no_enable_lora", "--no-enforce-eager", "--enforce-eager"),
     *("-O0", "-O 0", "-O=0", "-O2", "--compilation-config {}", "-cc.mode 0", "--speculative-config None"),
     *("--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt.video 0", "--no-disable-sliding-window"),
     *("--disable-log-requests", "--use-v2-block-manager", "--tokenizer-pool-size 4", "--guided-decoding-backend auto"),
@@ -104,7 +104,7 @@ def test_a_flag_without_its_value_is_told(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_keywords_that_ask_for_nothing_are_left_out() -> None:
-    neutral = {"enforce_eager": True, "trust_remote_code": False, "swap_space": 4, "enable_lora": None, "task": "auto"}
+    neutral = {"enforce_eager": True, "swap_space": 4, "enable_lora": None, "task": "auto"}
     neutral |= {
         "quantization": "none",
         "pipeline_parallel_size": 1,

@@ -1,0 +1,86 @@
+"""Attention of a Transformers model over our pages: the function that its modules call."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import LayerKV, kept_tokens
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers.masks import Visible
+from quire.executor.models.transformers.probe import AttentionCall
+from quire.ops.backend import AttentionForm
+
+_HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "cache_position", "return_dict"})
+
+
+class PagedAttention:
+    """Knows the layers by the order in which a forward pass calls it: each call has its own cache.
+
+    Attributes:
+        kv: the keys and values that each layer keeps of a sequence.
+    """
+
+    def __init__(self, context: ModelContext, calls: list[AttentionCall]) -> None:
+        """`calls` are those of a dry run on this rank.
+
+        Raises:
+            ModelLoadError: attention of a form that the operations lack.
+        """
+        self._ops = context.ops
+        self._rank = context.group.rank
+        self._forms = [_form(call) for call in calls]
+        self.kv = [
+            LayerKV(call.num_kv_heads, max(call.key_dim, call.value_dim), kept_tokens(form))
+            for call, form in zip(calls, self._forms, strict=True)
+        ]
+        self._step: StepContext | None = None
+        self._next = 0
+
+    def begin(self, step: StepContext) -> None:
+        """The calls that follow are those of one forward pass of `step`."""
+        self._step, self._next = step, 0
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **arguments: Any
+    ) -> tuple[Tensor, None]:
+        """`query` [1, heads, num_tokens, size], keys and values likewise → [1, num_tokens, heads, size of values]."""
+        assert self._step is not None
+        number, self._next = self._next, self._next + 1
+        pages, group = self._step.caches[number]
+        batch = self._step.attention[group]
+        form = self._forms[number]
+        sinks = arguments.get("s_aux")
+        if sinks is not None and form.sinks is None:
+            form = self._forms[number] = form._replace(sinks=self._own(sinks, query.shape[1]))
+        head_dim, value_dim = self.kv[number].head_dim, value.shape[3]
+        q, k, v = (_widened(x[0].transpose(0, 1), head_dim) for x in (query, key, value))
+        self._ops.write_kv(k, v, pages, batch.slot_mapping)
+        out = self._ops.attention(q, pages, batch, form)
+        return out[..., :value_dim].unsqueeze(0), None
+
+    def _own(self, sinks: Tensor, num_heads: int) -> Tensor:
+        """The sinks of this rank's heads, of which there are `num_heads`."""
+        sinks = sinks.flatten().to(torch.float32)
+        return sinks if len(sinks) == num_heads else sinks[self._rank * num_heads : (self._rank + 1) * num_heads]
+
+
+def _widened(x: Tensor, head_dim: int) -> Tensor:
+    """`x` [num_tokens, heads, size] with zeros after each head; they change no score."""
+    return x if x.shape[2] == head_dim else F.pad(x, (0, head_dim - x.shape[2]))
+
+
+def _form(call: AttentionCall) -> AttentionForm:
+    arguments = {name: value for name, value in call.arguments.items() if value is not None}
+    if arguments.pop("is_causal", True) is False:
+        raise ModelLoadError(f"{type(call.module).__name__} attends to later tokens, which is not supported.")
+    arguments.pop("s_aux", None)  # sinks are weights, which a dry run does not have
+    visible = call.mask or Visible(arguments.get("sliding_window"))
+    scale, softcap = arguments.pop("scaling", call.key_dim**-0.5), arguments.pop("softcap", None)
+    biases = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in _HARMLESS)
+    if biases:
+        raise ModelLoadError(f"{type(call.module).__name__} passes {', '.join(biases)} to attention, which is unknown.")
+    return AttentionForm(float(scale), window=visible.window, chunk=visible.chunk, softcap=softcap)

@@ -1,0 +1,144 @@
+"""A checkpoint under the names of Transformers' modules: renamed, fused and split as the library's own loader would.
+
+The rules are Transformers' (`conversion_mapping`); only the reading is ours, so a rank still reads its shard alone.
+"""
+
+import copy
+import re
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.readers import Shard, WeightReader
+
+
+class ModuleWeights:
+    """See `WeightReader`; names are those of a model's modules. A tied weight that is not stored is the other one.
+
+    Args:
+        transposed: names of weights that the model has as [in, out] and its reader as [out, in].
+    """
+
+    def __init__(self, weights: WeightReader, model: PreTrainedModel, transposed: Iterable[str]) -> None:
+        self._weights = weights
+        self._config = model.config
+        self._transposed = frozenset(transposed)
+        self._tied: Mapping[str, str] = dict(model.all_tied_weights_keys)
+        self._model = types.SimpleNamespace(get_parameter=model.state_dict().__getitem__)  # for conversions
+        self._sources: dict[str, str] = {}  # stored name, by the module's
+        self._conversions: dict[str, tuple[WeightConverter, str, list[tuple[str, str]]]] = {}
+        self._converted: dict[str, Tensor] = {}  # not read yet
+        if weights.shapes is not None:
+            self._map_names(model, weights.shapes)
+
+    def has(self, name: str) -> bool:
+        """Whether `read` finds the tensor."""
+        is_known = self._weights.shapes is None or name in self._sources or name in self._conversions
+        return is_known or (name in self._tied and self.has(self._tied[name]))
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """See `WeightReader.read`."""
+        if name in self._transposed:
+            flipped = None if shard is None else shard._replace(dim=1 - shard.dim)
+            return self._read(name, shape[::-1], flipped, dtype).t().contiguous()
+        return self._read(name, shape, shard, dtype)
+
+    @property
+    def shapes(self) -> None:
+        """See `WeightReader`."""
+        return None
+
+    def close(self) -> None:
+        """The reader below is closed by whoever opened it."""
+
+    def _read(self, name: str, shape: tuple[int, ...], shard: Shard | None, dtype: torch.dtype | None) -> Tensor:
+        if name in self._conversions:
+            whole = self._convert(name)
+            if tuple(whole.shape) != tuple(shape):
+                raise ModelLoadError(
+                    f"Tensor {name!r}, made of {self._conversions[name][2][0][1]!r} and others, is "
+                    f"{list(whole.shape)}; config.json asks for {list(shape)}."
+                )
+            whole = whole if dtype is None else whole.to(dtype)
+            return whole if shard is None else whole.narrow(shard.dim, shard.start, shard.stop - shard.start).clone()
+        stored = self._sources.get(name, name)
+        if stored == name and self._weights.shapes is not None and name not in self._sources and name in self._tied:
+            return self._read(self._tied[name], shape, shard, dtype)
+        return self._weights.read(stored, shape, shard, dtype)
+
+    def _map_names(self, model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        transforms = get_model_conversion_mapping(model)
+        renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+        converters = [each for each in transforms if isinstance(each, WeightConverter)]
+        by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+        wanted = model.state_dict()
+        parts: dict[str, list[tuple[str, str]]] = {}
+        for stored in sorted(shapes, key=dot_natural_key):
+            name, pattern = rename_source_key(stored, renamings, converters, model.base_model_prefix, wanted)
+            if name not in wanted and stored in wanted:
+                name, pattern = stored, None
+            if pattern is None:
+                self._sources[name] = stored
+            else:
+                parts.setdefault(name, []).append((pattern, stored))
+        for name, sources in parts.items():
+            converter = by_pattern[sources[0][0]]
+            for target in converter.target_patterns:
+                self._conversions[name.replace(converter.target_patterns[0], target)] = (converter, name, sources)
+
+    def _convert(self, name: str) -> Tensor:
+        """A tensor that is made of others; those made with it wait until they are read."""
+        if name not in self._converted:
+            converter, first, sources = self._conversions[name]
+            conversion = copy.deepcopy(converter)
+            for pattern, stored in sources:
+                assert self._weights.shapes is not None
+                tensor = self._weights.read(stored, self._weights.shapes[stored])
+                conversion.add_tensor(first, stored, pattern, tensor)  # type: ignore[arg-type]
+            made: dict[str, Any] = conversion.convert(first, model=self._model, config=self._config)
+            self._converted |= {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
+        return self._converted.pop(name)
+
+
+def fill(model: PreTrainedModel, weights: ModuleWeights, device: torch.device) -> None:
+    """Reads the parameters and buffers that `model` still has of its own.
+
+    Those that a checkpoint may lack, such as tables of sines, are computed as Transformers computes them.
+    """
+    optional = [*(model._keys_to_ignore_on_load_missing or []), *(model._keys_to_ignore_on_load_unexpected or [])]
+    for prefix, module in model.named_modules():
+        is_computed = False
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or not parameter.is_meta:
+                continue
+            full = f"{prefix}.{name}" if prefix else name
+            if not weights.has(full) and any(re.search(pattern, full) for pattern in optional):
+                value, is_computed = torch.zeros(parameter.shape, dtype=parameter.dtype), True
+            else:
+                value = weights.read(full, tuple(parameter.shape), dtype=parameter.dtype)
+            module._parameters[name] = nn.Parameter(value, requires_grad=False)
+        if is_computed:
+            model._init_weights(module)
+        _fill_buffers(module, prefix, weights)
+    nn.Module.to(model, device)
+
+
+def _fill_buffers(module: nn.Module, prefix: str, weights: ModuleWeights) -> None:
+    for name, buffer in list(module._buffers.items()):
+        full = f"{prefix}.{name}" if prefix else name
+        if buffer is not None and name not in module._non_persistent_buffers_set and weights.has(full):
+            module._buffers[name] = weights.read(full, tuple(buffer.shape), dtype=buffer.dtype)

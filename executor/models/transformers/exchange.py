@@ -1,0 +1,180 @@
+"""Puts our layers in the places of a Transformers model's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
+from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.matching import GatedForm, read_gated, read_norm
+from quire.executor.models.transformers.probe import Findings, is_linear, sizes_of
+from quire.executor.models.transformers.splits import Split
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The exchange of one model's parts, whose weights `context` reads under their modules' names."""
+
+    model: PreTrainedModel
+    context: ModelContext
+    findings: Findings
+    splits: Mapping[nn.Module, Split]
+
+    def run(self) -> None:
+        """Exchanges all parts that have a counterpart. Others stay, with their parameters on the meta device."""
+        names = {module: name for name, module in self.model.named_modules()}
+        self._exchange_ends(names)
+        self._exchange_gated(names)
+        self._exchange_fused(names)
+        for name, module in list(self.model.named_modules()):
+            if module in self.splits and is_linear(module) and name:
+                self._put(name, self._linear(name, module))
+            elif name and (norm := read_norm(module)) is not None:
+                weight = self.context.read(f"{name}.weight", tuple(module.weight.shape))
+                # In place, on a copy: a sum that makes a new tensor imports torch's compiler in a dry build.
+                weight = weight.to(torch.float32, copy=True).add_(1) if norm.is_offset else weight
+                self._put(name, parts.RMSNorm(self.context.ops, weight, norm.eps))
+
+    def _put(self, name: str, part: nn.Module) -> None:
+        parent, _, child = name.rpartition(".")
+        self.model.get_submodule(parent)._modules[child] = part
+
+    # ---------------------------------------------------------------------------------------------- vocabulary
+
+    def _exchange_ends(self, names: Mapping[nn.Module, str]) -> None:
+        """The embedding of tokens and the head over them."""
+        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        rows = None
+        if embedding in names and (scale := _embedding_scale(embedding)) is not None:
+            rows, start = self._vocabulary_rows(f"{names[embedding]}.weight", embedding.get_parameter("weight").shape)
+            self._put(names[embedding], parts.Embedding(self.context, rows, start, scale))
+        if type(head) is nn.Linear and head not in self.findings.raw:
+            name = names[head]
+            source = f"{name}.weight"
+            is_tied = (
+                embedding in names and self.model.all_tied_weights_keys.get(source) == f"{names[embedding]}.weight"
+            )
+            if not is_tied or rows is None:
+                rows, _ = self._vocabulary_rows(source, head.weight.shape)
+            bias = None
+            if head.bias is not None:
+                bias, _ = self._vocabulary_rows(f"{name}.bias", head.bias.shape)
+            self._put(name, parts.Head(self.context, rows, bias, head.out_features))
+
+    def _vocabulary_rows(self, name: str, shape: torch.Size) -> tuple[Tensor, int]:
+        """This rank's rows, and the index of their first one; equally many on each rank, zeros past the end."""
+        group = self.context.group
+        count = -(-shape[0] // group.size)
+        start = min(group.rank * count, shape[0])
+        rows = self.context.read(name, tuple(shape), Shard(0, start, min(start + count, shape[0])))
+        return parts.padded(rows, count), start
+
+    # ------------------------------------------------------------------------------------------- linear layers
+
+    def _exchange_gated(self, names: Mapping[nn.Module, str]) -> None:
+        order: dict[str, list[tuple[str, nn.Module]]] = {}
+        for module, _ in self.findings.inputs:
+            parent, _, child = names[module].rpartition(".")
+            order.setdefault(parent, []).append((child, module))
+        for parent, called in order.items():
+            layers = dict(called)
+            network = self.model.get_submodule(parent)
+            weighty = {part for part in network.modules() if any(True for _ in part.parameters(recurse=False))}
+            is_whole = weighty == set(layers.values()) <= set(self.splits) and all(map(_is_plain, weighty))
+            if is_whole and len(layers) == len(called) in (2, 3):
+                form = read_gated(network, list(layers))
+                if form is not None:
+                    self._put(parent, self._gated(parent, layers, form))
+
+    def _gated(self, name: str, layers: Mapping[str, nn.Module], form: GatedForm) -> parts.MLP:
+        gate, up, down = (layers[each] for each in (form.gate, form.up, form.down))
+        size, width = sizes_of(down)
+        own = self.context.shard(0, size, "intermediate (feed-forward) dimensions")
+        starts = (0, 0) if gate is not up else (0, size) if form.is_gate_first else (size, 0)
+        gate_part, up_part = (
+            Part(f"{name}.{each}", sizes_of(layers[each])[1], Shard(0, start + own.start, start + own.stop))
+            for each, start in zip((form.gate, form.up), starts, strict=True)
+        )
+        gate_up = GatedLinear(
+            self.context, gate_part, up_part, width, form.activation, bias=gate.bias is not None
+        )  # fmt: skip
+        down_shard = Shard(1, own.start, own.stop)
+        return parts.MLP(
+            gate_up, RowLinear(self.context, f"{name}.{form.down}", size, width, down_shard, bias=down.bias is not None)
+        )
+
+    def _exchange_fused(self, names: Mapping[nn.Module, str]) -> None:
+        """Fuses linear layers of one module that get the same tensor."""
+        groups: dict[tuple[str, int, bool], list[nn.Module]] = {}
+        for module, x in self.findings.inputs:
+            is_current = module in self.splits and self.model.get_submodule(names[module].rpartition(".")[0])
+            if (
+                is_current
+                and self.splits[module].style in ("whole", "column")
+                and _is_there(self.model, names[module], module)
+            ):
+                parent = names[module].rpartition(".")[0]
+                groups.setdefault((parent, id(x), module.bias is not None), []).append(module)
+        for (_, _, has_bias), members in groups.items():
+            if len(members) < 2 or len(set(members)) < len(members):
+                continue
+            column_parts = [Part(names[each], sizes_of(each)[1], self.splits[each].shard) for each in members]
+            layer = ColumnLinear(self.context, column_parts, sizes_of(members[0])[0], bias=has_bias)
+            fused = parts.FusedLinear(layer, [part.shard.stop - part.shard.start for part in column_parts])
+            for index, each in enumerate(members):
+                self._put(names[each], parts.FusedPart(fused, index))
+
+    def _linear(self, name: str, module: nn.Module) -> nn.Module:
+        num_inputs, num_outputs = sizes_of(module)
+        style, shard = self.splits[module]
+        has_bias = module.bias is not None
+        if style in ("row", "split_input"):
+            row = RowLinear(self.context, name, num_inputs, num_outputs, shard, bias=has_bias)
+            if style == "split_input":
+                return parts.SplitInputLinear(row, shard.start, shard.stop)
+            return parts.Linear(row, shard.stop - shard.start, num_outputs)
+        column = ColumnLinear(self.context, [Part(name, num_outputs, shard)], num_inputs, bias=has_bias)
+        if style == "gather":
+            return parts.GatheredLinear(self.context, column)
+        return parts.Linear(column, num_inputs, shard.stop - shard.start)
+
+
+def transposed_weights(model: nn.Module, splits: Mapping[nn.Module, Split]) -> list[str]:
+    """Names of the weights that Transformers keeps as [in, out], of layers that will be exchanged."""
+    return [f"{name}.weight" for name, module in model.named_modules() if type(module) is Conv1D and module in splits]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return type(module) is nn.Linear
+
+
+def _is_there(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether the module is still the model's own, and its parents are."""
+    try:
+        return model.get_submodule(name) is module
+    except AttributeError:
+        return False
+
+
+def _embedding_scale(embedding: nn.Module) -> float | None:
+    """What an embedding multiplies its rows by; None if it does something else."""
+    if type(embedding) is nn.Embedding:
+        return 1.0
+    if not isinstance(embedding, nn.Embedding) or len(list(embedding.parameters())) != 1:
+        return None
+    small = nn.Embedding(3, embedding.embedding_dim)
+    twin = embedding.__new__(type(embedding))
+    twin.__dict__ = {**embedding.__dict__, "_parameters": {"weight": small.weight.detach()}}
+    try:
+        factors = twin(torch.tensor([1, 2])) / small(torch.tensor([1, 2]))
+    except Exception:  # a subclass of any code that needs more than token ids
+        return None
+    factor = factors.flatten()[0].item()
+    return factor if torch.allclose(factors, torch.full_like(factors, factor)) else None

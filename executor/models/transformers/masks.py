@@ -1,0 +1,77 @@
+"""What a model's attention mask means, read off Transformers' mask function: which tokens does a token see?"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch index, head, query position, key position) → whether the query sees the key; all are single numbers."""
+
+_FAR = 1 << 24
+"""A position past every window."""
+
+
+class Visible(NamedTuple):
+    """The tokens before it that a token sees; see `AttentionForm`."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+class Mask(Tensor):
+    """A mask that knows what it means. Whatever a model makes of it, such as a slice, no longer does."""
+
+    visible: Visible | None = None
+
+    @classmethod
+    def build(
+        cls, batch_size: int, q_length: int, kv_length: int, *_: Any, mask_function: MaskFunction, **__: Any
+    ) -> "Mask":
+        """A function for `AttentionMaskInterface`.
+
+        Raises:
+            ModelLoadError: a mask that is neither causal, nor a window, nor chunks.
+        """
+        mask = torch.ones(batch_size, 1, q_length, kv_length, dtype=torch.bool).tril().as_subclass(cls)
+        mask.visible = read_mask(mask_function)
+        return mask
+
+
+def read_mask(function: MaskFunction) -> Visible:
+    """The meaning of a mask function, by asking it about tokens far from the start.
+
+    Raises:
+        ModelLoadError: see `Mask.build`.
+    """
+
+    zero = torch.tensor(0)
+
+    def sees(query: int, key: int) -> bool:
+        return bool(function(zero, zero, torch.tensor(query), torch.tensor(key)))
+
+    def first_seen(query: int) -> int:
+        """The first key that `query` sees; keys between it and the query are seen."""
+        low, high = 0, query
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if sees(query, middle) else (middle + 1, high)
+        return low
+
+    if sees(_FAR, _FAR + 1):
+        raise ModelLoadError("The model's attention sees later tokens, which only a whole sequence has.")
+    first = first_seen(_FAR)
+    if first == 0:
+        return Visible()
+    if first_seen(_FAR + 1) == first + 1:
+        return Visible(window=_FAR - first + 1)
+    low, high = first, _FAR + 1  # a chunk ends before the first query that does not see `first`
+    while first_seen(high) == first:
+        high += high - first
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if first_seen(middle) == first else (low, middle)
+    return Visible(chunk=high - first)

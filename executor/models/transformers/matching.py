@@ -1,0 +1,102 @@
+"""Recognises modules by what they compute, not by their names: small copies of them are compared with formulas."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.ops.backend import Activation
+
+_TOLERANCE = 1e-5
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class NormForm(NamedTuple):
+    """A root-mean-square norm: its epsilon, and whether it multiplies by the weight plus 1."""
+
+    eps: float
+    is_offset: bool
+
+
+class GatedForm(NamedTuple):
+    """A gated feed-forward network by the names of its linear layers; `gate` is `up` if one layer computes both."""
+
+    gate: str
+    up: str
+    down: str
+    activation: Activation
+    is_gate_first: bool  # in a layer that computes both
+
+
+def read_norm(norm: nn.Module) -> NormForm | None:
+    """The form of a module if it is a root-mean-square norm with one weight, else None."""
+    weight = norm._parameters.get("weight")
+    if weight is None or weight.dim() != 1 or len(norm._parameters) != 1 or norm._modules or norm._buffers:
+        return None
+    numbers = [value for name, value in vars(norm).items() if "eps" in name and isinstance(value, float)]
+    if len(numbers) != 1:
+        return None
+    small = _shallow(norm)
+    tensor, x = torch.linspace(0.3, 2.0, len(weight)), _example(3, len(weight)) * 0.01
+    small._parameters = {"weight": nn.Parameter(tensor, requires_grad=False)}
+    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + numbers[0])
+    for is_offset in (False, True):
+        if _computes(small, x, scaled * (tensor + is_offset)):
+            return NormForm(numbers[0], is_offset)
+    return None
+
+
+def read_gated(network: nn.Module, order: Sequence[str]) -> GatedForm | None:
+    """The form of a module if it is a gated feed-forward network, else None.
+
+    Args:
+        order: the names of its two or three linear layers in the order of their calls.
+    """
+    width, size = 8, 12
+    small = _shallow(network)
+    x = _example(3, width)
+    *first, down = order
+    outputs = size if len(first) == 2 else 2 * size
+    layers = {name: nn.Linear(width, outputs, bias=False) for name in first}
+    layers[down] = nn.Linear(size, width, bias=False)
+    for index, layer in enumerate(layers.values()):
+        layer.weight.data = _example(*layer.weight.shape).roll(index, 0) * width**-0.5
+    small._modules = {**small._modules, **layers}
+    if len(first) == 2:
+        candidates = [(gate, up, True) for gate, up in (first, first[::-1])]
+    else:
+        candidates = [(first[0], first[0], True), (first[0], first[0], False)]
+    for gate, up, is_gate_first in candidates:
+        a, b = (layers[gate](x), layers[up](x)) if gate != up else layers[gate](x).chunk(2, dim=-1)
+        if not is_gate_first:
+            a, b = b, a
+        for activation, function in _ACTIVATIONS.items():
+            if _computes(small, x, layers[down](function(a) * b)):
+                return GatedForm(gate, up, down, activation, is_gate_first)
+    return None
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    """A copy whose parts can be replaced."""
+    twin = copy.copy(module)
+    twin.__dict__ = dict(module.__dict__)
+    return twin
+
+
+def _example(rows: int, columns: int) -> Tensor:
+    return torch.arange(rows * columns).mul(0.37).sin().view(rows, columns)
+
+
+def _computes(module: nn.Module, x: Tensor, expected: Tensor) -> bool:
+    try:
+        got = module(x.unsqueeze(0))
+    except Exception:  # a module of any code that cannot take these inputs is another kind
+        return False
+    is_alike = isinstance(got, Tensor) and got.shape == (1, *expected.shape)
+    return is_alike and torch.allclose(got[0].float(), expected, rtol=_TOLERANCE, atol=_TOLERANCE)

@@ -1,0 +1,159 @@
+"""Our layers as torch modules: what takes the place of a Transformers model's own."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
+from quire.ops.backend import Backend
+
+
+class Linear(nn.Module):
+    """A linear layer: [..., in] → [..., out].
+
+    Attributes:
+        in_features: inputs on this rank.
+        out_features: outputs on this rank.
+    """
+
+    def __init__(self, layer: ColumnLinear | RowLinear, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self._layer = layer
+        self.in_features = in_features
+        self.out_features = out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer whose outputs are computed by all ranks and put together on each."""
+
+    def __init__(self, context: ModelContext, layer: ColumnLinear) -> None:
+        super().__init__()
+        self._layer = layer
+        self._group = context.group
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self._group.all_gather(self._layer(x.reshape(-1, x.shape[-1])))
+        return out.view(*x.shape[:-1], -1)
+
+
+class SplitInputLinear(nn.Module):
+    """A row layer that is given whole inputs, of which each rank takes its part."""
+
+    def __init__(self, layer: RowLinear, start: int, stop: int) -> None:
+        super().__init__()
+        self._layer = layer
+        self._own = slice(start, stop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._layer(x.reshape(-1, x.shape[-1])[:, self._own]).view(*x.shape[:-1], -1)
+
+
+class FusedLinear:
+    """Linear layers with the same input, in one product. The first that is called computes all."""
+
+    def __init__(self, layer: ColumnLinear, sizes: Sequence[int]) -> None:
+        self._layer = layer
+        self._sizes = list(sizes)
+        self._input: Tensor | None = None
+        self._outputs: list[Tensor | None] = []
+
+    def __call__(self, x: Tensor, index: int) -> Tensor:
+        """The outputs of layer `index`, [..., its size]."""
+        out = self._outputs[index] if x is self._input else None
+        if out is None:
+            outputs = self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+            self._input, self._outputs = x, list(outputs.split(self._sizes, dim=-1))
+            out = self._outputs[index]
+            assert out is not None
+        self._outputs[index] = None
+        if not any(other is not None for other in self._outputs):
+            self._input = None  # the memory of inputs and outputs is not held any longer than needed
+        return out
+
+
+class FusedPart(nn.Module):
+    """One of the layers of a `FusedLinear`."""
+
+    def __init__(self, fused: FusedLinear, index: int) -> None:
+        super().__init__()
+        self._fused = fused
+        self._index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._fused(x, self._index)
+
+
+class MLP(nn.Module):
+    """`down(activation(gate(x)) * up(x))`."""
+
+    def __init__(self, gate_up: GatedLinear, down: RowLinear) -> None:
+        super().__init__()
+        self._gate_up = gate_up
+        self._down = down
+
+    def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
+        return self._down(self._gate_up(x.reshape(-1, x.shape[-1]))).view(x.shape)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension of [..., size]."""
+
+    def __init__(self, ops: Backend, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self._ops = ops
+        self._weight = weight
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() in (3, 4) and len(x) == 1:  # all tokens, perhaps with heads that lie apart in memory
+            return self._ops.rms_norm(x[0], self._weight, self._eps).view(x.shape)
+        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self._weight, self._eps).view(x.shape)
+
+
+class Embedding(nn.Module):
+    """Token ids → rows of the table times `scale`, of which each rank holds some."""
+
+    def __init__(self, context: ModelContext, rows: Tensor, start: int, scale: float) -> None:
+        super().__init__()
+        self._ops = context.ops
+        self._group = context.group
+        self._rows = rows
+        self._start = start
+        self._scale = scale
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return self._embed(token_ids.reshape(-1)).view(*token_ids.shape, -1)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if self._group.size == 1:
+            return self._ops.take_rows(self._rows, token_ids, self._scale)
+        local = token_ids - self._start
+        is_elsewhere = (local < 0) | (local >= len(self._rows))
+        rows = self._ops.take_rows(self._rows, local.masked_fill(is_elsewhere, 0), self._scale)
+        return self._group.all_reduce(rows.masked_fill(is_elsewhere.unsqueeze(1), 0))
+
+
+class Head(nn.Module):
+    """[..., hidden] → the logits of all tokens, of which each rank computes some."""
+
+    def __init__(self, context: ModelContext, rows: Tensor, bias: Tensor | None, vocab_size: int) -> None:
+        super().__init__()
+        self._ops = context.ops
+        self._group = context.group
+        self._vocab_size = vocab_size
+        self._packed = context.ops.pack_linear(rows, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self._group.all_gather(self._ops.linear(x.reshape(-1, x.shape[-1]), self._packed))
+        return logits[:, : self._vocab_size].view(*x.shape[:-1], -1)
+
+
+def padded(rows: Tensor, count: int) -> Tensor:
+    """`rows` [n, ...] with zeros after them, [count, ...]."""
+    missing = count - len(rows)
+    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows

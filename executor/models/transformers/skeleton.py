@@ -1,0 +1,113 @@
+"""The checkpoint's own class of Transformers, built without memory for its weights.
+
+Parameters lie on torch's meta device. Buffers, such as the frequencies of rotary embeddings, are computed as usual.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+
+
+class UnknownModelError(ModelLoadError):
+    """Transformers has no such model."""
+
+
+def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> PreTrainedModel:
+    """The model of `spec` for inference, its parameters without memory.
+
+    Raises:
+        UnknownModelError: Transformers has no such model.
+        ModelLoadError: Transformers cannot build it from this config.json.
+    """
+    try:
+        config = _config(spec)
+        model_class = _model_class(spec)
+        with _parameters_on_meta(), no_init_weights():
+            # torch's eager attention is never run: it is the one implementation that every class has.
+            model = model_class._from_config(config, dtype=dtype, attn_implementation="eager")
+    except UnknownModelError:
+        raise
+    except Exception as error:  # a config that Transformers rejects may raise anything
+        raise ModelLoadError(
+            f"Transformers {transformers.__version__} cannot build {spec.architecture} from config.json of "
+            f"{spec.name}: {type(error).__name__}: {error}"
+        ) from error
+    _fix_rotary_length(model, max_model_len)
+    return model.eval()
+
+
+def _config(spec: ModelSpec) -> PretrainedConfig:
+    values = dict(spec.hf_config)
+    if "AutoConfig" in values.get("auto_map", {}) and spec.trust_remote_code:
+        return AutoConfig.from_pretrained(spec.path, trust_remote_code=True, local_files_only=True)
+    model_type = values.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING:
+        raise UnknownModelError(f"Transformers does not know model_type {model_type!r} of {spec.name}.")
+    values.pop("dtype", None)
+    values.pop("torch_dtype", None)
+    return CONFIG_MAPPING[model_type].from_dict(values)
+
+
+def _model_class(spec: ModelSpec) -> Any:
+    own_code = spec.hf_config.get("auto_map", {}).get("AutoModelForCausalLM")
+    if own_code and spec.trust_remote_code:
+        return transformers.dynamic_module_utils.get_class_from_dynamic_module(own_code, spec.path)
+    found = getattr(transformers, spec.architecture, None)
+    if found is not None and issubclass(found, PreTrainedModel):
+        return found
+    raise UnknownModelError(f"Transformers has no class {spec.architecture!r}, which config.json of {spec.name} names.")
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters of modules that are made meanwhile move to the meta device when a module takes them."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(module, name, param)
+        if param is not None and not param.is_meta:
+            module._parameters[name] = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _fix_rotary_length(model: nn.Module, max_model_len: int) -> None:
+    """Stretches rotary embeddings that follow the longest sequence so far to the longest there can be, for good.
+
+    A request's tokens must not depend on its neighbours.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        by_type = kinds if isinstance(kinds, dict) else {None: kinds}
+        growing = [kind for kind, name in by_type.items() if name == "longrope" or "dynamic" in str(name)]
+        for kind in growing:
+            arguments = {} if kind is None else {"layer_type": kind}
+            module(torch.zeros(1), torch.tensor([[max_model_len - 1]]), **arguments)
+        if growing:
+            fixed = {kind: "fixed" if kind in growing else name for kind, name in by_type.items()}
+            vars(module)["rope_type"] = fixed if isinstance(kinds, dict) else "fixed"
+
+
+def takes(module: nn.Module, argument: str) -> bool:
+    """Whether a module's `forward` names `argument`."""
+    return argument in inspect.signature(module.forward).parameters
+
+
+def first_tensor(values: Any) -> Tensor:
+    """The main output of a module: a tensor, or the first of a tuple or `ModelOutput`."""
+    return values if isinstance(values, Tensor) else values[0]

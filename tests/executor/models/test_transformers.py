@@ -1,0 +1,183 @@
+"""Models in Transformers' implementation with our parts: against the library itself, and against our own files."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Lock
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.config.load import LoadConfig
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.memory.dry_build import dry_build, held_bytes
+from quire.executor.models.base import GivenRows
+from quire.executor.models.transformers.masks import Visible, read_mask
+from quire.executor.models.transformers.model import TransformersModel
+from quire.executor.models.transformers.parts import MLP, FusedPart, RMSNorm
+from quire.executor.parallel.groups import ParallelGroup
+from tests.executor.models.test_models import VARIANTS, expected_logprobs, prompts
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+
+torch.set_num_threads(1)
+
+
+def universal_spec(folder: Path, **options: Any) -> ModelSpec:
+    return msgspec.structs.replace(read_spec(folder, **options), implementation="transformers")
+
+
+def feed_in_chunks(driver: PagedDriver, token_ids: list[int]) -> Tensor:
+    """Logits at all positions of request 0, in chunks of odd sizes, some beside another request."""
+    got, position = [], 0
+    for size in [16, 1, 30, 20, *[1] * len(token_ids)]:
+        part = token_ids[position : position + size]
+        if part:
+            got.append(driver.step({1: [7, 8, 9, 10], 0: part} if position % 3 == 0 else {0: part})[0])
+        position += size
+    return torch.cat(got)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("gemma3-window", "gemma3-pattern-window", "llama-tied", "llama-biases", "llama-multi-query"),
+        *("llama-shards", "llama-yarn-rope", "mistral-window", "qwen2-window", "qwen3-window"),
+    ],
+)
+def test_log_probabilities_are_those_of_transformers(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    folder = checkpoint(family, **options)
+    spec = universal_spec(folder)
+    model = load_model(spec)
+    assert isinstance(model, TransformersModel)
+    token_ids = prompts(1, spec.vocab_size)[0] + list(range(5, 70))
+    driver = PagedDriver(model, 2, 200, block_size=4 if "window" in variant else 16)
+    got = feed_in_chunks(driver, token_ids).log_softmax(dim=-1)
+    torch.testing.assert_close(got, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
+    assert model.kv_layers == load_model(read_spec(folder)).kv_layers
+
+    many = prompts(5, spec.vocab_size)
+    together = PagedDriver(model, len(many), 128).greedy(many, 8)
+    assert together[3] == PagedDriver(model, 1, 128).greedy([many[3]], 8)[0]
+
+
+def test_the_parts_of_a_dense_model_are_ours(checkpoint: Checkpoints) -> None:
+    model = load_model(universal_spec(checkpoint("qwen3")))
+    assert isinstance(model, TransformersModel)
+    layer = model._backbone.layers[0]
+    assert isinstance(layer.mlp, MLP)
+    assert isinstance(layer.input_layernorm, RMSNorm)
+    assert isinstance(layer.self_attn.q_norm, RMSNorm)
+    projections = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+    assert all(isinstance(part, FusedPart) for part in projections)
+    assert len({id(part._fused) for part in projections}) == 1
+    assert not list(model._backbone.parameters()), "a weight is in the original's form"
+
+
+def test_last_tokens_alone_and_given_rows(checkpoint: Checkpoints) -> None:
+    spec = universal_spec(checkpoint("gemma3"))
+    model = load_model(spec)
+    whole, last = PagedDriver(model, 2, 64), PagedDriver(model, 2, 64)
+    feed = {0: [3, 4, 5, 6], 1: [9, 8]}
+    expected, got = whole.step(feed), last.step(feed, only_last=True)
+    for row in feed:
+        torch.testing.assert_close(got[row], expected[row][-1:], atol=1e-5, rtol=0)
+
+    native = load_model(read_spec(checkpoint("gemma3")))
+    rows = GivenRows(torch.tensor([1, 3]), torch.randn(2, spec.hidden_size))
+    results = [
+        PagedDriver(each, 1, 64).step({0: [3, 4, 5, 6, 7]}, given=rows)[0] for each in (model, native)
+    ]  # fmt: skip
+    torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=0)
+    assert not torch.allclose(results[0], PagedDriver(model, 1, 64).step({0: [3, 4, 5, 6, 7]})[0])
+
+
+class ThreadGroup(ParallelGroup):
+    """One rank of a group of threads."""
+
+    def __init__(self, rank: int, size: int, barrier: Barrier, slots: list[Tensor | None]) -> None:
+        super().__init__(rank, size)
+        self._barrier, self._slots = barrier, slots
+
+    def _exchange(self, x: Tensor, join: Callable[[list[Any]], Tensor]) -> Tensor:
+        self._slots[self.rank] = x.clone()
+        self._barrier.wait(timeout=60)
+        joined = join(self._slots)
+        self._barrier.wait(timeout=60)
+        return joined
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._exchange(x, lambda parts: torch.stack(parts).sum(0))
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return self._exchange(x, lambda parts: torch.cat(parts, dim))
+
+
+def on_ranks(size: int, run: Callable[[ParallelGroup], Any]) -> list[Any]:
+    """The results of `run` on each rank of a group."""
+    barrier, slots = Barrier(size), [None] * size
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: run(ThreadGroup(rank, size, barrier, slots)), range(size)))
+
+
+@pytest.mark.parametrize(("family", "options"), [("llama", {"tie": True}), ("qwen3", {"vocab_size": 321})])
+def test_two_ranks_compute_what_one_does(family: str, options: dict[str, Any], checkpoint: Checkpoints) -> None:
+    folder = checkpoint(family, **options)
+    spec = universal_spec(folder)
+    token_ids = prompts(1, spec.vocab_size)[0]
+    building = Lock()
+
+    def run(group: ParallelGroup) -> tuple[Tensor, int, list[int]]:
+        with building:  # ranks are processes, and do not share Transformers' tables
+            model = load_model(spec, group=group)
+            num_bytes = held_bytes(dry_build(spec, model_context(spec, group=group)))
+        heads = [layer.num_kv_heads for layer in model.kv_layers]
+        return PagedDriver(model, 1, 100).step({0: token_ids})[0].log_softmax(-1), num_bytes, heads
+
+    ranks = on_ranks(2, run)
+    for logprobs, _, heads in ranks:
+        torch.testing.assert_close(logprobs, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
+        assert heads == [1, 1]
+    assert ranks[0][1] < 0.6 * held_bytes(dry_build(spec, model_context(spec)))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama"])
+def test_a_dry_build_counts_what_is_held(family: str, checkpoint: Checkpoints) -> None:
+    spec = universal_spec(checkpoint(family), dtype="bfloat16")
+    counted = held_bytes(dry_build(spec, model_context(spec)))
+    assert counted == held_bytes(load_model(spec))
+
+
+def test_random_weights(checkpoint: Checkpoints) -> None:
+    spec = universal_spec(checkpoint("llama"))
+    logits = [
+        PagedDriver(load_model(each, load=LoadConfig(load_format="dummy")), 1, 64).step({0: [3, 4, 5]})[0]
+        for each in (spec, read_spec(checkpoint("llama")))
+    ]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)
+
+
+def test_masks_are_read_by_what_they_let_through() -> None:
+    def windowed(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key > query - 4096)
+
+    def chunked(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key // 8191 == query // 8191)
+
+    assert read_mask(lambda _, __, query, key: key <= query) == Visible()
+    assert read_mask(windowed) == Visible(window=4096)
+    assert read_mask(chunked) == Visible(chunk=8191)
+    with pytest.raises(ModelLoadError, match="sees later tokens"):
+        read_mask(lambda _, __, query, key: key == key)
+
+
+def test_models_that_cannot_share_a_step_are_refused_by_name(checkpoint: Checkpoints) -> None:
+    spec = universal_spec(checkpoint("llama"), architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(ModelLoadError, match=r"LlamaForSequenceClassification of .* generates no text"):
+        load_model(spec)
+    with pytest.raises(ModelLoadError, match="knows neither it nor model_type 'foo'"):
+        load_model(universal_spec(checkpoint("llama"), model_type="foo", architectures=["FooForCausalLM"]))
