@@ -14,8 +14,8 @@
 namespace quire {
 namespace {
 
-constexpr long TOKENS = 32;   // tokens of one head that a thread takes at a time: a weight is widened once for BLOCK
-constexpr int VECTORS = 2 * BLOCK;  // sums that are in registers at once
+constexpr long TOKENS = 30;  // tokens of one head that a thread takes at a time
+constexpr int TOGETHER = 6;  // tokens whose sums are in registers at once: a weight is widened once for all of them
 constexpr long MOST_INPUTS = 1024;
 constexpr double WORTH_THREADS = 1e5;  // multiplications below which one thread works alone
 
@@ -43,11 +43,11 @@ void multiply_rest(const float* x, const T* weight, long inputs, long outputs, l
 // `rows` tokens of one head.
 template <class T>
 void multiply_rows(const float* x, long rows, const T* weight, long inputs, long outputs, T* out, long out_stride) {
-    for (long row = 0; row < rows; row += BLOCK) {
+    for (long row = 0; row < rows; row += TOGETHER) {
         const float* from = x + row * MOST_INPUTS;
         T* to = out + row * out_stride;
-        with_rows<BLOCK>(std::min<long>(BLOCK, rows - row), [&](auto constant) {
-            constexpr int ROWS = constant(), N = VECTORS / (ROWS > 2 ? BLOCK : ROWS);
+        with_rows<TOGETHER>(std::min<long>(TOGETHER, rows - row), [&](auto constant) {
+            constexpr int ROWS = constant(), N = ROWS > 2 ? 2 : 8 / ROWS;
             long o = 0;
             for (; o + N * LANES <= outputs; o += N * LANES)
                 multiply_head<ROWS, N>(from, weight + o, inputs, outputs, to + o, out_stride);

@@ -2,7 +2,7 @@
 //
 // A query of one head is a "row". The work is cut into items: up to ROWS rows of a request, query by query, against all
 // or some keys. One thread takes an item and walks over its keys in tiles of KEYS. Each tile is widened to float32 once
-// for all rows, and laid out twice: as values, [KEYS][rank + rotary_dim], and transposed, as keys. Then scores =
+// for all rows, and laid out twice: as values, [KEYS][rank + rotary_dim], and transposed, as keys, in panels. Then scores =
 // queries * keys and out += weights * values are the same small matrix product (tiles.h), with an online softmax
 // between them (softmax.h).
 //
@@ -28,6 +28,8 @@ namespace quire {
 namespace {
 
 constexpr long ROWS = 32;         // most rows of an item: with a tile of 576 numbers a key they fit into 512 KiB
+constexpr int TOGETHER = 6;       // rows whose sums are in registers at once, in two vectors each
+constexpr long PANEL = COLUMNS * LANES;  // keys whose numbers lie together, so that they stay in the L1 cache
 constexpr long FEWEST_ROWS = 8;   // for fewer, laying out a tile takes as long as the products
 constexpr double SMALL_CALL = 1e5;  // rows * keys * numbers a key below which one thread works alone
 
@@ -149,13 +151,15 @@ private:
         }
         for (long column = 0; column < count; column += LANES)
             for (long d = 0; d < shape.size; d += LANES) {
+                float* panel = work.keys + column / PANEL * PANEL * shape.stride + column % PANEL;
                 Words block[LANES];
 #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++)
                     block[i] = read<Words>(work.values + (column + i) * shape.stride + d);
                 transpose(block);
 #pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) std::memcpy(work.keys + (d + i) * KEYS + column, &block[i], sizeof(Words));
+                for (int i = 0; i < LANES; i++) 
+                    std::memcpy(panel + (d + i) * PANEL, &block[i], sizeof(Words));
             }
     }
 
@@ -164,8 +168,8 @@ private:
         long first = 0;  // of the rows that see any of the tile
         while (shape.position(piece, first) < start) first++;
         const long width = round_up(count, LANES), rows = piece.num_rows - first;
-        multiply_all(rows, work.queries + first * shape.stride, shape.stride, work.keys, KEYS, shape.size,
-                     work.scores + first * KEYS, KEYS, width, nullptr);
+        multiply_all(rows, work.queries + first * shape.stride, shape.stride, work.keys, PANEL, shape.stride,
+                     shape.size, work.scores + first * KEYS, KEYS, width, nullptr);
         const float scale = (float)(call.scale * M_LOG2E);
         for (long row = first; row < piece.num_rows; row++) {
             const long to = std::min(count, shape.position(piece, row) + 1 - start);
@@ -175,18 +179,21 @@ private:
                                  ? soften<true>(scores, KEYS, 0, KEYS, scale, work.most[row], work.total[row], weights)
                                  : soften<false>(scores, width, 0, to, scale, work.most[row], work.total[row], weights);
         }
-        multiply_all(rows, work.weights + first * KEYS, KEYS, work.values, shape.stride, count,
+        multiply_all(rows, work.weights + first * KEYS, KEYS, work.values, shape.stride, 1, count,
                      work.out + first * shape.out_stride, shape.out_stride, shape.out_stride, work.keep + first);
     }
 
-    // `multiply` for any number of rows. Columns come first, so that theirs of `b` stay in the L1 cache.
-    static void multiply_all(long rows, const float* a, long a_stride, const float* b, long b_stride, long steps,
-                             float* c, long c_stride, long width, const float* keep) {
-        for (long column = 0; column < width; column += COLUMNS * LANES)
-            for (long row = 0; row < rows; row += BLOCK)
-                multiply(NoRegisters{}, std::min<long>(BLOCK, rows - row), a + row * a_stride, a_stride, b + column,
-                         b_stride, steps, c + row * c_stride + column, c_stride,
-                         std::min<long>(COLUMNS * LANES, width - column), keep ? keep + row : nullptr);
+    // `multiply` for any number of rows, one panel after another. A column of `b` is `column_stride` after the one before,
+    // between panels.
+    static void multiply_all(long rows, const float* a, long a_stride, const float* b, long b_stride, long column_stride,
+                             long steps, float* c, long c_stride, long width, const float* keep) {
+        for (long column = 0; column < width; column += PANEL)
+            for (long row = 0; row < rows; row += TOGETHER)
+                with_rows<TOGETHER>(std::min<long>(TOGETHER, rows - row), [&](auto constant) {
+                    multiply_rows<constant()>(a + row * a_stride, a_stride, b + column * column_stride, b_stride, steps,
+                                              c + row * c_stride + column, c_stride, std::min(PANEL, width - column),
+                                              keep ? keep + row : nullptr);
+                });
     }
 };
 
