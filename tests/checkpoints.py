@@ -14,25 +14,46 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     YoutuConfig,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
-Family = Literal["gemma3", "llama", "mistral", "qwen2", "qwen3", "youtu"]
+Family = Literal[
+    "gemma3", "glm4_moe", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "youtu"
+]  # fmt: skip
 
 FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
+    "glm4_moe": (Glm4MoeConfig, "Glm4MoeForCausalLM"),
     "llama": (LlamaConfig, "LlamaForCausalLM"),
     "mistral": (MistralConfig, "MistralForCausalLM"),
+    "mixtral": (MixtralConfig, "MixtralForCausalLM"),
     "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
+    "qwen2_moe": (Qwen2MoeConfig, "Qwen2MoeForCausalLM"),
     "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
+    "qwen3_moe": (Qwen3MoeConfig, "Qwen3MoeForCausalLM"),
     "youtu": (YoutuConfig, "YoutuForCausalLM"),
 }
+
+EXPERT_SIZES: dict[Family, dict[str, Any]] = {
+    "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "shared_expert_intermediate_size": 44,
+    },
+    "qwen3_moe": {"num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 36},
+}  # fmt: skip
+"""Of mixtures of experts."""
 
 LATENT_SIZES = {
     "q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 18,
@@ -92,6 +113,7 @@ def make_checkpoint(
         config = {"use_sliding_window": True, "max_window_layers": 0, **config}
     if family == "mistral" or sliding_window is not None:
         config["sliding_window"] = sliding_window
+    config = {**EXPERT_SIZES.get(family, {}), **config}
     if hasattr(kind, "kv_lora_rank"):
         config = {**LATENT_SIZES, **config}
         num_key_value_heads = num_attention_heads
@@ -154,7 +176,9 @@ def _save_weights(folder: Path, hf_config: PretrainedConfig, dtype: torch.dtype,
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     is_gemma = hf_config.model_type == "gemma3_text"  # it stores norms less 1, and multiplies embeddings
-    for name, parameter in model.named_parameters():  # yields a tied parameter once, under the embedding's name
+    stored = model.state_dict()
+    named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name in stored)]
+    for name, parameter in named:  # a tied parameter once, under the embedding's name
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
             value = 0.2 * noise + (0 if is_gemma else 1)
@@ -163,8 +187,9 @@ def _save_weights(folder: Path, hf_config: PretrainedConfig, dtype: torch.dtype,
         elif "embed_tokens" in name:
             value = (0.05 if is_gemma else 0.3) * noise
         else:
-            value = noise * (2.0 / parameter.shape[1] ** 0.5)
+            value = noise * (2.0 / parameter.shape[1 if parameter.dim() == 2 else -1] ** 0.5)
         tensors[name] = value.to(dtype)
+    tensors = revert_weight_conversion(model, tensors)  # to the names and shapes of files
     names = list(tensors)
     if num_shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

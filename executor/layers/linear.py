@@ -62,7 +62,11 @@ class RowLinear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce(self._ops.linear(x, self._packed))
+        return self._group.all_reduce(self.partial(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """The rank's part of the outputs: summed over ranks, they are `__call__`'s."""
+        return self._ops.linear(x, self._packed)
 
 
 def _read(context: ModelContext, parts: list[Part], in_features: int, bias: bool) -> tuple[LinearWeight, Tensor | None]:

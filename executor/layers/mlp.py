@@ -37,3 +37,7 @@ class GatedMLP:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] → [num_tokens, hidden]."""
         return self._down(self._gate_up(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """The rank's part of the outputs: summed over ranks, they are `__call__`'s."""
+        return self._down.partial(self._gate_up(x))

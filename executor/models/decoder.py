@@ -40,14 +40,31 @@ class SelfAttention(Protocol):
         ...
 
 
+class FeedForward(Protocol):
+    """`GatedMLP`, or another layer that computes each token by itself."""
+
+    activation_size: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `GatedMLP.__call__`."""
+        ...
+
+
+MLPMaker = Callable[[LayerPlace], FeedForward]
+"""Builds the feed-forward block of one layer."""
+
+
 class DecoderLayer(Protocol):
     """One layer of a `Decoder`."""
-
-    mlp: GatedMLP
 
     @property
     def attention(self) -> SelfAttention:
         """What mixes tokens."""
+        ...
+
+    @property
+    def mlp(self) -> FeedForward:
+        """What does not."""
         ...
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
@@ -90,7 +107,7 @@ class PreNormLayer:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(
-        self, input_norm: RMSNorm, attention: SelfAttention, post_attention_norm: RMSNorm, mlp: GatedMLP
+        self, input_norm: RMSNorm, attention: SelfAttention, post_attention_norm: RMSNorm, mlp: FeedForward
     ) -> None:
         self.input_norm = input_norm
         self.attention = attention
@@ -105,30 +122,35 @@ class PreNormLayer:
 
 
 class PreNormDecoder(Decoder):
-    """The Llama family's decoder: `PreNormLayer`s that differ in their attention."""
+    """The Llama family's decoder: `PreNormLayer`s that differ in their blocks."""
 
     def __init__(
         self,
         spec: ModelSpec,
         context: ModelContext,
         make_attention: Callable[[LayerPlace], SelfAttention],
-        *,
-        mlp_bias: bool = False,
+        make_mlp: MLPMaker | None = None,
     ) -> None:
-        """`make_attention` builds the attention of one layer."""
+        """The makers build the blocks of one layer; without `make_mlp`, that is a `GatedMLP`."""
         size, style = spec.hidden_size, norm_style(spec)
-        intermediate_size, activation = spec.hf_config["intermediate_size"], activation_of(spec, "hidden_act")
+        make_mlp = make_mlp or mlp_maker(spec, context)
         layers = [
             PreNormLayer(
                 RMSNorm(context, f"{place.name}.input_layernorm", size, style),
                 make_attention(place),
                 RMSNorm(context, f"{place.name}.post_attention_layernorm", size, style),
-                GatedMLP(context, f"{place.name}.mlp", size, intermediate_size, activation, bias=mlp_bias),
+                make_mlp(place),
             )
             for place in layer_places(spec, context)
         ]
         embed, head = vocabulary_ends(spec, context, is_tied=spec.hf_config.get("tie_word_embeddings", False))
         super().__init__(embed, layers, RMSNorm(context, "model.norm", size, style), head)
+
+
+def mlp_maker(spec: ModelSpec, context: ModelContext, *, bias: bool = False) -> MLPMaker:
+    """Builds the dense feed-forward block of a layer, as config.json describes it."""
+    size, activation = spec.hf_config["intermediate_size"], activation_of(spec, "hidden_act")
+    return lambda place: GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, size, activation, bias=bias)
 
 
 def vocabulary_ends(
@@ -189,13 +211,24 @@ def layer_windows(types: Sequence[str], window: int | None, num_layers: int) -> 
     return [window if types[index] == "sliding_attention" else None for index in range(num_layers)]
 
 
+def size_of(spec: ModelSpec, *fields: str) -> int:
+    """A size that config.json must have, in one of `fields`.
+
+    Raises:
+        ModelLoadError: it has none.
+    """
+    sizes = (spec.hf_config.get(field) for field in fields)
+    size = next((size for size in sizes if isinstance(size, int)), None)
+    if size is None:
+        raise ModelLoadError(f"config.json of {spec.name} lacks {fields[0]!r}.")
+    return size
+
+
 def check_supported(spec: ModelSpec) -> None:
     """Refuses a checkpoint that no family here can read.
 
     Raises:
         ModelLoadError: a config.json that lacks a size.
     """
-    config = spec.hf_config
     for name in ("intermediate_size", "max_position_embeddings"):
-        if not isinstance(config.get(name), int):
-            raise ModelLoadError(f"config.json of {spec.name} lacks {name!r}.")
+        size_of(spec, name)

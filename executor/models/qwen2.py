@@ -1,28 +1,37 @@
 """Qwen2 and Qwen2.5 (arXiv:2407.10671, 2412.15115)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import PreNormDecoder, attention_shape, layer_windows
+from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, layer_windows
 from quire.ops.backend import AttentionForm
 
 
 class Qwen2ForCausalLM(PreNormDecoder):
     """Llama with biases on queries, keys and values, and windows on some layers."""
 
-    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        windows = sliding_windows(spec.hf_config, spec.num_layers)
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        make_mlp: MLPMaker | None = None,
+        *,
+        windows: Sequence[int | None] | None = None,
+    ) -> None:
+        """`windows` are the layers', if not as `sliding_windows` reads them."""
+        windows = windows or sliding_windows(spec.hf_config, spec.num_layers)
+        bias = spec.hf_config.get("qkv_bias", True)
         rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
         def attention(place: LayerPlace) -> Attention:
             form = AttentionForm(spec.head_dim**-0.5, windows[place.index])
-            return Attention(context, place, attention_shape(spec), rotary, qkv_bias=True, form=form)
+            return Attention(context, place, attention_shape(spec), rotary, qkv_bias=bias, form=form)
 
-        super().__init__(spec, context, attention)
+        super().__init__(spec, context, attention, make_mlp)
 
 
 def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:

@@ -1,10 +1,12 @@
 """Qwen3, dense (arXiv:2505.09388)."""
 
+from collections.abc import Sequence
+
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import PreNormDecoder, attention_shape, norm_style
+from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, norm_style
 from quire.executor.models.qwen2 import sliding_windows
 from quire.ops.backend import AttentionForm
 
@@ -12,9 +14,17 @@ from quire.ops.backend import AttentionForm
 class Qwen3ForCausalLM(PreNormDecoder):
     """Qwen2 without the biases, each head of queries and keys normalised before rotation."""
 
-    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        make_mlp: MLPMaker | None = None,
+        *,
+        windows: Sequence[int | None] | None = None,
+    ) -> None:
+        """`windows` are the layers', if not as `sliding_windows` reads them."""
         config = spec.hf_config
-        windows = sliding_windows(config, spec.num_layers)
+        windows = windows or sliding_windows(config, spec.num_layers)
         bias = config.get("attention_bias", False)
         rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
@@ -24,4 +34,4 @@ class Qwen3ForCausalLM(PreNormDecoder):
                 qk_norm=norm_style(spec), form=AttentionForm(spec.head_dim**-0.5, windows[place.index]),
             )  # fmt: skip
 
-        super().__init__(spec, context, attention)
+        super().__init__(spec, context, attention, make_mlp)

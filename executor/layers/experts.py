@@ -1,0 +1,156 @@
+"""The experts of a mixture, split over ranks: every rank has a part of each expert's intermediate dimensions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.context import ModelContext
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard
+from quire.ops.backend import Activation, ExpertWeights
+
+
+class ExpertShape(NamedTuple):
+    """Sizes of a layer's experts, before they are split over ranks; `size` is one expert's intermediate size."""
+
+    num_experts: int
+    hidden_size: int
+    size: int
+
+
+class StoredExperts(Protocol):
+    """How a checkpoint stores the experts of a layer."""
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        """The rank's part of one expert; `shard` are its intermediate dimensions."""
+        ...
+
+
+class Experts:
+    """All experts of a layer.
+
+    Attributes:
+        activation_size: numbers that the layer makes of each token, if `top_k` experts are chosen.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        stored: StoredExperts,
+        shape: ExpertShape,
+        top_k: int,
+        activation: Activation = "silu",
+    ) -> None:
+        if top_k > shape.num_experts:
+            raise ModelLoadError(f"config.json asks for {top_k} experts a token; the model has {shape.num_experts}.")
+        shard = context.shard(0, shape.size, "intermediate dimensions of an expert")
+        self.activation_size = top_k * (3 * (shard.stop - shard.start) + 2 * shape.hidden_size)
+        self._ops = context.ops
+        self._activation = activation
+        experts = (stored.read(context, shape, index, shard) for index in range(shape.num_experts))
+        self._packed = context.ops.pack_experts(experts, shape.num_experts)
+
+    def partial(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """`Backend.experts` with the rank's part of each expert: summed over ranks, these are the outputs."""
+        return self._ops.experts(x, self._packed, ids, weights, self._activation)
+
+
+@dataclass(frozen=True)
+class SeparateExperts:
+    """Three tensors for each expert. `name` is that of an expert, with `{}` for its number."""
+
+    name: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        """See `StoredExperts`."""
+        name = self.name.format(index)
+        return ExpertWeights(
+            context.scheme.read_weight(
+                context, [Part(f"{name}.{part}", shape.size, shard) for part in (self.gate, self.up)], shape.hidden_size
+            ),
+            context.scheme.read_weight(
+                context,
+                [Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop))],
+                shape.size,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """Two tensors for all experts, [num_experts, 2 * size, hidden] (gates, then ups) and [num_experts, hidden, size].
+
+    Attributes:
+        is_transposed: they are [num_experts, hidden, 2 * size] and [num_experts, size, hidden] instead.
+        is_interleaved: each gate's up follows it.
+        has_bias: there are `gate_up`_bias [num_experts, 2 * size] and `down`_bias [num_experts, hidden].
+    """
+
+    gate_up: str
+    down: str
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    has_bias: bool = False
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        """See `StoredExperts`."""
+        _, hidden_size, size = shape
+        gate_up = self._weight(context, self.gate_up, shape, index, (2 * size, hidden_size))
+        gate, up = self._halves(gate_up)
+        down = self._weight(context, self.down, shape, index, (hidden_size, size))
+        own = _OneExpert({"gate": gate, "up": up, "down": down})
+        return ExpertWeights(
+            context.scheme.read_weight(own, [Part(part, size, shard) for part in ("gate", "up")], hidden_size),
+            context.scheme.read_weight(own, [Part("down", hidden_size, Shard(1, shard.start, shard.stop))], size),
+            *self._biases(context, shape, index, shard),
+        )
+
+    def _weight(
+        self, context: ModelContext, name: str, shape: ExpertShape, index: int, size: tuple[int, int]
+    ) -> Tensor:
+        """One expert's weight [out, in]."""
+        out, inputs = size
+        stored = (inputs, out) if self.is_transposed else (out, inputs)
+        weight = context.read(name, (shape.num_experts, *stored), Shard(0, index, index + 1))[0]
+        return weight.T if self.is_transposed else weight
+
+    def _biases(
+        self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if not self.has_bias:
+            return None, None
+        num_experts, hidden_size, size = shape
+        own = Shard(0, index, index + 1)
+        gate, up = self._halves(context.read(f"{self.gate_up}_bias", (num_experts, 2 * size), own)[0])
+        down = context.read(f"{self.down}_bias", (num_experts, hidden_size), own)[0]
+        # Ranks' results are added up, so only one rank may add the bias.
+        part = slice(shard.start, shard.stop)
+        return torch.cat((gate[part], up[part])), down if context.group.rank == 0 else torch.zeros_like(down)
+
+    def _halves(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates and ups of [2 * size, ...]."""
+        if self.is_interleaved:
+            return rows[::2], rows[1::2]
+        return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+class _OneExpert:
+    """See `TensorSource`: weights that have been read, by the names of their layers."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        weight = self._weights[name.removesuffix(".weight")]
+        if shard is not None:
+            weight = weight.narrow(shard.dim, shard.start, shard.stop - shard.start)
+        return weight if dtype is None else weight.to(dtype)

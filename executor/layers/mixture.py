@@ -1,0 +1,83 @@
+"""Mixture of experts as a block of a decoder's layer (arXiv:1701.06538, 2401.06066)."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts import Experts, ExpertShape, StoredExperts
+from quire.ops.backend import Activation
+from quire.ops.routing import Router, Routing
+
+
+class PartialLayer(Protocol):
+    """A feed-forward layer that is split over ranks."""
+
+    activation_size: int
+
+    def partial(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden] → [num_tokens, hidden]: summed over ranks, these are the layer's outputs."""
+        ...
+
+
+class RoutedExperts:
+    """Experts that a router chooses for each token. With one expert, the router weights that one."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        router: str,
+        routing: Routing,
+        stored: StoredExperts,
+        shape: ExpertShape,
+        activation: Activation = "silu",
+        *,
+        bias: bool = False,
+        correction: str | None = None,
+    ) -> None:
+        """`router` is the name of a linear layer, with a `bias` or not; `correction` that of a `Router.correction`."""
+        self._ops = context.ops
+        self._router = _read_router(context, router, routing, shape, bias, correction)
+        self._experts = Experts(context, stored, shape, routing.top_k, activation)
+        self.activation_size = self._experts.activation_size
+
+    def partial(self, x: Tensor) -> Tensor:
+        """See `PartialLayer`."""
+        ids, weights = self._ops.route(x, self._router)
+        return self._experts.partial(x, ids, weights)
+
+
+class Mixture:
+    """The sum of layers, such as experts that a router chooses and those that all tokens share."""
+
+    def __init__(self, context: ModelContext, layers: Sequence[PartialLayer]) -> None:
+        self.activation_size = sum(layer.activation_size for layer in layers)
+        self._ops = context.ops
+        self._group = context.group
+        self._layers = layers
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden] → [num_tokens, hidden]."""
+        first, *others = self._layers
+        total = first.partial(x)
+        for layer in others:
+            total = self._ops.add(layer.partial(x), total)
+        return self._group.all_reduce(total)
+
+
+def _read_router(
+    context: ModelContext, name: str, routing: Routing, shape: ExpertShape, bias: bool, correction: str | None
+) -> Router:
+    """In float32, whatever the model's dtype: a rounded score may be another expert's."""
+
+    def read(tensor: str, *size: int) -> Tensor:
+        return context.read(tensor, size, dtype=torch.float32)
+
+    return Router(
+        routing,
+        read(f"{name}.weight", shape.num_experts, shape.hidden_size),
+        read(f"{name}.bias", shape.num_experts) if bias else None,
+        read(correction, shape.num_experts) if correction is not None else None,
+    )

@@ -1,0 +1,57 @@
+"""Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): many small experts, and a shared one that each token weights."""
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention import LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts import ExpertShape, SeparateExperts
+from quire.executor.layers.mixture import Mixture, RoutedExperts
+from quire.executor.models.decoder import FeedForward, MLPMaker, activation_of, mlp_maker, size_of
+from quire.executor.models.qwen2 import Qwen2ForCausalLM, sliding_windows
+from quire.ops.routing import Routing
+
+
+class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+    """Qwen2 with mixtures on the layers that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        shape = ExpertShape(1, spec.hidden_size, size_of(spec, "shared_expert_intermediate_size"))
+
+        def mixture(place: LayerPlace) -> Mixture:
+            name = f"{place.name}.mlp"
+            shared = RoutedExperts(
+                context, f"{name}.shared_expert_gate", Routing(1, "sigmoid"), SeparateExperts(f"{name}.shared_expert"),
+                shape, activation_of(spec, "hidden_act"),
+            )  # fmt: skip
+            return Mixture(context, [routed_experts(spec, context, name), shared])
+
+        super().__init__(spec, context, sparse_mlps(spec, context, mixture), windows=_windows(spec))
+
+
+def _windows(spec: ModelSpec) -> list[int | None]:
+    """Without `layer_types`, every second layer before `max_window_layers` has a window, from the first on."""
+    config = spec.hf_config
+    if config.get("layer_types") is not None or not config.get("use_sliding_window", False):
+        return sliding_windows(config, spec.num_layers)
+    first_full, window = config.get("max_window_layers", 28), config.get("sliding_window", 4096)
+    return [window if index % 2 == 0 and index < first_full else None for index in range(spec.num_layers)]
+
+
+def routed_experts(spec: ModelSpec, context: ModelContext, name: str) -> RoutedExperts:
+    """The experts among which a router chooses in the block called `name`, as Qwen describes them in config.json."""
+    num_experts = size_of(spec, "num_experts", "num_local_experts")
+    shape = ExpertShape(num_experts, spec.hidden_size, size_of(spec, "moe_intermediate_size"))
+    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=spec.hf_config.get("norm_topk_prob", False))
+    stored = SeparateExperts(f"{name}.experts.{{}}")
+    return RoutedExperts(context, f"{name}.gate", routing, stored, shape, activation_of(spec, "hidden_act"))
+
+
+def sparse_mlps(spec: ModelSpec, context: ModelContext, mixture: MLPMaker) -> MLPMaker:
+    """`mixture` on every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name; others are dense."""
+    step, dense = spec.hf_config.get("decoder_sparse_step", 1), spec.hf_config.get("mlp_only_layers") or []
+    mlp = mlp_maker(spec, context)
+
+    def make(place: LayerPlace) -> FeedForward:
+        is_sparse = (place.index + 1) % step == 0 and place.index not in dense
+        return mixture(place) if is_sparse else mlp(place)
+
+    return make

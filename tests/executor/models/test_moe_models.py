@@ -1,0 +1,121 @@
+"""Families with mixtures of experts against Transformers, on one rank and on two."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.parallel.groups import ParallelGroup
+from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.models.test_models import expected_logprobs, prompts
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+
+torch.set_num_threads(1)
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4_moe": ("glm4_moe", {"num_hidden_layers": 3, "routed_scaling_factor": 1.5}),
+    "glm4_moe-groups": (
+        "glm4_moe",
+        {
+            "n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False,
+            "n_shared_experts": 2, "first_k_dense_replace": 0, "head_dim": 24,
+        },
+    ),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 12}),
+    "qwen2_moe": ("qwen2_moe", {"tie": True}),
+    "qwen2_moe-dense-layers": (
+        "qwen2_moe",
+        {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": True},
+    ),
+    "qwen2_moe-window": ("qwen2_moe", {"num_hidden_layers": 4, "sliding_window": 12, "use_sliding_window": True}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3_moe-window": ("qwen3_moe", {"head_dim": 32, "sliding_window": 12, "attention_bias": True}),
+}  # fmt: skip
+
+FAMILIES = ["glm4_moe-groups", "mixtral", "qwen2_moe", "qwen3_moe"]
+"""One variant each."""
+
+
+@pytest.fixture(params=VARIANTS)
+def folder(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Path:
+    family, options = VARIANTS[request.param]
+    return checkpoint(family, **options)
+
+
+def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
+    spec = read_spec(folder)
+    model = load_model(spec)
+    token_ids = prompts(1, spec.vocab_size)[0] + list(range(5, 70))
+
+    # In chunks, the last tokens one by one, beside another request.
+    driver = PagedDriver(model, 2, 200, block_size=4)
+    got = []
+    position = 0
+    for size in [16, 1, 30, 20, *[1] * len(token_ids)]:
+        part = token_ids[position : position + size]
+        if part:
+            got.append(driver.step({1: [7, 8, 9, 10], 0: part} if position % 3 == 0 else {0: part})[0])
+        position += size
+    expected = expected_logprobs(folder, token_ids)
+    torch.testing.assert_close(torch.cat(got).log_softmax(dim=-1), expected, atol=1e-4, rtol=0)
+
+    # One pass checks that each output is the likeliest token after those before it: by induction, greedy search.
+    prompt = token_ids[:20]
+    output = PagedDriver(model, 1, 100, block_size=4).greedy([prompt], 64)[0]
+    likeliest = expected_logprobs(folder, prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
+    assert output == likeliest.tolist()
+    assert len(set(output)) > 8, "a degenerate output proves little"
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    model = load_model(spec)
+    many = prompts(17, spec.vocab_size)
+    together, alone = PagedDriver(model, len(many), 80), PagedDriver(model, 1, 80)
+    tolerance = 1e-4
+    logits = together.step(dict(enumerate(many)))[11]
+    torch.testing.assert_close(alone.step({0: many[11]})[0], logits, atol=tolerance, rtol=0)
+    logits = together.step({row: [row + 3] for row in range(len(many))})[11]
+    torch.testing.assert_close(alone.step({0: [14]})[0], logits, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    some = dict(enumerate(prompts(3, spec.vocab_size)))
+
+    def logits(group: ParallelGroup) -> list[Tensor]:
+        driver = PagedDriver(load_model(spec, group=group), 3, 80)
+        return [*driver.step(some).values(), *driver.step({0: [3], 1: [4], 2: [9]}).values()]
+
+    whole = logits(ParallelGroup())
+    for rank_logits in on_every_rank(2, logits):
+        for got, expected in zip(rank_logits, whole, strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_local_experts": None}, "lacks 'num_experts'"),
+        ({"num_experts_per_tok": 12}, "12 experts a token; the model has 9"),
+        ({"moe_intermediate_size": 40}, r"experts.0.gate_proj.weight.*\[36, 64\].*\[40, 64\]"),
+        (
+            {"num_local_experts": 10},
+            "no tensor 'model.layers.0.mlp.experts.9.gate_proj.weight|mlp.gate.weight.*\\[9, 64",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    overrides: dict[str, Any], message: str, checkpoint: Checkpoints
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(read_spec(checkpoint("qwen3_moe"), **overrides))
