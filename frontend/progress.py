@@ -60,7 +60,7 @@ class LoggedProgress:
             return
         self._said = now
         rate = self._num_tokens / max(now - self._started, 1e-9)
-        logger.info("%d of %d requests done, %.0f tokens/s", self._num_done, self._total, rate)
+        logger.info("requests done: %d of %d, %.0f tokens/s", self._num_done, self._total, rate)
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ ROOMS: dict[str, dict[str, str]] = {
 A room is a folder, or a file in the folder's root. `http/app.py` puts the protocols together and `http/server.py` runs
 what comes of it, so they stand above the rest of http/.
 """
-HELPERS = {"core": {"envs", "errors", "light_import", "logging", "trace"}}
+HELPERS = {"core": {"envs", "errors", "light_import", "logging", "process_start", "trace"}}
 """Files that all rooms of their folder may import, and that import no room."""
 
 

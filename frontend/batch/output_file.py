@@ -92,7 +92,7 @@ class OutputFile:
         self.answered = Answered(keys())
         if not num_failed:
             return end
-        logger.info("%d requests failed before; they run again", num_failed)
+        logger.info("requests that failed before, and run again: %d", num_failed)
         return self._rewrite(line for line, answer in self._read() if not answer.failed)
 
     def _read(self) -> Iterator[tuple[bytes, _Answer]]:

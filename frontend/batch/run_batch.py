@@ -160,6 +160,11 @@ def read_custom_id(line: bytes) -> str | None:
         return None
 
 
+def key_of(number: int, line: bytes) -> str:
+    """What an answer to the line is found by when a run is resumed."""
+    return read_custom_id(line) or line_id(number)
+
+
 def line_id(number: int) -> str:
     """Id of the answer to a line without a custom_id, the same in every run."""
     return f"batch_req_line_{number}"
@@ -188,8 +193,7 @@ class BatchRun:
         """
         try:
             for number, line in batch_files.read_lines(path):
-                key = read_custom_id(line) or line_id(number)
-                if key in self._output.answered:
+                if key_of(number, line) in self._output.answered:
                     self.num_skipped += 1
                     self._progress.advance(0)
                     continue
@@ -256,6 +260,9 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
         )
         stack.push_async_callback(engine.aclose)
         answers = BatchServer(engine, server)  # a wrong option is told before the model is loaded
+        if all(key_of(number, line) in output.answered for number, line in batch_files.read_lines(source)):
+            logger.info("no request is left to answer: %d were answered before", batch_files.count_lines(source))
+            return 0
         await engine.start()
         with _progress(batch_files.count_lines(source)) as progress:
             run = BatchRun(answers, output, max_in_flight(engine, batch), progress)
@@ -265,7 +272,7 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
                 stack.push_async_callback(engine.stop_profile)
             await run.run(source)
         logger.info(
-            "%d requests succeeded, %d failed, %d were answered before; %.1f s",
+            "requests that succeeded: %d, failed: %d, were answered before: %d; %.1f s",
             *(run.num_succeeded, run.num_failed, run.num_skipped, time.monotonic() - started),
         )
     return 1 if run.num_failed else 0

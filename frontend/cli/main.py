@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from quire.core import process_start  # noqa: F401  (first, because it tells when the program began)
 from quire.frontend.cli.bench import BENCH
 from quire.frontend.cli.program import FAILED, Command, Program, complain
 

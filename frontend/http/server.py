@@ -11,7 +11,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 
-import psutil
 import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
@@ -20,6 +19,7 @@ from quire.core.config.resolved import SchedulerLimits
 from quire.core.engine.garbage import calm_garbage_collector
 from quire.core.errors import EngineDeadError
 from quire.core.logging import get_logger
+from quire.core.process_start import STARTED_AT
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
@@ -98,7 +98,7 @@ class HttpServer:
         calm_garbage_collector()
         self._state.ready = True
         num_tokens, num_requests = cache_room(ready, config.limits)
-        seconds = time.time() - psutil.Process().create_time()
+        seconds = time.monotonic() - STARTED_AT
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
         logger.info(
             "device      %s, %s, workers: %d", ready.device_name, config.spec.dtype, config.tensor_parallel_size

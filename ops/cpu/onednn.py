@@ -9,8 +9,7 @@ from torch import Tensor
 from quire.ops.cpu.fallbacks import Fallbacks
 
 _NO_KERNEL = (
-    "oneDNN has no kernel for %s on this processor, so linear layers run in plain torch, which is far slower with long "
-    "prompts and many requests at once. --dtype float32 or --quantization int8 avoids this; float32 takes more memory."
+    "oneDNN has no kernel for %s on this processor: --dtype float32 or --quantization int8 is faster with long prompts."
 )
 
 

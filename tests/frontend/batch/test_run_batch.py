@@ -247,6 +247,33 @@ class TestResume:
         assert [answer["error"] for answer in answers(target).values()] == [None] * 3
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
+    def test_the_model_is_not_loaded_for_nothing(
+        self,
+        run: Callable[..., int],
+        engine: AsyncLLM,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        source, target = (
+            write(tmp_path / "in.jsonl", [line("a", prompt="a"), line("b", prompt="b")]),
+            tmp_path / "out.jsonl",
+        )
+        assert run(source, target) == 0
+        whole = target.read_bytes()
+
+        async def start() -> None:
+            raise AssertionError("the model was loaded")
+
+        monkeypatch.setattr(engine, "start", start)
+        with caplog.at_level("INFO", logger="quire"):
+            assert run(source, target, resume=True) == 0
+        assert "no request is left to answer: 2 were answered before" in caplog.messages
+        assert target.read_bytes() == whole
+        target.write_bytes(whole.splitlines(keepends=True)[0])
+        with pytest.raises(AssertionError, match="was loaded"):
+            run(source, target, resume=True)
+
     def test_a_file_that_exists_is_kept_unless_told(self, run: Callable[..., int], tmp_path: Path) -> None:
         source, target = write(tmp_path / "in.jsonl", [line("a", prompt="a")]), tmp_path / "out.jsonl"
         target.touch()  # an empty file, as mktemp makes it, holds nothing to lose
@@ -419,7 +446,7 @@ def test_a_log_gets_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> Non
             for _ in range(3):
                 progress.advance(5)
     said = [record.getMessage().split(",")[0] for record in caplog.records]
-    assert said == ["3 of 3 requests done", *(f"{number} of 3 requests done" for number in (1, 2, 3))]
+    assert said == ["requests done: 3 of 3", *(f"requests done: {number} of 3" for number in (1, 2, 3))]
 
 
 @contextlib.contextmanager

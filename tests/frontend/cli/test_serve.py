@@ -1,5 +1,6 @@
-"""`quire serve` is told to stop before it is ready."""
+"""`quire serve` is told to stop before it is ready, and says when it is."""
 
+import re
 import signal
 import socket
 import time
@@ -50,3 +51,16 @@ def test_sigterm_ends_a_starting_server_cleanly(
     assert psutil.wait_procs(children, timeout=20)[1] == []
     assert "Traceback" not in server.logs()
     assert "Exception" not in server.logs()
+
+
+def test_the_time_to_be_ready_is_the_programs_own(tmp_path: Path) -> None:
+    """A script that installs first and then turns into the server does not count."""
+    late = (
+        "import os, sys, time; time.sleep(4); os.execv(sys.executable, [sys.executable, '-m', 'quire', *sys.argv[1:]])"
+    )
+    server = ServerProcess(tmp_path, program=("-c", late)).wait_until_ready()
+    seconds = time.monotonic() - server.started_at
+    server.stop()
+    told = re.search(r"ready +http\S+ after ([\d.]+) s", server.logs())
+    assert told is not None
+    assert 0.1 < float(told[1]) < seconds - 3.5
