@@ -134,7 +134,9 @@ class AsyncLLM:
             ConfigError: the tokenizer or the checkpoint's sampling defaults are wrong.
         """
         args, config = setup.args, setup.config
-        tokenizer = None if args.model.skip_tokenizer_init else Tokenizer.from_folder(setup.tokenizer_folder)
+        tokenizer = None
+        if not args.model.skip_tokenizer_init:
+            tokenizer = Tokenizer.from_folder(setup.tokenizer_folder, args.model.tokenizer_mode)
         model = ServedModel.from_args(args, setup.folder)
         metrics = EngineMetrics(model.name, config.max_model_len) if config.log_stats else None
         client = EngineClient(setup.launcher, on_stats=metrics.on_stats if metrics else None)

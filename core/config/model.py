@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 Quantization = Literal["int8"]
 ModelImplementation = Literal["auto", "quire", "transformers"]
+TokenizerMode = Literal["auto", "hf", "mistral"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -18,6 +19,18 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     tokenizer: Annotated[str | None, Meta(description="Folder or hub id of the tokenizer, if not the model's own.")] = (
         None
     )
+    tokenizer_mode: Annotated[
+        TokenizerMode,
+        Meta(
+            description="auto and hf read tokenizer.json, or else convert SentencePiece, tiktoken, tekken.json or "
+            "vocabulary files; mistral reads tekken.json even where tokenizer.json is there.",
+            extra={
+                "otherwise": "These modes of vLLM's write prompts by a model's own code; --chat-template takes a "
+                "template for any model.",
+                "refused": {"slow": "Every tokenizer runs in the tokenizers library; use auto."},
+            },
+        ),
+    ] = "auto"
     skip_tokenizer_init: Annotated[bool, Meta(description="Run on token ids alone; text in or out is refused.")] = False
     revision: Annotated[str | None, Meta(description="Branch, tag or commit of the model on the hub.")] = None
     tokenizer_revision: Annotated[

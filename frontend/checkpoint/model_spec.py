@@ -280,9 +280,16 @@ def _tokenizer_eos(folder: Path) -> int | None:
         return None
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return None
+        return _added_tokens(folder).get(content)
     try:
         tokenizer = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
     except msgspec.DecodeError as error:
         raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
     return next((token.id for token in tokenizer.added_tokens if token.content == content), None)
+
+
+def _added_tokens(folder: Path) -> dict[str, int]:
+    """Ids of the tokens that tokenizer_config.json or added_tokens.json adds, for tokenizers in older files."""
+    listed = read_json_if_present(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    older = read_json_if_present(folder / "added_tokens.json")
+    return {**older, **{entry["content"]: int(token_id) for token_id, entry in listed.items()}}

@@ -167,6 +167,7 @@ class GrammarCompiler:
                 self._end_token_ids,
                 self._limit_bytes,
                 self._limit_cpu_seconds,
+                self._tokenizer.mode,
             )
             self._pool = HelperPool(setup)
         return self._pool

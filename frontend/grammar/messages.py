@@ -5,6 +5,7 @@ import struct
 import msgspec
 from msgspec import Struct
 
+from quire.core.config.model import TokenizerMode
 from quire.frontend.grammar.constraint import Constraint
 
 LENGTH = struct.Struct("<I")
@@ -18,6 +19,7 @@ class Setup(Struct, array_like=True, tag="setup"):
     end_token_ids: list[int]
     limit_bytes: int
     limit_cpu_seconds: float
+    tokenizer_mode: TokenizerMode = "auto"
 
 
 class Compile(Struct, array_like=True, tag="compile"):

@@ -1,8 +1,4 @@
-"""Turns text into token ids and back, with the `tokenizers` library.
-
-`transformers.AutoTokenizer` takes seconds and hundreds of megabytes to import. So it is only used to convert the
-tokenizer of a checkpoint without a tokenizer.json.
-"""
+"""Turns text into token ids and back, with the `tokenizers` library."""
 
 import functools
 import json
@@ -11,17 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
-from tokenizers import AddedToken
 
-from quire.core.errors import ConfigError, ParameterError
-from quire.core.logging import get_logger
-from quire.frontend.checkpoint.model_spec import read_json, read_json_if_present
+from quire.core.config.model import TokenizerMode
+from quire.core.errors import ParameterError
+from quire.frontend.checkpoint.model_spec import read_json_if_present
 from quire.frontend.text.text_length import LengthBound, find_bound
+from quire.frontend.text.tokenizer_files import read_tokenizer_files
 from quire.frontend.text.truncation import Side
-
-logger = get_logger(__name__)
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 PieceKind = Literal["byte_level", "byte_fallback", "other"]
 """How tokens become text: tokens are bytes (GPT-2), or text with byte tokens (Llama 2), or neither."""
@@ -49,7 +41,7 @@ class Tokenizer:
         backend: the tokenizer itself; its truncation and padding are disabled.
         special_tokens: named tokens such as `eos_token`, by name.
         chat_templates: Jinja texts by name; the usual one is called `default`.
-        folder: the tokenizer's folder.
+        folder, mode: from which, and how, the tokenizer was read, so that other processes can read it.
         truncation_side: the end at which a prompt is truncated, if a request does not say.
     """
 
@@ -60,6 +52,7 @@ class Tokenizer:
         special_tokens: dict[str, str],
         chat_templates: dict[str, str],
         folder: Path,
+        mode: TokenizerMode = "auto",
         truncation_side: Side = "right",
     ) -> None:
         backend.no_truncation()
@@ -68,6 +61,7 @@ class Tokenizer:
         self.special_tokens = special_tokens
         self.chat_templates = chat_templates
         self.folder = folder
+        self.mode = mode
         self.truncation_side = truncation_side
         added = backend.get_added_tokens_decoder()
         self.added_token_ids = frozenset(added)
@@ -76,24 +70,20 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}  # a cache, bounded by the vocabulary
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Reads tokenizer.json and the files beside it.
-
-        As in Transformers 5, only tokenizer.json decides whether BOS and EOS are added, and `add_bos_token` is ignored.
+    def from_folder(cls, folder: Path, mode: TokenizerMode = "auto") -> "Tokenizer":
+        """The tokenizer of the files in `folder`; `mode` is `--tokenizer-mode`.
 
         Raises:
-            ConfigError: the folder has no tokenizer, or a malformed one.
+            ConfigError: the folder has no tokenizer, or one that cannot be read.
         """
-        config = read_json_if_present(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(config, read_json_if_present(folder / "special_tokens_map.json"))
-        backend = _load_backend(folder)
-        _add_missing_tokens(backend, config, special_tokens)
+        files = read_tokenizer_files(folder, mode)
         return cls(
-            backend,
-            special_tokens=special_tokens,
-            chat_templates=find_chat_templates(folder, config),
+            files.backend,
+            special_tokens=files.special_tokens,
+            chat_templates=files.chat_templates,
             folder=folder,
-            truncation_side="left" if config.get("truncation_side") == "left" else "right",
+            mode=mode,
+            truncation_side="left" if files.config.get("truncation_side") == "left" else "right",
         )
 
     def read_config(self) -> dict[str, Any]:
@@ -205,7 +195,7 @@ class Tokenizer:
         return None if token is None else self.token_id(token)
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------------- without tokenizer
 
 
 def needed(tokenizer: Tokenizer | None) -> Tokenizer:
@@ -220,92 +210,6 @@ def needed(tokenizer: Tokenizer | None) -> Tokenizer:
             param="prompt",
         )
     return tokenizer
-
-
-def _load_backend(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return _convert_backend(folder)
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a bare Exception for every error in the file
-        raise ConfigError(f"Cannot read {path}: {error}.") from None
-
-
-def _convert_backend(folder: Path) -> tokenizers.Tokenizer:
-    """Converts another format (tokenizer.model, or vocab.json and merges.txt) with Transformers."""
-    if not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")):
-        raise ConfigError(
-            f"There is no tokenizer in {folder}: name one with --tokenizer, "
-            "or run on token ids alone with --skip-tokenizer-init."
-        )
-    logger.info("converting the tokenizer in %s; a tokenizer.json there would start faster", folder)
-    from transformers import AutoTokenizer  # imported here, because it takes 5 s and 400 MB and is rarely needed
-
-    try:
-        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # Transformers may raise anything on a malformed file
-        if "auto_map" in read_json_if_present(folder / "tokenizer_config.json"):
-            raise ConfigError(
-                f"The tokenizer in {folder} is code of the checkpoint, which is not run; "
-                "put a tokenizer.json there, name another with --tokenizer, or use --skip-tokenizer-init."
-            ) from error
-        raise ConfigError(f"Cannot convert the tokenizer in {folder}: {error}.") from error
-    if not converted.is_fast:
-        raise ConfigError(
-            f"The tokenizer in {folder} has no form that the tokenizers library can run; "
-            "name another with --tokenizer, or use --skip-tokenizer-init."
-        )
-    return converted.backend_tokenizer
-
-
-def _content(token: Any) -> str | None:
-    """The text of a token in a config file, which is a string or an object with `content`."""
-    value = token.get("content") if isinstance(token, dict) else token
-    return value if isinstance(value, str) else None
-
-
-def _special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[str, str]:
-    named = {name: _content(config.get(name)) or _content(token_map.get(name)) for name in _NAMED_TOKENS}
-    return {name: token for name, token in named.items() if token}
-
-
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Adds the tokens that only tokenizer_config.json has, in the order of their ids."""
-    listed = config.get("added_tokens_decoder") or {}
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(entry["content"]) is None:
-            flags = {name: entry[name] for name in ("lstrip", "rstrip", "single_word", "normalized") if name in entry}
-            token = AddedToken(entry["content"], special=entry.get("special", False), **flags)
-            (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    extra = [_content(token) for token in (more.values() if isinstance(more, dict) else more)]
-    missing = [token for token in [*special_tokens.values(), *extra] if token and token not in known]
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
-
-
-def find_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name, from chat_template.jinja, tokenizer_config.json or chat_template.json."""
-    templates: dict[str, str] = {}
-    legacy = folder / "chat_template.json"
-    if legacy.is_file():
-        templates |= _named_templates(read_json(legacy).get("chat_template"))
-    templates |= _named_templates(config.get("chat_template"))
-    files = [*sorted((folder / "additional_chat_templates").glob("*.jinja")), folder / "chat_template.jinja"]
-    for path in files:
-        if path.is_file():
-            name = "default" if path.parent == folder else path.stem
-            templates[name] = path.read_text(encoding="utf-8")
-    return templates
-
-
-def _named_templates(value: Any) -> dict[str, str]:
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, list):
-        return {entry["name"]: entry["template"] for entry in value}
-    return value if isinstance(value, dict) else {}
 
 
 # -------------------------------------------------------------------------------------------------------------- pieces

@@ -60,4 +60,10 @@ class NullSetup(Struct, frozen=True):
         model = ServedModel.from_args(self.engine_args, tokenizer_folder)
         metrics = EngineMetrics(model.name, config.max_model_len)
         client = EngineClient(EngineLauncher(config, worker_factory=NULL_WORKER), on_stats=metrics.on_stats)
-        return AsyncLLM(config, model, client, Tokenizer.from_folder(tokenizer_folder), metrics)
+        return AsyncLLM(
+            config,
+            model,
+            client,
+            Tokenizer.from_folder(tokenizer_folder, self.engine_args.model.tokenizer_mode),
+            metrics,
+        )

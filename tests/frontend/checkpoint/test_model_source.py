@@ -185,6 +185,14 @@ class TestSpec:
         assert read_model_spec(tmp_path, ModelConfig()).eos_token_ids == [1, 7, 9]
         assert read_model_spec(tmp_path, ModelConfig(generation_config="vllm")).eos_token_ids == [1, 7]
 
+    def test_eos_of_a_tokenizer_in_older_files(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+        (tmp_path / "added_tokens.json").write_text(json.dumps({"<end>": 11}))
+        assert read_model_spec(write(tmp_path), ModelConfig()).eos_token_ids == [7, 11]
+        listed = {"eos_token": {"content": "<end>"}, "added_tokens_decoder": {"12": {"content": "<end>"}}}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+        assert read_model_spec(tmp_path, ModelConfig()).eos_token_ids == [7, 12]
+
     @pytest.mark.parametrize(
         ("config", "said"),
         [

@@ -53,7 +53,7 @@ def refusal(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 NEUTRAL = [
     *("-pp 1", "-pp=1", "--pipeline_parallel_size=1", "--nnodes 1", "--data-parallel-size 1", "--api-server-count 1"),
-    *("--quantization none", "-q None", "--tokenizer-mode AUTO", "--task generate", "--runner generate"),
+    *("--quantization none", "-q None", "--task generate", "--runner generate"),
     *("--convert none", "--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
     *("--no-enable-lora", "--no_enable_lora", "--no-enforce-eager", "--enforce-eager"),
     *("-O0", "-O 0", "-O=0", "-O2", "--compilation-config {}", "-cc.mode 0", "--speculative-config None"),
@@ -82,7 +82,6 @@ def test_a_flag_that_asks_for_nothing_is_taken(words: str) -> None:
         ("--compilation-config '{\"mode\": 3}'", "drop this flag"),
         ("-O3", "drop this flag"),
         ("-O 3", "drop this flag"),
-        ("--tokenizer-mode slow", "tokenizer.json"),
         ("--guided-decoding-backend outlines", "--structured-outputs-config.backend"),
         ("--rope-theta 1e6", "--hf-overrides.rope_theta"),
         ('--rope-scaling \'{"rope_type": "yarn"}\'', "--hf-overrides.rope_scaling"),

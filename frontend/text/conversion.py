@@ -1,0 +1,151 @@
+"""Makes a fast tokenizer of a checkpoint without a tokenizer.json, with Transformers.
+
+Importing Transformers takes seconds and hundreds of megabytes, so only this conversion does it.
+"""
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire.core.config.model import TokenizerMode
+from quire.core.errors import ConfigError
+from quire.core.logging import get_logger
+from quire.frontend.checkpoint.model_spec import read_json_if_present
+
+logger = get_logger(__name__)
+
+TEKKEN = "tekken.json"
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
+_ELSE = "name another with --tokenizer, or use --skip-tokenizer-init."
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted tokenizer, and the special tokens and chat templates that the conversion knows of, by name."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_templates: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The file that a tokenizer is made of.
+
+    Attributes:
+        class_name: Transformers' class for such files where no configuration names one; None: there are several.
+        packages: what reading it needs beside Transformers.
+    """
+
+    path: Path
+    class_name: str | None
+    packages: tuple[str, ...] = ()
+
+
+def convert(folder: Path, mode: TokenizerMode) -> Converted:
+    """The tokenizer in `folder`, made of tekken.json, SentencePiece or tiktoken files, or a vocabulary in text files.
+
+    Raises:
+        ConfigError: no such file, a malformed one, a missing package, or a tokenizer that is code of the checkpoint.
+    """
+    source = _find(folder, mode)
+    _check_packages(source)
+    logger.info("converting the tokenizer %s; a tokenizer.json there would start faster", source.path)
+    try:
+        made = _convert_tekken(source.path) if source.path.name == TEKKEN else _convert_other(folder, source)
+    except ConfigError:
+        raise
+    except Exception as error:  # Transformers may raise anything on a malformed file
+        raise ConfigError(f"Cannot convert the tokenizer {source.path}: {_first_line(error)}; {_ELSE}") from error
+    if not made.is_fast:
+        raise ConfigError(f"The tokenizer in {folder} has no form that the tokenizers library can run; {_ELSE}")
+    templates = made.chat_template or {}
+    return Converted(
+        made.backend_tokenizer,
+        {name: str(token) for name, token in made.special_tokens_map.items() if isinstance(token, str)},
+        templates if isinstance(templates, dict) else {"default": templates},
+    )
+
+
+def _find(folder: Path, mode: TokenizerMode) -> _Source:
+    if (folder / TEKKEN).is_file():
+        return _Source(folder / TEKKEN, None)
+    if mode == "mistral":
+        raise ConfigError(f"--tokenizer-mode mistral reads {TEKKEN}, which {folder} lacks; use --tokenizer-mode auto.")
+    models = [*sorted(folder.glob("*.model")), *sorted(folder.glob("*.tiktoken"))]
+    if models:
+        return _model_file(models[0])
+    for name, class_name in (("vocab.json", "GPT2Tokenizer"), ("vocab.txt", "BertTokenizer")):
+        if (folder / name).is_file():
+            return _Source(folder / name, class_name)
+    raise ConfigError(
+        f"There is no tokenizer in {folder}: name one with --tokenizer, "
+        "or run on token ids alone with --skip-tokenizer-init."
+    )
+
+
+def _model_file(path: Path) -> _Source:
+    """A file of SentencePiece, or of tiktoken: lines of a token in base64 and its rank."""
+    with path.open("rb") as file:
+        first = file.readline(1024)
+    if _TIKTOKEN_LINE.fullmatch(first):
+        return _Source(path, "TokenizersBackend", ("tiktoken",))
+    return _Source(
+        path, "LlamaTokenizer" if path.name == "tokenizer.model" else None, ("sentencepiece", "google.protobuf")
+    )
+
+
+def _check_packages(source: _Source) -> None:
+    missing = [name for name in source.packages if not _is_installed(name)]
+    if missing:
+        names = " and ".join(name.removeprefix("google.") for name in missing)
+        raise ConfigError(
+            f"Reading {source.path} needs {names}: pip install 'quire[tokenizers]', or put a tokenizer.json beside it."
+        )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that it is part of
+        return False
+
+
+def _convert_tekken(path: Path) -> Any:
+    from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
+
+    return convert_tekken_tokenizer(str(path))
+
+
+def _convert_other(folder: Path, source: _Source) -> Any:
+    import transformers
+
+    config = read_json_if_present(folder / "tokenizer_config.json")
+    model = read_json_if_present(folder / "config.json")
+    if "auto_map" in config:
+        raise ConfigError(
+            f"The tokenizer in {folder} is code of the checkpoint, which is not run; "
+            "put a tokenizer.json there, name another with --tokenizer, or use --skip-tokenizer-init."
+        )
+    named = config.get("tokenizer_class") or model.get("tokenizer_class")
+    if named or model.get("model_type"):
+        auto = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, mistral_format=False
+        )
+        # The general class, which Transformers takes where it knows no better, writes no space before a text.
+        if named or source.class_name is None or type(auto).__name__ != "TokenizersBackend":
+            return auto
+    if source.class_name is None:
+        raise ConfigError(
+            f"Nothing in {folder} says of which kind the tokenizer {source.path.name} is: put "
+            'a tokenizer_config.json there with {"tokenizer_class": "T5Tokenizer"}, or whichever class it is.'
+        )
+    return getattr(transformers, source.class_name).from_pretrained(str(folder), local_files_only=True)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

@@ -1,0 +1,109 @@
+"""Reads the files of a tokenizer: the tokenizer itself, its special tokens, its chat templates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from quire.core.config.model import TokenizerMode
+from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.model_spec import read_json, read_json_if_present
+from quire.frontend.text.conversion import Converted, convert
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What the files of a tokenizer say.
+
+    Attributes:
+        special_tokens: named tokens such as `eos_token`, by name.
+        chat_templates: Jinja texts by name; the usual one is called `default`.
+        config: tokenizer_config.json.
+    """
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_templates: dict[str, str]
+    config: dict[str, Any]
+
+
+def read_tokenizer_files(folder: Path, mode: TokenizerMode = "auto") -> TokenizerFiles:
+    """Reads tokenizer.json, or converts what is there instead; `mode` is `--tokenizer-mode`.
+
+    As in Transformers 5, only tokenizer.json decides whether BOS and EOS are added, and `add_bos_token` is ignored.
+
+    Raises:
+        ConfigError: the folder has no tokenizer, or one that cannot be read.
+    """
+    config = read_json_if_present(folder / "tokenizer_config.json")
+    made = _load(folder, mode)
+    special_tokens = made.special_tokens | _special_tokens(
+        config, read_json_if_present(folder / "special_tokens_map.json")
+    )
+    _add_missing_tokens(made.backend, config, special_tokens)
+    return TokenizerFiles(
+        made.backend, special_tokens, made.chat_templates | find_chat_templates(folder, config), config
+    )
+
+
+def _load(folder: Path, mode: TokenizerMode) -> Converted:
+    path = folder / "tokenizer.json"
+    if mode == "mistral" or not path.is_file():
+        return convert(folder, mode)
+    try:
+        return Converted(tokenizers.Tokenizer.from_file(str(path)), {}, {})
+    except Exception as error:  # the library raises a bare Exception for every error in the file
+        raise ConfigError(f"Cannot read {path}: {error}.") from None
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token in a config file, which is a string or an object with `content`."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[str, str]:
+    named = {name: _content(config.get(name)) or _content(token_map.get(name)) for name in _NAMED_TOKENS}
+    return {name: token for name, token in named.items() if token}
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Adds the tokens that only tokenizer_config.json has, in the order of their ids."""
+    listed = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(entry["content"]) is None:
+            flags = {name: entry[name] for name in ("lstrip", "rstrip", "single_word", "normalized") if name in entry}
+            token = AddedToken(entry["content"], special=entry.get("special", False), **flags)
+            (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = [_content(token) for token in (more.values() if isinstance(more, dict) else more)]
+    missing = [token for token in [*special_tokens.values(), *extra] if token and token not in known]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
+
+
+def find_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name, from chat_template.jinja, tokenizer_config.json or chat_template.json."""
+    templates: dict[str, str] = {}
+    legacy = folder / "chat_template.json"
+    if legacy.is_file():
+        templates |= _named_templates(read_json(legacy).get("chat_template"))
+    templates |= _named_templates(config.get("chat_template"))
+    files = [*sorted((folder / "additional_chat_templates").glob("*.jinja")), folder / "chat_template.jinja"]
+    for path in files:
+        if path.is_file():
+            name = "default" if path.parent == folder else path.stem
+            templates[name] = path.read_text(encoding="utf-8")
+    return templates
+
+
+def _named_templates(value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {entry["name"]: entry["template"] for entry in value}
+    return value if isinstance(value, dict) else {}
