@@ -13,11 +13,21 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
     Glm4MoeConfig,
+    GlmConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -29,15 +39,26 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 Family = Literal[
-    "gemma3", "glm4_moe", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "youtu"
-]  # fmt: skip
+    *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "glm", "glm4", "glm4_moe", "granite", "llama", "mistral"),
+    *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "youtu"),
+]
 
 FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
+    "cohere": (CohereConfig, "CohereForCausalLM"),
+    "cohere2": (Cohere2Config, "Cohere2ForCausalLM"),
+    "gemma": (GemmaConfig, "GemmaForCausalLM"),
+    "gemma2": (Gemma2Config, "Gemma2ForCausalLM"),
     "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
+    "glm": (GlmConfig, "GlmForCausalLM"),
+    "glm4": (Glm4Config, "Glm4ForCausalLM"),
     "glm4_moe": (Glm4MoeConfig, "Glm4MoeForCausalLM"),
+    "granite": (GraniteConfig, "GraniteForCausalLM"),
     "llama": (LlamaConfig, "LlamaForCausalLM"),
     "mistral": (MistralConfig, "MistralForCausalLM"),
     "mixtral": (MixtralConfig, "MixtralForCausalLM"),
+    "olmo2": (Olmo2Config, "Olmo2ForCausalLM"),
+    "olmo3": (Olmo3Config, "Olmo3ForCausalLM"),
+    "phi3": (Phi3Config, "Phi3ForCausalLM"),
     "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
     "qwen2_moe": (Qwen2MoeConfig, "Qwen2MoeForCausalLM"),
     "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
@@ -119,7 +140,7 @@ def make_checkpoint(
         num_key_value_heads = num_attention_heads
     if head_dim is not None:
         config["head_dim"] = head_dim
-    elif family in ("gemma3", "qwen3"):
+    elif family in ("gemma", "gemma2", "gemma3", "glm", "glm4", "qwen3"):
         config["head_dim"] = hidden_size // num_attention_heads
     if rope is not None:
         config["rope_parameters"] = rope
@@ -175,7 +196,7 @@ def _save_weights(folder: Path, hf_config: PretrainedConfig, dtype: torch.dtype,
     model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    is_gemma = hf_config.model_type == "gemma3_text"  # it stores norms less 1, and multiplies embeddings
+    is_gemma = hf_config.model_type.startswith("gemma")  # it stores norms less 1, and multiplies embeddings
     stored = model.state_dict()
     named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name in stored)]
     for name, parameter in named:  # a tied parameter once, under the embedding's name

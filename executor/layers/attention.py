@@ -106,14 +106,14 @@ class Attention:
         context: ModelContext,
         place: LayerPlace,
         shape: AttentionShape,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         *,
         qkv_bias: bool = False,
         output_bias: bool = False,
         qk_norm: NormStyle | None = None,
         form: AttentionForm | None = None,
     ) -> None:
-        """With `qk_norm` each head of queries and keys is normalised.
+        """With `qk_norm` each head of queries and keys is normalised. Without `rotary`, nothing is rotated.
 
         `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`.
         """
@@ -121,6 +121,7 @@ class Attention:
         self._ops = context.ops
         self._place = place
         self._rotary = rotary
+        self._no_rotation = torch.empty(1, 1, 0, dtype=context.dtype, device=context.device)
         self._head_dim = head_dim
         self._num_heads = context.share(shape.num_heads, "attention heads")
         self._form = own_form(context, form or AttentionForm(head_dim**-0.5))
@@ -150,12 +151,19 @@ class Attention:
         pages, group = step.caches[self._place.number]
         batch = step.attention[group]
         heads = self._qkv(x).view(len(x), -1, self._head_dim)
-        cos, sin = step.rotation(self._rotary)
-        q = self._ops.rotate_and_store(heads, cos, sin, pages, batch.slot_mapping, norm=self._qk_norm)
+        q = self._store(heads, step, pages, batch.slot_mapping)
         if self._place.is_last and step.wanted is not None:
             q, batch = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:]), step.wanted.attention[group]
         out = self._ops.attention(q, pages, batch, self._form)
         return self._output(out.reshape(len(q), -1))
+
+    def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
+        """Normalises and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""
+        cos, sin = self._rotation(step)
+        return self._ops.rotate_and_store(heads, cos, sin, pages, slot_mapping, norm=self._qk_norm)
+
+    def _rotation(self, step: StepContext) -> tuple[Tensor, Tensor]:
+        return (self._no_rotation, self._no_rotation) if self._rotary is None else step.rotation(self._rotary)
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
         """The `rows` [num_tokens, size] of tokens with an output: all, or in the last layer the wanted ones."""

@@ -1,11 +1,24 @@
-"""Root-mean-square norm as a layer."""
+"""Norms as layers: root-mean-square norm, and layer norm."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
+
+
+class Norm(Protocol):
+    """A norm of rows [num_tokens, size]."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normalised rows."""
+        ...
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`(norm(x + residual), x + residual)`; `residual` may be overwritten. Without one, `(norm(x), x)`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -16,10 +29,19 @@ class NormStyle:
         eps: added to the mean square.
         is_offset: the checkpoint stores the weight minus 1. The product with the weight is computed in float32, because
             1 plus a small number loses most of that number's digits in a half-precision type.
+        is_centred: layer norm (arXiv:1607.06450), not root-mean-square norm.
+        has_weight: and `has_bias`: what a layer norm has.
     """
 
     eps: float
     is_offset: bool = False
+    is_centred: bool = False
+    has_weight: bool = True
+    has_bias: bool = False
+
+    def layer(self, context: ModelContext, name: str, size: int) -> Norm:
+        """The norm called `name`."""
+        return (LayerNorm if self.is_centred else RMSNorm)(context, name, size, self)
 
     def read(self, context: ModelContext, name: str, size: int) -> Tensor:
         """The weight [size] of the norm called `name`."""
@@ -40,7 +62,25 @@ class RMSNorm:
         return self._ops.rms_norm(x, self._weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`(norm(x + residual), x + residual)`; `residual` may be overwritten. Without one, `(norm(x), x)`."""
+        """See `Norm.add`."""
         if residual is None:
             return self(x), x
         return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
+
+
+class LayerNorm:
+    """`layer_norm` with the checkpoint's weight and bias, if it has them."""
+
+    def __init__(self, context: ModelContext, name: str, size: int, style: NormStyle) -> None:
+        self._ops = context.ops
+        self._weight = style.read(context, name, size) if style.has_weight else None
+        self._bias = context.read(f"{name}.bias", (size,)) if style.has_bias else None
+        self._eps = style.eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ops.layer_norm(x, self._weight, self._bias, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `Norm.add`."""
+        total = x if residual is None else self._ops.add(x, residual)
+        return self(total), total

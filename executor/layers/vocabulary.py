@@ -53,14 +53,24 @@ class VocabEmbedding:
 
 
 class LanguageModelHead:
-    """[num_tokens, hidden] → logits [num_tokens, vocab_size], gathered from all ranks."""
+    """[num_tokens, hidden] → logits [num_tokens, vocab_size], gathered from all ranks.
 
-    def __init__(self, context: ModelContext, weight: VocabularyWeight) -> None:
+    Logits are multiplied by `scale`, then capped as `AttentionForm.softcap` says.
+    """
+
+    def __init__(
+        self, context: ModelContext, weight: VocabularyWeight, *, scale: float = 1.0, softcap: float | None = None
+    ) -> None:
         self._ops = context.ops
         self._group = context.group
         self._vocab_size = weight.vocab_size
+        self._scale, self._softcap = scale, softcap
+        self._is_shaped = scale != 1 or softcap is not None
         self._packed = context.ops.pack_linear(weight.rows)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = self._group.all_gather(self._ops.linear(hidden, self._packed), dim=-1)
+        logits = self._ops.linear(hidden, self._packed)
+        if self._is_shaped:
+            logits = self._ops.scale(logits, self._scale, self._softcap)
+        logits = self._group.all_gather(logits, dim=-1)
         return logits[:, : self._vocab_size]

@@ -14,11 +14,11 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import AttentionKV, AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
-from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.norm import Norm, NormStyle, RMSNorm
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
-from quire.ops.backend import Activation
+from quire.ops.backend import PlainActivation
 
 
 class SelfAttention(Protocol):
@@ -54,6 +54,14 @@ MLPMaker = Callable[[LayerPlace], FeedForward]
 """Builds the feed-forward block of one layer."""
 
 
+class Embedding(Protocol):
+    """What makes a hidden state of a token and its place."""
+
+    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        """See `VocabEmbedding.__call__`."""
+        ...
+
+
 class DecoderLayer(Protocol):
     """One layer of a `Decoder`."""
 
@@ -79,9 +87,7 @@ class DecoderLayer(Protocol):
 class Decoder:
     """Embedding, layers, final norm and head. Implements `quire.executor.models.base.Model`."""
 
-    def __init__(
-        self, embed: VocabEmbedding, layers: Sequence[DecoderLayer], norm: RMSNorm, head: LanguageModelHead
-    ) -> None:
+    def __init__(self, embed: Embedding, layers: Sequence[DecoderLayer], norm: Norm, head: LanguageModelHead) -> None:
         self._embed = embed
         self._layers = layers
         self._norm = norm
@@ -154,14 +160,23 @@ def mlp_maker(spec: ModelSpec, context: ModelContext, *, bias: bool = False) -> 
 
 
 def vocabulary_ends(
-    spec: ModelSpec, context: ModelContext, *, is_tied: bool, scale: float = 1.0
+    spec: ModelSpec,
+    context: ModelContext,
+    *,
+    is_tied: bool,
+    scale: float = 1.0,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
 ) -> tuple[VocabEmbedding, LanguageModelHead]:
-    """A model's embedding, which multiplies by `scale`, and its head, which has the same weight if it is tied."""
+    """A model's embedding, which multiplies by `scale`, and its head, which has the same weight if it is tied.
+
+    `logit_scale` and `softcap` are the head's.
+    """
     weight = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     embed = VocabEmbedding(context, weight, scale)
     if not is_tied:
         weight = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
-    return embed, LanguageModelHead(context, weight)
+    return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap)
 
 
 def layer_places(spec: ModelSpec, context: ModelContext) -> list[LayerPlace]:
@@ -181,13 +196,16 @@ def norm_style(spec: ModelSpec) -> NormStyle:
     return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6))
 
 
-def activation_of(spec: ModelSpec, field: str) -> Activation:
+def activation_of(spec: ModelSpec, field: str) -> PlainActivation:
     """The activation that config.json names in `field`.
 
     Raises:
-        ModelLoadError: an activation that gated layers do not have.
+        ModelLoadError: an activation that no layer here has.
     """
-    known: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+    known: dict[str, PlainActivation] = {
+        "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "relu2": "relu2",
+    }  # fmt: skip
     name = spec.hf_config.get(field, "silu")
     if name not in known:
         raise ModelLoadError(

@@ -3,17 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
-from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.norm import Norm
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.layers.step_context import StepContext
+from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import (
     Decoder,
     activation_of,
@@ -22,34 +19,8 @@ from quire.executor.models.decoder import (
     layer_windows,
     vocabulary_ends,
 )
+from quire.executor.models.gemma2 import gemma_factor, gemma_norm
 from quire.ops.backend import AttentionForm
-
-
-class Gemma3Layer:
-    """`x + norm(attention(norm(x)))`, then `x + norm(mlp(norm(x)))`: each block is normalised on both sides."""
-
-    def __init__(
-        self,
-        input_norm: RMSNorm,
-        attention: Attention,
-        post_attention_norm: RMSNorm,
-        pre_feedforward_norm: RMSNorm,
-        mlp: GatedMLP,
-        post_feedforward_norm: RMSNorm,
-    ) -> None:
-        self.input_norm = input_norm
-        self.attention = attention
-        self.post_attention_norm = post_attention_norm
-        self.pre_feedforward_norm = pre_feedforward_norm
-        self.mlp = mlp
-        self.post_feedforward_norm = post_feedforward_norm
-
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
-        x, residual = self.input_norm.add(x, residual)
-        x = self.post_attention_norm(self.attention(x, step))
-        x, residual = self.pre_feedforward_norm.add(x, self.attention.outputs_of(residual, step))
-        return self.post_feedforward_norm(self.mlp(x)), residual
 
 
 class Gemma3ForCausalLM(Decoder):
@@ -58,7 +29,7 @@ class Gemma3ForCausalLM(Decoder):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
         _refuse(spec)
-        norm = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True)
+        style = gemma_norm(spec)
         types = _layer_types(config, spec.num_layers)
         windows = layer_windows(types, config.get("sliding_window", 4096), spec.num_layers)
         rotaries = {kind: RotaryEmbedding(context, _rope_config(config, kind), spec.head_dim) for kind in set(types)}
@@ -66,26 +37,25 @@ class Gemma3ForCausalLM(Decoder):
         scale = config.get("query_pre_attn_scalar", 256) ** -0.5
         activation = activation_of(spec, "hidden_activation")
 
-        def layer(place: LayerPlace) -> Gemma3Layer:
-            def layer_norm(name: str) -> RMSNorm:
-                return RMSNorm(context, f"{place.name}.{name}_layernorm", spec.hidden_size, norm)
+        def layer(place: LayerPlace) -> ResidualLayer:
+            def norm(name: str) -> Norm:
+                return style.layer(context, f"{place.name}.{name}_layernorm", spec.hidden_size)
 
             attention = Attention(
                 context, place, attention_shape(spec), rotaries[types[place.index]], qkv_bias=bias, output_bias=bias,
-                qk_norm=norm, form=AttentionForm(scale, windows[place.index]),
+                qk_norm=style, form=AttentionForm(scale, windows[place.index]),
             )  # fmt: skip
             mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, config["intermediate_size"], activation)
-            return Gemma3Layer(
-                layer_norm("input"), attention, layer_norm("post_attention"),
-                layer_norm("pre_feedforward"), mlp, layer_norm("post_feedforward"),
+            return ResidualLayer(
+                context.ops, attention, mlp,
+                before_attention=norm("input"), after_attention=norm("post_attention"),
+                before_mlp=norm("pre_feedforward"), after_mlp=norm("post_feedforward"),
             )  # fmt: skip
 
-        # As if the factor were stored with the weights, in their type.
-        factor = torch.tensor(spec.hidden_size**0.5, dtype=context.dtype).item()
         is_tied = config.get("tie_word_embeddings", True)
-        embed, head = vocabulary_ends(spec, context, is_tied=is_tied, scale=factor)
+        embed, head = vocabulary_ends(spec, context, is_tied=is_tied, scale=gemma_factor(spec, context))
         layers = [layer(place) for place in layer_places(spec, context)]
-        super().__init__(embed, layers, RMSNorm(context, "model.norm", spec.hidden_size, norm), head)
+        super().__init__(embed, layers, style.layer(context, "model.norm", spec.hidden_size), head)
 
 
 def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:

@@ -174,7 +174,7 @@ def test_gemma_configs_from_before_transformers_5(checkpoint: Checkpoints) -> No
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
-        ({"hidden_activation": "relu"}, "hidden_activation 'relu'.*gelu_pytorch_tanh"),
+        ({"hidden_activation": "mish"}, "hidden_activation 'mish'.*gelu_pytorch_tanh"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters must say how layers of .*_attention rotate"),
     ],
 )
@@ -196,7 +196,7 @@ def test_unknown_architecture_names_the_known_ones(checkpoint: Checkpoints) -> N
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
         ({"intermediate_size": None}, "lacks 'intermediate_size'"),
         ({"intermediate_size": 128}, r"mlp.gate_proj.weight.*\[96, 64\].*\[128, 64\]"),

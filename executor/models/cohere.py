@@ -1,0 +1,77 @@
+"""Command R (Cohere) and Command R7B, Command A (Cohere 2; arXiv:2504.00698)."""
+
+from dataclasses import replace
+
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.norm import NormStyle
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.blocks import ParallelLayer
+from quire.executor.models.decoder import (
+    Decoder,
+    activation_of,
+    attention_shape,
+    layer_places,
+    layer_windows,
+    vocabulary_ends,
+)
+from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights
+from quire.ops.backend import AttentionForm
+
+
+class CohereForCausalLM(Decoder):
+    """Both blocks of a layer read the same layer norm, neighbouring numbers are rotated, logits are scaled."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, size = spec.hf_config, spec.hidden_size
+        if config.get("use_qk_norm"):
+            raise ModelLoadError(f"{spec.name}: use_qk_norm is not supported in {spec.architecture}.")
+        style = NormStyle(config.get("layer_norm_eps", 1e-5), is_centred=True)
+        pairs = Pairs(spec.head_dim, spec.head_dim)
+        pieces = {f"self_attn.{name}_proj": Piece(f"self_attn.{name}_proj", pairs=pairs) for name in "qk"}
+        context = replace(context, weights=RearrangedWeights(context.weights, pieces))
+        rotary = RotaryEmbedding(context, config, spec.head_dim)
+        windows = self.windows(spec)
+        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+
+        def layer(place: LayerPlace) -> ParallelLayer:
+            window = windows[place.index]
+            attention = Attention(
+                context, place, attention_shape(spec), rotary if self.is_rotated(window) else None,
+                qkv_bias=bias, output_bias=bias, form=AttentionForm(spec.head_dim**-0.5, window),
+            )  # fmt: skip
+            mlp = GatedMLP(context, f"{place.name}.mlp", size, config["intermediate_size"], activation)
+            norm = style.layer(context, f"{place.name}.input_layernorm", size)
+            return ParallelLayer(context.ops, attention, mlp, norm)
+
+        is_tied, scale = config.get("tie_word_embeddings", True), config.get("logit_scale", 0.0625)
+        embed, head = vocabulary_ends(spec, context, is_tied=is_tied, logit_scale=scale)
+        layers = [layer(place) for place in layer_places(spec, context)]
+        super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
+
+    def windows(self, spec: ModelSpec) -> list[int | None]:
+        """Each layer's window."""
+        return [None] * spec.num_layers
+
+    def is_rotated(self, window: int | None) -> bool:
+        """Whether layers with this window know positions."""
+        return True
+
+
+class Cohere2ForCausalLM(CohereForCausalLM):
+    """Three of four layers have a window; the others have no positions."""
+
+    def windows(self, spec: ModelSpec) -> list[int | None]:
+        """Each layer's window: from `layer_types`, or every `sliding_window_pattern`-th layer has none."""
+        config, types = spec.hf_config, spec.hf_config.get("layer_types")
+        if types is None:
+            pattern = config.get("sliding_window_pattern", 4)
+            types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(spec.num_layers)]
+        return layer_windows(types, config.get("sliding_window", 4096), spec.num_layers)
+
+    def is_rotated(self, window: int | None) -> bool:
+        """Whether layers with this window know positions."""
+        return window is not None

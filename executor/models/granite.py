@@ -1,0 +1,49 @@
+"""Granite 3 and 4, dense (arXiv:2405.04324): Llama with multipliers."""
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.blocks import ResidualLayer
+from quire.executor.models.decoder import (
+    Decoder,
+    activation_of,
+    attention_shape,
+    layer_places,
+    norm_style,
+    vocabulary_ends,
+)
+from quire.ops.backend import AttentionForm
+
+
+class GraniteForCausalLM(Decoder):
+    """Embeddings, scores and what each block adds are multiplied; logits are divided."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size
+        rotary = RotaryEmbedding(context, config, spec.head_dim)
+        form = AttentionForm(config.get("attention_multiplier", 1.0))
+        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+
+        def layer(place: LayerPlace) -> ResidualLayer:
+            attention = Attention(
+                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, form=form
+            )  # fmt: skip
+            mlp = GatedMLP(
+                context, f"{place.name}.mlp", size, config["intermediate_size"], activation,
+                bias=config.get("mlp_bias", False),
+            )  # fmt: skip
+            return ResidualLayer(
+                context.ops, attention, mlp,
+                before_attention=style.layer(context, f"{place.name}.input_layernorm", size),
+                before_mlp=style.layer(context, f"{place.name}.post_attention_layernorm", size),
+                multiplier=config.get("residual_multiplier", 1.0),
+            )  # fmt: skip
+
+        embed, head = vocabulary_ends(
+            spec, context, is_tied=config.get("tie_word_embeddings", False),
+            scale=config.get("embedding_multiplier", 1.0), logit_scale=1 / config.get("logits_scaling", 1.0),
+        )  # fmt: skip
+        layers = [layer(place) for place in layer_places(spec, context)]
+        super().__init__(embed, layers, style.layer(context, "model.norm", size), head)

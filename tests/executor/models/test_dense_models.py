@@ -1,0 +1,168 @@
+"""Dense families besides Llama's against Transformers: log-probabilities, greedy tokens, ranks, and older configs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.parallel.groups import ParallelGroup
+from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.models.test_models import expected_logprobs, prompts
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+
+torch.set_num_threads(1)
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "factor": 32.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [1.0 + i for i in range(6)],
+    "partial_rotary_factor": 0.75,
+}  # fmt: skip
+OLMO3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    "full_attention": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+HALF_ROPE = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+ONE_OF_FOUR = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere": ("cohere", {"tie": True}),
+    "cohere-biases": ("cohere", {"attention_bias": True, "logit_scale": 0.7}),
+    "cohere2-window": ("cohere2", {"tie": True, "sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.5}),
+    "gemma": ("gemma", {"tie": True, "head_dim": 24}),
+    "gemma2-window": (
+        "gemma2",
+        {
+            "tie": True, "sliding_window": 12, "query_pre_attn_scalar": 40, "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma2-uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "glm": ("glm", {"attention_bias": True, "head_dim": 16}),
+    "glm4": ("glm4", {"attention_bias": True, "head_dim": 24, "rope": HALF_ROPE}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 3.0,
+        },
+    ),
+    "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.3}),
+    "olmo2": ("olmo2", {}),
+    "olmo3-window": (
+        "olmo3",
+        {"sliding_window": 12, "layer_types": ONE_OF_FOUR, "num_hidden_layers": 4, "rope": OLMO3_ROPE},
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-window": ("phi3", {"sliding_window": 12, "tie": True}),
+    "phi4-mini": ("phi3", {"rope": LONGROPE, "num_key_value_heads": 1, "original_max_position_embeddings": 2048}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    folder = checkpoint(family, **options)
+    spec = read_spec(folder)
+    model = load_model(spec)
+    token_ids = prompts(1, spec.vocab_size)[0] + list(range(5, 70))
+
+    # In chunks, the last tokens one by one, beside another request.
+    driver = PagedDriver(model, 2, 200, block_size=4)
+    got = []
+    position = 0
+    for size in [16, 1, 30, 20, *[1] * len(token_ids)]:
+        part = token_ids[position : position + size]
+        if part:
+            got.append(driver.step({1: [7, 8, 9, 10], 0: part} if position % 3 == 0 else {0: part})[0])
+        position += size
+    expected = expected_logprobs(folder, token_ids)
+    torch.testing.assert_close(torch.cat(got).log_softmax(dim=-1), expected, atol=1e-4, rtol=0)
+
+    # One pass checks that each output is the likeliest token after those before it: by induction, greedy search.
+    prompt = token_ids[:20]
+    output = PagedDriver(model, 1, 100).greedy([prompt], 64)[0]
+    likeliest = expected_logprobs(folder, prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
+    assert output == likeliest.tolist()
+    assert len(set(output)) > 8, "a degenerate output proves little"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ranks_and_last_tokens_are_those_of_the_whole(variant: str, checkpoint: Checkpoints) -> None:
+    """Two ranks; and steps in which only each request's last token has an output."""
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    some = [list(range(40)), [5], list(range(90, 107))]
+
+    def logits(group: ParallelGroup, *, only_last: bool = False) -> list[Tensor]:
+        driver = PagedDriver(load_model(spec, group=group), 3, 64)
+        feeds = dict(enumerate(some)), {0: [3], 1: [4], 2: [9]}
+        return [part[-1:] for feed in feeds for part in driver.step(feed, only_last=only_last).values()]
+
+    whole = logits(ParallelGroup())
+    for others in (logits(ParallelGroup(), only_last=True), *on_every_rank(2, logits)):
+        for got, expected in zip(others, whole, strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_more_ranks_than_kv_heads_normalise_whole_projections(checkpoint: Checkpoints) -> None:
+    spec = read_spec(checkpoint("olmo2", num_attention_heads=4, num_key_value_heads=2))
+
+    def logits(group: ParallelGroup) -> Tensor:
+        return PagedDriver(load_model(spec, group=group), 1, 64).step({0: list(range(40))})[0]
+
+    whole = logits(ParallelGroup())
+    for got in on_every_rank(4, logits):
+        torch.testing.assert_close(got, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "older"),
+    [
+        ("cohere2", {"sliding_window": 9, "num_hidden_layers": 4}, {"layer_types": None, "sliding_window_pattern": 4}),
+        ("gemma2", {"sliding_window": 9}, {"layer_types": None}),
+        (
+            "olmo3",
+            {"sliding_window": 9, "num_hidden_layers": 4, "rope": OLMO3_ROPE},
+            {
+                "layer_types": None, "rope_parameters": None, "rope_theta": 500.0,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            },
+        ),
+        (
+            "phi3",
+            {"rope": LONGROPE, "original_max_position_embeddings": 64},
+            {
+                "rope_parameters": None, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 64,
+                "rope_scaling": {
+                    "type": "longrope", "factor": 32.0,
+                    "short_factor": LONGROPE["short_factor"], "long_factor": LONGROPE["long_factor"],
+                },
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_older_configs_mean_the_same(
+    family: str, options: dict[str, Any], older: dict[str, Any], checkpoint: Checkpoints
+) -> None:
+    folder = checkpoint(family, **options)
+    logits = [
+        PagedDriver(load_model(read_spec(folder, **config)), 1, 64).step({0: list(range(60))})[0]
+        for config in ({}, older)
+    ]
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=0)
+
+
+def test_long_contexts_choose_the_long_factors(checkpoint: Checkpoints) -> None:
+    """As Transformers does beyond the original context; there, earlier positions have the long factors, too."""
+    folder = checkpoint("phi3", rope=LONGROPE, original_max_position_embeddings=64)
+    token_ids = list(range(100))
+    got = PagedDriver(load_model(read_spec(folder)), 1, 128).step({0: token_ids})[0]
+    torch.testing.assert_close(got.log_softmax(dim=-1), expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
+
+
+def test_norms_of_queries_in_cohere_are_refused(checkpoint: Checkpoints) -> None:
+    with pytest.raises(ModelLoadError, match="use_qk_norm"):
+        load_model(read_spec(checkpoint("cohere"), use_qk_norm=True))
