@@ -157,7 +157,7 @@ class Worker:
         spec, limits = self._config.spec, self._config.limits
         tensors, caches = self._kv_layout.allocate(num_pages)
         states = self._state_layout.allocate(limits.max_num_seqs)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and num_pages:
             touch(tensors, limits.block_size, self._config.first_touch_seconds)
         mode = self._config.logprobs_mode
         table = RequestTable(

@@ -267,9 +267,11 @@ class KVCacheManager:
                 assert table.first <= group.first_needed_block(num_computed), f"{name} gave back a page that it needs"
                 settled_until = group.settled_until(table.first, table.end)
                 assert request.pages_settled_until <= settled_until, f"{name} would overlook that its pages must change"
+            if not request.num_planned_tokens:
+                assert not request.planned_snapshots, f"{name} has snapshots of nothing"
             if request.planned_snapshots:
                 assert request.num_planned_tokens >= request.pages_settled_until, f"{name} would hide a snapshot"
-            elif request.block_tables or request.num_planned_tokens:
+            elif request.num_planned_tokens:
                 border = self.next_border(request.num_planned_tokens)
                 assert request.pages_settled_until < border, f"{name} would overlook that a snapshot is due"
 

@@ -242,11 +242,15 @@ def size_of(spec: ModelSpec, *fields: str) -> int:
     return size
 
 
-def check_supported(spec: ModelSpec) -> None:
+SIZES = ("intermediate_size", "max_position_embeddings")
+"""Fields of config.json that a model reads, if its class does not name others as `SIZES`."""
+
+
+def check_supported(spec: ModelSpec, sizes: Sequence[str] = SIZES) -> None:
     """Refuses a checkpoint that no family here can read.
 
     Raises:
-        ModelLoadError: a config.json that lacks a size.
+        ModelLoadError: a config.json that lacks one of `sizes`.
     """
-    for name in ("intermediate_size", "max_position_embeddings"):
+    for name in sizes:
         size_of(spec, name)

@@ -5,7 +5,7 @@ import importlib
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.models.base import Model, ModelContext
-from quire.executor.models.decoder import check_supported
+from quire.executor.models.decoder import SIZES, check_supported
 from quire.executor.models.unknown import explain_unknown
 
 ARCHITECTURES: dict[str, tuple[str, str]] = {
@@ -52,7 +52,8 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
             raise ModelLoadError(explain_unknown(spec, ARCHITECTURES)) from None
     if spec.architecture not in ARCHITECTURES:
         raise ModelLoadError(explain_unknown(spec, ARCHITECTURES))
-    check_supported(spec)
     module_name, class_name = ARCHITECTURES[spec.architecture]
     module = importlib.import_module(f"quire.executor.models.{module_name}")  # on demand: only one family is needed
-    return getattr(module, class_name)(spec, context)
+    model_class = getattr(module, class_name)
+    check_supported(spec, getattr(model_class, "SIZES", SIZES))
+    return model_class(spec, context)

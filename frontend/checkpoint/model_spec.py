@@ -24,6 +24,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"),
 }
+_UNBOUNDED = 2**20
+"""Tokens of a sequence where nothing in the model limits them."""
 _DTYPES: dict[str, Literal["bfloat16", "float16", "float32"]] = {
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -73,7 +75,8 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
     """
     path, own = _read_config(folder, model)
     config = _flatten(_merge(own, model.hf_overrides))
-    facts = {name: _positive_int(config, keys, path) for name, keys in _FIELDS.items()}
+    defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1} if _has_only_states(config) else {}
+    facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in _FIELDS.items()}
     heads = facts["num_attention_heads"]
     kv_heads = _positive_int(config, ("num_key_value_heads",), path, default=heads)
     if heads % kv_heads:
@@ -168,6 +171,11 @@ def _flatten(config: dict[str, Any]) -> dict[str, Any]:
         return config
     outer = {key: value for key, value in config.items() if key != "text_config"}
     return {**outer, **text, **{key: outer[key] for key in ("architectures", "model_type") if outer.get(key)}}
+
+
+def _has_only_states(config: dict[str, Any]) -> bool:
+    """Whether the model is a state-space model without attention, whose tokens have no positions."""
+    return config.get("state_size") is not None and config.get("num_attention_heads") is None
 
 
 def _architecture(config: dict[str, Any], path: Path) -> str:

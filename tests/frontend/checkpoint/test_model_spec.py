@@ -1,0 +1,38 @@
+"""Facts of a checkpoint, read from its config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.core.config.model import ModelConfig
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.model_spec import read_model_spec
+
+MAMBA = {
+    "architectures": ["MambaForCausalLM"],
+    "vocab_size": 9,
+    "num_hidden_layers": 2,
+    "hidden_size": 30,
+    "dtype": "float32",
+}
+
+
+def read(folder: Path, **config: Any) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_model_spec(folder, ModelConfig(model=str(folder)))
+
+
+def test_a_state_space_model_has_neither_positions_nor_attention(tmp_path: Path) -> None:
+    assert read(tmp_path, **MAMBA, state_size=16).max_position_embeddings == 2**20
+    mamba2 = read(tmp_path, **MAMBA, state_size=16, num_heads=8, head_dim=7)
+    assert (mamba2.num_attention_heads, mamba2.head_dim) == (8, 7)
+
+
+def test_other_models_say_how_many_positions_and_heads_they_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="num_attention_heads"):
+        read(tmp_path, **MAMBA)
+    with pytest.raises(ConfigError, match="max_position_embeddings"):
+        read(tmp_path, **MAMBA, state_size=16, num_attention_heads=2)
