@@ -16,7 +16,6 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.core.wire import function_call
-from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
     START_PROFILE,
     STOP_PROFILE,
@@ -30,8 +29,8 @@ from quire.core.wire.rank import Rank
 from quire.executor.memory import plan as memory
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.memory.first_touch import touch
-from quire.executor.memory.kv_layout import KVLayout
-from quire.executor.memory.state_layout import StateLayout, StatePages, describe_states
+from quire.executor.memory.rank_memory import RankMemory
+from quire.executor.memory.state_layout import describe_states
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
@@ -53,7 +52,6 @@ from quire.executor.timed_ops import timed
 from quire.executor.torch_profile import TorchProfile
 from quire.executor.transfers import Transfers, transfers_from
 from quire.executor.weights.formats import open_weights
-from quire.executor.weights.quantisation.schemes import choose_scheme
 
 logger = get_logger(__name__)
 
@@ -97,8 +95,7 @@ class Worker:
         if self._spans is not NO_SPANS:
             self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
-        self._kv_layout: KVLayout | StatePages | None = None
-        self._state_layout: StateLayout | None = None
+        self._memory: RankMemory | None = None
         self._processors: list[CustomFeature] = []
         self._runner: ModelRunner | None = None
         self._calls: dict[str, Callable[[bytes], bytes]] = {}
@@ -122,46 +119,37 @@ class Worker:
         ops.settle(config.device)
         seconds = time.monotonic() - started
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(weights_bytes), seconds)
-        limits = config.limits
-        self._state_layout, self._kv_layout, groups = self._lay_out(self._model)
+        if self._model.state_layers and self._drafter is not None:
+            raise ModelLoadError(
+                f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
+                "without drafts."
+            )
+        held = self._memory = RankMemory.of(config, self._model, weights_bytes, self._ops, self._device)
         if self._rank.is_first:
-            logger.info("KV cache: %s", "; ".join([str(self._kv_layout), *describe_states(groups)]))
-        workspace_bytes = memory.workspace_bytes(spec, self._model, limits, config.max_model_len)
-        plan = memory.plan_cache(
-            config.cache,
-            memory.MemoryNeeds(
-                weights_bytes, workspace_bytes, self._kv_layout.page_bytes, self._state_layout.state_bytes
-            ),
-            free,
-            device=config.device,
-            pages=memory.RequestPages(groups, limits.block_size, limits.largest_chunk),
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=config.max_model_len,
-            fit_max_model_len=config.fit_max_model_len,
-        )
+            logger.info("KV cache: %s", "; ".join([str(held.pages), *describe_states(held.groups)]))
+        plan = held.plan(config, free)
         return WorkerReady(
             rank=self._rank,
             num_pages=plan.num_pages,
             max_model_len=plan.max_model_len,
             weights_bytes=weights_bytes,
-            kv_cache_bytes=plan.num_pages * self._kv_layout.page_bytes,
+            kv_cache_bytes=plan.num_pages * held.pages.page_bytes,
             device_name=_device_name(self._device),
-            kv_groups=groups,
+            kv_groups=held.groups,
         )
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         """Sets up a KV cache of `num_pages` pages and a table for sequences of up to `max_model_len` tokens."""
         assert self._model is not None, "load() comes before allocate()"
-        assert self._kv_layout is not None
-        assert self._state_layout is not None
+        assert self._memory is not None
         spec, limits = self._config.spec, self._config.limits
-        tensors, caches = self._kv_layout.allocate(num_pages)
-        states = self._state_layout.allocate(limits.max_num_seqs)
+        tensors, caches = self._memory.pages.allocate(num_pages)
+        states = self._memory.states.allocate(limits.max_num_seqs)
         if self._device.type == "cpu" and num_pages:
             touch(tensors, limits.block_size, self._config.first_touch_seconds)
         mode = self._config.logprobs_mode
         table = RequestTable(
-            limits.max_num_seqs, max_model_len, limits.block_size, self._device, len(self._kv_layout.groups)
+            limits.max_num_seqs, max_model_len, limits.block_size, self._device, len(self._memory.pages.groups)
         )
         forward = Forward(self._model, self._ops, caches, limits.block_size, states)
         sampler = Sampler(
@@ -237,49 +225,10 @@ class Worker:
         dtype = getattr(torch, spec.dtype)
         weights = open_weights(spec, config.load, dtype, seed=config.seed, show_progress=self._rank.is_first)
         with contextlib.closing(weights), torch.inference_mode():
-            context = ModelContext(
-                ops=self._ops,
-                group=self._group,
-                dtype=dtype,
-                device=self._device,
-                weights=weights,
-                scheme=choose_scheme(spec, config.quantization),
-                layers=range(spec.num_layers),
-                max_model_len=config.max_model_len,
-            )
+            context = ModelContext.of(config, self._ops, self._group, self._device, weights)
             weights_bytes = held_bytes(dry_build(spec, context))
             memory.check_weights(weights_bytes, free, spec.name)
             return build_model(spec, context), weights_bytes
-
-    def _lay_out(self, model: Model) -> tuple[StateLayout, KVLayout | StatePages, list[KVGroupSpec]]:
-        """How states and pages lie in memory, and the KV groups that they serve.
-
-        Raises:
-            ModelLoadError: the worker has options that the model's layers do not allow.
-        """
-        if model.state_layers and self._drafter is not None:
-            raise ModelLoadError(
-                f"{self._config.spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: "
-                "serve it without drafts."
-            )
-        limits = self._config.limits
-        states = StateLayout(model.state_layers, self._device)
-        pages: KVLayout | StatePages = StatePages(states.state_bytes, self._device)
-        if model.kv_layers:
-            pages = KVLayout(
-                model.kv_layers,
-                self._ops,
-                block_size=limits.block_size,
-                dtype=self._cache_dtype,
-                device=self._device,
-            )
-        groups = states.groups(pages.groups, pages.page_bytes, self._config.cache, limits)
-        return states, pages, [*pages.groups, *groups]
-
-    @property
-    def _cache_dtype(self) -> torch.dtype:
-        asked = self._config.cache.kv_cache_dtype
-        return getattr(torch, self._config.spec.dtype if asked == "auto" else asked)
 
 
 def _device_name(device: torch.device) -> str:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation.scheme import LinearScheme
+from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import Shard, WeightReader
 from quire.ops.backend import Backend
 
@@ -27,6 +29,23 @@ class ModelContext:
     scheme: LinearScheme
     layers: range  # indices of the model's layers that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, ops: Backend, group: ParallelGroup, device: torch.device, weights: WeightReader
+    ) -> "ModelContext":
+        """The context that `config` asks for. Raises ModelLoadError for a quantisation that is not supported."""
+        spec = config.spec
+        return cls(
+            ops=ops,
+            group=group,
+            dtype=getattr(torch, spec.dtype),
+            device=device,
+            weights=weights,
+            scheme=choose_scheme(spec, config.quantization),
+            layers=range(spec.num_layers),
+            max_model_len=config.max_model_len,
+        )
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
