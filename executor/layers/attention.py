@@ -78,16 +78,18 @@ class LayerPlace:
         number: among the layers that this rank builds and that keep keys and values (or, if this one is recurrent, a
             state), and so among their caches (or states).
         is_last: no layer of the model attends to its outputs.
+        prefix: of all layers' names in the checkpoint.
     """
 
     index: int
     number: int
     is_last: bool
+    prefix: str = "model.layers"
 
     @property
     def name(self) -> str:
         """The layer's name in checkpoints."""
-        return f"model.layers.{self.index}"
+        return f"{self.prefix}.{self.index}"
 
 
 class Attention:
@@ -112,12 +114,16 @@ class Attention:
         output_bias: bool = False,
         qk_norm: NormStyle | None = None,
         form: AttentionForm | None = None,
+        is_gated: bool = False,
+        name: str = "self_attn",
     ) -> None:
         """With `qk_norm` each head of queries and keys is normalised. Without `rotary`, nothing is rotated.
 
-        `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`.
+        `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`. If `is_gated`, the
+        query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs. `name` is
+        the attention's within the layer.
         """
-        head_dim, name = shape.head_dim, f"{place.name}.self_attn"
+        head_dim, name = shape.head_dim, f"{place.name}.{name}"
         self._ops = context.ops
         self._place = place
         self._rotary = rotary
@@ -127,14 +133,18 @@ class Attention:
         self._form = own_form(context, form or AttentionForm(head_dim**-0.5))
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
         self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, kept_tokens(self._form))
-        self.activation_size = (3 * self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
+        self.activation_size = ((5 if is_gated else 3) * self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
+        queries, gates = _query_parts(f"{name}.q_proj", shape, q_shard, is_gated=is_gated)
         parts = [
-            Part(f"{name}.q_proj", shape.num_heads * head_dim, q_shard),
+            *queries,
             Part(f"{name}.k_proj", shape.num_kv_heads * head_dim, kv_shard),
             Part(f"{name}.v_proj", shape.num_kv_heads * head_dim, kv_shard),
+            *gates,
         ]
+        self._qkv_size = (self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
+        self._is_gated = is_gated
         self._qkv = ColumnLinear(context, parts, shape.hidden_size, bias=qkv_bias)
         self._output = RowLinear(
             context, f"{name}.o_proj", shape.num_heads * head_dim, shape.hidden_size,
@@ -150,12 +160,16 @@ class Attention:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
         batch = step.attention[group]
-        heads = self._qkv(x).view(len(x), -1, self._head_dim)
+        projected = self._qkv(x)
+        heads = projected[:, : self._qkv_size].unflatten(1, (-1, self._head_dim))
         q = self._store(heads, step, pages, batch.slot_mapping)
         if self._place.is_last and step.wanted is not None:
             q, batch = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:]), step.wanted.attention[group]
-        out = self._ops.attention(q, pages, batch, self._form)
-        return self._output(out.reshape(len(q), -1))
+        out = self._ops.attention(q, pages, batch, self._form).flatten(1)
+        if self._is_gated:
+            gate = self.outputs_of(projected[:, self._qkv_size :], step)
+            out = self._ops.recurrent.multiply_gate(out, gate, "sigmoid")
+        return self._output(out)
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
         """Normalises and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""
@@ -170,6 +184,16 @@ class Attention:
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows
+
+
+def _query_parts(name: str, shape: AttentionShape, shard: Shard, *, is_gated: bool) -> tuple[list[Part], list[Part]]:
+    """The parts of a query projection that hold queries, and those that hold gates: turn by turn, a head each."""
+    size, head_dim = shape.num_heads * shape.head_dim, shape.head_dim
+    if not is_gated:
+        return [Part(name, size, shard)], []
+    starts = range(2 * shard.start, 2 * shard.stop, head_dim)
+    halves = [Part(name, 2 * size, Shard(0, start, start + head_dim)) for start in starts]
+    return halves[::2], halves[1::2]
 
 
 def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:

@@ -1,5 +1,7 @@
 """Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): many small experts, and a shared one that each token weights."""
 
+from collections.abc import Callable
+
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
@@ -14,17 +16,23 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
     """Qwen2 with mixtures on the layers that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        shape = ExpertShape(1, spec.hidden_size, size_of(spec, "shared_expert_intermediate_size"))
+        mlps = sparse_mlps(spec, context, mixture_maker(spec, context))
+        super().__init__(spec, context, mlps, windows=_windows(spec))
 
-        def mixture(place: LayerPlace) -> Mixture:
-            name = f"{place.name}.mlp"
-            shared = RoutedExperts(
-                context, f"{name}.shared_expert_gate", Routing(1, "sigmoid"), SeparateExperts(f"{name}.shared_expert"),
-                shape, activation_of(spec, "hidden_act"),
-            )  # fmt: skip
-            return Mixture(context, [routed_experts(spec, context, name), shared])
 
-        super().__init__(spec, context, sparse_mlps(spec, context, mixture), windows=_windows(spec))
+def mixture_maker(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlace], Mixture]:
+    """Builds the experts of a layer: those that are routed, and a shared one that each token weights."""
+    shape = ExpertShape(1, spec.hidden_size, size_of(spec, "shared_expert_intermediate_size"))
+
+    def mixture(place: LayerPlace) -> Mixture:
+        name = f"{place.name}.mlp"
+        shared = RoutedExperts(
+            context, f"{name}.shared_expert_gate", Routing(1, "sigmoid"), SeparateExperts(f"{name}.shared_expert"),
+            shape, activation_of(spec, "hidden_act"),
+        )  # fmt: skip
+        return Mixture(context, [routed_experts(spec, context, name), shared])
+
+    return mixture
 
 
 def _windows(spec: ModelSpec) -> list[int | None]:

@@ -15,12 +15,14 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.executor.memory.kv_layout import KVLayout
+from quire.executor.memory.state_layout import StateLayout
 from quire.executor.models.base import GivenRows, Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.ops.backend import AttentionBatch
+from quire.ops.recurrent import StateRows
 
 
 def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> ModelSpec:
@@ -75,7 +77,7 @@ def load_model(spec: ModelSpec, **options: Any) -> Model:
 
 
 class PagedDriver:
-    """Requests that hold `max_tokens` tokens each, in shuffled pages of one pool.
+    """Requests that hold `max_tokens` tokens each, in shuffled pages of one pool, and a slot each for their states.
 
     Pages that no later token sees are given back after each step: they are filled with NaN, and the block tables name
     page 0 in their place, which is full of NaN from the start.
@@ -97,6 +99,9 @@ class PagedDriver:
         self.block_size = block_size
         layout = KVLayout(model.kv_layers, self.ops, block_size=block_size, dtype=dtype, device=torch.device(device))
         self.groups = layout.groups
+        self.states = StateLayout(model.state_layers, torch.device(device)).allocate(num_requests)
+        for tensor in (tensor for layer in self.states for tensor in layer):
+            tensor.fill_(torch.nan)  # a new request ignores what its slot holds
         pages_each = -(-max_tokens // block_size)
         order = np.random.default_rng(0).permutation(len(self.groups) * num_requests * pages_each) + 1
         self.block_tables = order.reshape(len(self.groups), num_requests, pages_each)
@@ -119,12 +124,18 @@ class PagedDriver:
         token_rows = np.repeat(np.arange(len(rows)), query_lens)
         slots = tables[:, token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
         attention = self._attention(query_lens, seq_lens, tables, slots)
-        wanted = None
+        wanted, starts = None, torch.tensor([0, *(ends + 1)])
+        state_rows = StateRows(
+            self._tensor(np.array(rows)), starts, torch.from_numpy(num_computed == 0).to(self.device)
+        )
         if only_last:
             query_lens = np.ones_like(query_lens)
             wanted = Wanted(self._tensor(ends), self._attention(query_lens, seq_lens, tables, slots[:, ends]))
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
-        step = StepContext(self._tensor(positions), self.caches, attention, given=given, wanted=wanted)
+        step = StepContext(
+            self._tensor(positions), self.caches, attention, given=given, wanted=wanted, states=self.states,
+            rows=state_rows,
+        )  # fmt: skip
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:
             self.tokens[row] += new_tokens[row]

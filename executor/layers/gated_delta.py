@@ -1,0 +1,90 @@
+"""Gated DeltaNet (arXiv:2412.06464): linear attention whose state forgets by a gate and corrects what it holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.executor.layers.attention import LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear, RowLinear
+from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, read_decay, within
+from quire.executor.layers.state import LayerState
+from quire.executor.layers.step_context import StepContext
+from quire.executor.weights.quantisation.scheme import Part
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """Sizes of the whole model's layers, before they are split over ranks by key heads."""
+
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def key_size(self) -> int:
+        """Numbers of all queries, or keys, of a token."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of all values of a token."""
+        return self.num_value_heads * self.value_dim
+
+
+class GatedDeltaNet(RecurrentLayer):
+    """Projection, convolution, delta rule, gated norm and output of one layer."""
+
+    def __init__(
+        self, context: ModelContext, place: LayerPlace, shape: DeltaShape, parts: Sequence[Part], eps: float
+    ) -> None:
+        """`parts` are the rank's queries, keys, values, output gates, then `b` (for beta) and `a` (for the decay)."""
+        name = f"{place.name}.linear_attn"
+        super().__init__(context, place)
+        self._key_dim, self._value_dim = shape.key_dim, shape.value_dim
+        context.share(shape.num_key_heads, "linear attention heads")
+        heads = context.shard(0, shape.num_value_heads, "linear attention heads")
+        keys = context.shard(0, shape.key_size, "linear attention keys")
+        values = context.shard(0, shape.value_size, "linear attention values")
+        self._num_heads = heads.stop - heads.start
+        self._key_size, self._value_size = keys.stop - keys.start, values.stop - values.start
+
+        self._in = ColumnLinear(context, list(parts), shape.hidden_size)
+        channels = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
+        self._conv = CausalConv1d(
+            context, f"{name}.conv1d", 2 * shape.key_size + shape.value_size, channels, shape.conv_width, bias=False
+        )
+        size = (shape.num_value_heads,)
+        self._decay = read_decay(context, f"{name}.A_log", size, heads)
+        self._dt_bias = context.read(f"{name}.dt_bias", size, heads, torch.float32)
+        self._norm = context.read(f"{name}.norm.weight", (shape.value_dim,))
+        self._eps = eps
+        self._out = RowLinear(context, f"{name}.out_proj", shape.value_size, shape.hidden_size, values._replace(dim=1))
+        self.state = LayerState(
+            (self._conv.state_shape, (self._num_heads, shape.key_dim, shape.value_dim)), (context.dtype, torch.float32)
+        )
+        self.activation_size = 2 * self._conv.size + 3 * self._value_size
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
+        conv_state, state = step.states[self._place.number]
+        rows, keys, heads = step.rows, self._key_size, self._num_heads
+        projected = self._in(x)
+        z_end = self._conv.size + self._value_size
+        gate, beta, dt = (
+            projected[:, begin:end]
+            for begin, end in ((self._conv.size, z_end), (z_end, z_end + heads), (z_end + heads, z_end + 2 * heads))
+        )
+        mixed = self._conv(projected[:, : self._conv.size], conv_state, rows)
+        q, k = (mixed[:, begin : begin + keys].unflatten(1, (-1, self._key_dim)) for begin in (0, keys))
+        v = mixed[:, 2 * keys :].unflatten(1, (-1, self._value_dim))
+        out = self._ops.recurrent.gated_delta_rule(q, k, v, dt, self._dt_bias, self._decay, beta, state, rows)
+        out, gate = self.outputs_of(out.flatten(1), step), self.outputs_of(gate, step)
+        out, gate = (part.unflatten(1, (-1, self._value_dim)) for part in (out, gate))
+        out = self._ops.recurrent.gated_rms_norm(out, gate, self._norm, self._eps, gate_first=False)
+        return self._out(out.flatten(1))

@@ -1,0 +1,90 @@
+"""What recurrent layers share: their interface, the convolution before a scan, and readers of their parameters."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quire.executor.layers.attention import LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.state import LayerState
+from quire.executor.layers.step_context import StepContext
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard
+from quire.ops.recurrent import StateRows
+
+
+class RecurrentLayer(ABC):
+    """A layer that mixes the tokens of a sequence by way of a state.
+
+    Attributes:
+        state: what the layer keeps of a sequence, on this rank.
+        activation_size: numbers that the layer makes of each token.
+    """
+
+    state: LayerState
+    activation_size: int
+
+    def __init__(self, context: ModelContext, place: LayerPlace) -> None:
+        self._ops = context.ops
+        self._place = place
+
+    @abstractmethod
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """The `rows` [num_tokens, size] of tokens with an output: all, or in the last layer the wanted ones."""
+        if self._place.is_last and step.wanted is not None:
+            return self._ops.take_rows(rows, step.wanted.tokens)
+        return rows
+
+
+class CausalConv1d:
+    """A convolution of each channel over its last `width` tokens.
+
+    Attributes:
+        size: this rank's channels.
+        state_shape: of what it keeps of a sequence, the inputs of its last tokens.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        channels: int,
+        shards: Sequence[Shard],
+        width: int,
+        *,
+        bias: bool,
+        activation: Literal["silu"] | None = "silu",
+    ) -> None:
+        """`shards` are the rank's parts of the `channels` of the layer called `name`, in the order of its inputs."""
+        weights = [context.read(f"{name}.weight", (channels, 1, width), shard) for shard in shards]
+        self._ops = context.ops
+        self._weight = torch.cat(weights).flatten(1).T.contiguous()
+        self._bias = torch.cat([context.read(f"{name}.bias", (channels,), shard) for shard in shards]) if bias else None
+        self._activation = activation
+        self.size = self._weight.shape[1]
+        self.state_shape = (width - 1, self.size)
+
+    def __call__(self, x: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+        """`x` [num_tokens, size] → [num_tokens, size]; `state` [num_slots, *state_shape] is overwritten."""
+        return self._ops.recurrent.causal_conv1d(x, self._weight, self._bias, state, rows, activation=self._activation)
+
+
+def within(shard: Shard, offset: int) -> Shard:
+    """The same rows of a tensor in which those of `shard` begin at `offset`."""
+    return Shard(shard.dim, offset + shard.start, offset + shard.stop)
+
+
+def parts_of(name: str, shards: Sequence[Shard], out_features: int) -> list[Part]:
+    """Some rows of one projection, as parts of a fused one."""
+    return [Part(name, out_features, shard) for shard in shards]
+
+
+def read_decay(context: ModelContext, name: str, shape: tuple[int, ...], shard: Shard) -> Tensor:
+    """The rank's part of `-exp(A_log)`, float32, as scans take it."""
+    return context.read(name, shape, shard, torch.float32).exp_().neg_()

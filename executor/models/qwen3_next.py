@@ -1,0 +1,153 @@
+"""Qwen3-Next and Qwen3.5, text: three of four layers are Gated DeltaNets, the fourth is attention with a gate."""
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.gated_delta import DeltaShape, GatedDeltaNet
+from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.recurrent import parts_of, within
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.decoder import MLPMaker, attention_shape, mlp_maker, vocabulary_ends
+from quire.executor.models.hybrid import (
+    Block,
+    FeedForwardBlock,
+    HybridDecoder,
+    LayerKind,
+    MixerBlock,
+    places_by_kind,
+)
+from quire.executor.models.qwen2_moe import mixture_maker, sparse_mlps
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard
+
+_KINDS: dict[str, LayerKind] = {"linear_attention": "recurrent", "full_attention": "attention"}
+
+
+class _Qwen3NextDecoder(HybridDecoder):
+    """Norms store the weight minus 1, except the one after a delta rule."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        delta_parts: Callable[[ModelContext, str, DeltaShape], list[Part]],
+        make_mlp: MLPMaker,
+    ) -> None:
+        config, size = spec.hf_config, spec.hidden_size
+        norm, shape = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True), _delta_shape(spec)
+        rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.25, **config}, spec.head_dim)
+        bias = config.get("attention_bias", False)
+
+        def mixer(place: LayerPlace) -> Attention | GatedDeltaNet:
+            if kinds[place.index] == "recurrent":
+                parts = delta_parts(context, f"{place.name}.linear_attn", shape)
+                return GatedDeltaNet(context, place, shape, parts, norm.eps)
+            return Attention(
+                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, qk_norm=norm,
+                is_gated=True,
+            )  # fmt: skip
+
+        kinds = _layer_kinds(spec)
+        mixers: list[Attention | GatedDeltaNet] = []
+        blocks: list[Block] = []
+        for place in places_by_kind(context, kinds):
+            mixers.append(mixer(place))
+            input_norm, post_norm = (
+                RMSNorm(context, f"{place.name}.{name}_layernorm", size, norm) for name in ("input", "post_attention")
+            )
+            blocks += [MixerBlock(input_norm, mixers[-1]), FeedForwardBlock(post_norm, make_mlp(place))]
+        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        super().__init__(embed, blocks, RMSNorm(context, "model.norm", size, norm), head, mixers)
+
+
+class Qwen3_5ForCausalLM(_Qwen3NextDecoder):
+    """Dense, with a projection each for what a delta rule reads."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        super().__init__(spec, context, _parts_one_by_one, mlp_maker(spec, context))
+
+
+class Qwen3NextForCausalLM(_Qwen3NextDecoder):
+    """Two projections for what a delta rule reads, each ordered by key head; mixtures of experts as in Qwen2-MoE."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        super().__init__(spec, context, _parts_by_key_head, sparse_mlps(spec, context, mixture_maker(spec, context)))
+
+
+def _parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
+    """Queries, keys and values in one projection; gates, b and a in one each."""
+    keys, values, heads = _shards(context, shape)
+    mixed = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
+    return [
+        *parts_of(f"{name}.in_proj_qkv", mixed, 2 * shape.key_size + shape.value_size),
+        Part(f"{name}.in_proj_z", shape.value_size, values),
+        Part(f"{name}.in_proj_b", shape.num_value_heads, heads),
+        Part(f"{name}.in_proj_a", shape.num_value_heads, heads),
+    ]
+
+
+def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
+    """By key head: its queries, keys, values and gates in one projection; its b and a in another."""
+    own = context.shard(0, shape.num_key_heads, "linear attention heads")
+    per_key = shape.num_value_heads // shape.num_key_heads
+    values = per_key * shape.value_dim
+
+    def by_head(projection: str, sizes: tuple[int, ...]) -> list[Part]:
+        """First the first of `sizes` rows of all heads, then the second, and so on."""
+        total, shards = sum(sizes), []
+        for place, size in enumerate(sizes):
+            starts = [head * total + sum(sizes[:place]) for head in range(own.start, own.stop)]
+            shards += [Shard(0, start, start + size) for start in starts]
+        return parts_of(f"{name}.{projection}", shards, shape.num_key_heads * total)
+
+    mixed = by_head("in_proj_qkvz", (shape.key_dim, shape.key_dim, values, values))
+    return [*mixed, *by_head("in_proj_ba", (per_key, per_key))]
+
+
+def _shards(context: ModelContext, shape: DeltaShape) -> tuple[Shard, Shard, Shard]:
+    return (
+        context.shard(0, shape.key_size, "linear attention keys"),
+        context.shard(0, shape.value_size, "linear attention values"),
+        context.shard(0, shape.num_value_heads, "linear attention heads"),
+    )
+
+
+def _delta_shape(spec: ModelSpec) -> DeltaShape:
+    config: dict[str, Any] = spec.hf_config
+    shape = DeltaShape(
+        spec.hidden_size,
+        config.get("linear_num_key_heads", 16),
+        config.get("linear_num_value_heads", 32),
+        config.get("linear_key_head_dim", 128),
+        config.get("linear_value_head_dim", 128),
+        config.get("linear_conv_kernel_dim", 4),
+    )
+    if shape.num_value_heads % shape.num_key_heads:
+        raise ModelLoadError(
+            f"config.json: linear_num_value_heads ({shape.num_value_heads}) must be a multiple of "
+            f"linear_num_key_heads ({shape.num_key_heads})."
+        )
+    return shape
+
+
+def _layer_kinds(spec: ModelSpec) -> list[LayerKind]:
+    """The kinds that `layer_types` names, or for older checkpoints: every fourth layer is attention.
+
+    Raises:
+        ModelLoadError: another type of layer, or too few.
+    """
+    config = spec.hf_config
+    types = config.get("layer_types")
+    if types is None:
+        interval = config.get("full_attention_interval", 4)
+        types = [list(_KINDS)[(index + 1) % interval == 0] for index in range(spec.num_layers)]
+    if len(types) < spec.num_layers or not set(types) <= set(_KINDS):
+        raise ModelLoadError(
+            f"config.json: layer_types must name {' or '.join(_KINDS)} for each of {spec.num_layers} layers, got "
+            f"{types}."
+        )
+    return [_KINDS[name] for name in types[: spec.num_layers]]

@@ -1,0 +1,157 @@
+"""Models with recurrent layers against Transformers: log-probabilities at each position, greedy tokens, ranks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3_5TextConfig, Qwen3NextConfig
+
+from quire.executor.parallel.groups import ParallelGroup
+from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.models.test_models import expected_logprobs, prompts
+from tests.executor.paged_driver import PagedDriver, load_model, read_spec
+
+torch.set_num_threads(1)
+
+COMMON = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": None, "eos_token_id": 2,
+    "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+DELTA = {
+    "head_dim": 24, "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+}  # fmt: skip
+
+VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
+    "qwen3.5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", DELTA),
+    "qwen3.5-last-recurrent": (
+        Qwen3_5TextConfig,
+        "Qwen3_5ForCausalLM",
+        {
+            **DELTA,
+            "layer_types": ["full_attention", "linear_attention"],
+            "num_hidden_layers": 2,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3-next": (
+        Qwen3NextConfig,
+        "Qwen3NextForCausalLM",
+        {
+            **DELTA,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 24,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-next-dense": (Qwen3NextConfig, "Qwen3NextForCausalLM", {**DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
+}
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Tiny random checkpoints of `VARIANTS`, made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def make(variant: str) -> Path:
+        if variant not in made:
+            made[variant] = tmp_path_factory.mktemp("hybrid") / variant
+            _save(made[variant], *VARIANTS[variant])
+        return made[variant]
+
+    return make
+
+
+def _save(folder: Path, kind: type[PretrainedConfig], architecture: str, options: dict[str, Any]) -> None:
+    config = kind(**{**COMMON, **options, "architectures": [architecture]})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape)
+        if "A_log" in name:
+            value = noise.abs()
+        elif parameter.dim() == 1:
+            value = parameter.detach() + 0.2 * noise
+        elif "embed" in name or "conv1d" in name:
+            value = noise
+        else:
+            value = noise / parameter.shape[-1] ** 0.5
+        parameter.data.copy_(value)
+    model.save_pretrained(folder)
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "architectures": [architecture]}))
+
+
+def run_in_parts(driver: PagedDriver, token_ids: list[int]) -> torch.Tensor:
+    """Log-probabilities of `token_ids`, computed in chunks, then one by one, now and then beside another request."""
+    got, position = [], 0
+    for size in [16, 1, 30, 20, *[1] * len(token_ids)]:
+        part = token_ids[position : position + size]
+        if part:
+            got.append(driver.step({1: [7, 8, 9, 10], 0: part} if position % 3 == 0 else {0: part})[0])
+        position += size
+    return torch.cat(got).log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: str, folder: Folder) -> None:
+    spec = read_spec(folder(variant))
+    model = load_model(spec)
+    token_ids = prompts(1, spec.vocab_size)[0] + list(range(5, 70))
+    expected = expected_logprobs(folder(variant), token_ids)
+    got = run_in_parts(PagedDriver(model, 2, 200), token_ids)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+    prompt = token_ids[:20]
+    output = PagedDriver(model, 1, 100).greedy([prompt], 64)[0]
+    likeliest = expected_logprobs(folder(variant), prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
+    assert output == likeliest.tolist()
+    assert len(set(output)) > 8, "a degenerate output proves little"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_do_not_depend_on_the_batch(variant: str, folder: Folder) -> None:
+    spec = read_spec(folder(variant))
+    model = load_model(spec)
+    many = prompts(9, spec.vocab_size)
+    together = PagedDriver(model, len(many), 128).greedy(many, 24)
+    for row in (0, 4, 8):
+        assert PagedDriver(model, 1, 128).greedy([many[row]], 24)[0] == together[row]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_last_tokens_alone_are_those_of_the_whole(variant: str, folder: Folder) -> None:
+    """When only the last tokens' logits are wanted, the states still take in all tokens."""
+    spec = read_spec(folder(variant))
+    model = load_model(spec)
+    whole, last = PagedDriver(model, 5, 128), PagedDriver(model, 5, 128)
+    some = dict(enumerate(prompts(4, spec.vocab_size)))
+    for feed in (some, {4: [3, 4, 5], 1: [6], 0: [7, 8]}, {row: [9] for row in range(5)}):
+        expected, got = whole.step(feed), last.step(feed, only_last=True)
+        for row in feed:
+            torch.testing.assert_close(got[row], expected[row][-1:], atol=1e-5, rtol=0)
+    for states, others in zip(last.states, whole.states, strict=True):
+        for state, other in zip(states, others, strict=True):
+            torch.testing.assert_close(state, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_ranks_together_are_the_whole_model(variant: str, folder: Folder) -> None:
+    spec = read_spec(folder(variant))
+
+    def logits(group: ParallelGroup) -> list[torch.Tensor]:
+        driver = PagedDriver(load_model(spec, group=group), 2, 64)
+        return [*driver.step({0: list(range(40)), 1: [5]}).values(), *driver.step({0: [3], 1: [4]}).values()]
+
+    whole = logits(ParallelGroup())
+    for rank_logits in on_every_rank(2, logits):
+        for got, expected in zip(rank_logits, whole, strict=True):
+            torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
