@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-GateActivation = Literal["silu", "sigmoid"]
-"""The function that turns a gate into a factor."""
+GateActivation = Literal["silu", "sigmoid", "identity"]
+"""The function that turns a gate into a factor. The gate of a short convolution is the factor itself."""
 
 
 class StateRows(NamedTuple):

@@ -114,7 +114,7 @@ GATED_RMS_NORM = Call(
     "eps",
 )
 MULTIPLY_GATE = Call(
-    "quire_multiply_gate", "x gate out", "num_tokens size x_stride gate_stride is_sigmoid dtype num_threads"
+    "quire_multiply_gate", "x gate out", "num_tokens size x_stride gate_stride activation dtype num_threads"
 )
 HEAD_LINEAR = Call(
     "quire_head_linear",

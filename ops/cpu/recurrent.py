@@ -17,6 +17,9 @@ from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
 from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
 
+_GATES: tuple[GateActivation, ...] = ("silu", "sigmoid", "identity")
+"""In the kernel's numbering."""
+
 
 class NativeRecurrent(RecurrentOperations):
     """See `RecurrentOperations`."""
@@ -167,7 +170,7 @@ class NativeRecurrent(RecurrentOperations):
             out = self._empty(*x.shape, dtype=x.dtype)
             if not self._multiply_gate(
                 x.data_ptr(), gate.data_ptr(), out.data_ptr(), *x.shape, x.stride(0), gate.stride(0),
-                activation == "sigmoid", DTYPES[x.dtype], torch.get_num_threads(),
+                _GATES.index(activation), DTYPES[x.dtype], torch.get_num_threads(),
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.multiply_gate, x, gate, activation)

@@ -117,8 +117,12 @@ class EagerRecurrent(RecurrentOperations):
         return (out if gate_first else out * factor).to(x.dtype)
 
     def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
-        factor = gate.float().sigmoid() if activation == "sigmoid" else F.silu(gate.float())
-        return (x.float() * factor).to(x.dtype)
+        return (x.float() * _FACTORS[activation](gate.float())).to(x.dtype)
+
+
+_FACTORS: dict[GateActivation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda gate: gate,
+}  # fmt: skip
 
 
 def _by_row(

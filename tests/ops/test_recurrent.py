@@ -262,7 +262,8 @@ def test_gated_norm(ops: Backend, shape: tuple[int, int, int], dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_multiply_gate(ops: Backend, dtype: torch.dtype) -> None:
     x, gate = torch.randn(2, 5, 40).to(dtype)[:, :, :37]
-    for activation, factor in (("silu", F.silu(gate.double())), ("sigmoid", gate.double().sigmoid())):
+    factors = {"silu": F.silu(gate.double()), "sigmoid": gate.double().sigmoid(), "identity": gate.double()}
+    for activation, factor in factors.items():
         out = ops.recurrent.multiply_gate(x, gate, activation)  # type: ignore[arg-type]
         assert out.dtype == dtype
         torch.testing.assert_close(out.double(), x.double() * factor, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

@@ -192,7 +192,9 @@ struct GatedRmsNormCall {
 struct MultiplyGateCall {
     const void *x, *gate;  // [num_tokens, size]
     void* out;             // like x, dense
-    int64_t num_tokens, size, x_stride, gate_stride, is_sigmoid, dtype, num_threads;
+    int64_t num_tokens, size, x_stride, gate_stride;
+    int64_t activation;  // of the gate; 0: silu, 1: sigmoid, 2: none
+    int64_t dtype, num_threads;
 };
 
 struct HeadLinearCall {

@@ -306,7 +306,9 @@ extern "C" int quire_multiply_gate(const MultiplyGateCall* call) {
             const T *gate = (const T*)call->gate + token * call->gate_stride;
             for (long i = 0; i < size; i += LANES) {
                 const Floats value = load(x + i, size - i), z = load(gate + i, size - i);
-                const Floats result = call->is_sigmoid ? times_sigmoid(value, z) : value * silu(z);
+                const long activation = call->activation;
+                const Floats result =
+                    activation == 0 ? value * silu(z) : activation == 1 ? times_sigmoid(value, z) : value * z;
                 store((T*)call->out + token * size + i, result, size - i);
             }
         });
