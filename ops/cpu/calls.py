@@ -51,6 +51,18 @@ INT8_LINEAR = Call(
     "quire_int8_linear", "x panels scales bias out", "rows x_stride in_features out_features dtype num_threads"
 )
 PACK_INT8_PANELS = Call("quire_pack_int8_panels", "weight panels", "out_features in_features num_threads")
+ROUTE = Call(
+    "quire_route",
+    "x weight bias correction ids weights",
+    "rows x_stride hidden num_experts top_k is_sigmoid renormalise num_groups top_groups group_best dtype num_threads",
+    "floor scale",
+)
+EXPERTS = Call(
+    "quire_experts",
+    "x gate_up down gate_up_scales gate_up_bias down_scales down_bias ids weights out",
+    "rows x_stride hidden size num_experts top_k activation dtype is_int8 num_threads",
+)
+PACK_EXPERT = Call("quire_pack_expert", "weight panels", "out_features in_features is_gated dtype is_int8 num_threads")
 TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")
 ROTATION = Call("quire_rotation", "positions frequencies cos sin", "num_tokens half dtype num_threads", "scale")
 RMS_NORM = Call(

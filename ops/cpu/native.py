@@ -22,6 +22,7 @@ from quire.ops.backend import (
 )
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
+from quire.ops.cpu.experts import NativeExperts, PackedExperts
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.int8 import Int8Linear, Int8Panels
 from quire.ops.cpu.latent import NativeLatent
@@ -33,7 +34,6 @@ from quire.ops.cpu.plan import NativePlan
 from quire.ops.cpu.recurrent import NativeRecurrent
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.backend import EagerBackend
-from quire.ops.eager.experts import GroupedExperts
 from quire.ops.routing import Router
 
 PackedWeight = PanelWeight | Int8Panels | OneDnnWeight
@@ -48,7 +48,7 @@ _WORTH_TEAM_SECONDS = 10e-6
 """The same for our own kernels, which do not wait for threads that come late (threads.h)."""
 
 
-class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
+class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     """See `Backend`."""
 
     def __init__(
@@ -61,6 +61,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
         self._int8 = Int8Linear(kernels, launcher)
+        self._mixture = NativeExperts(kernels, launcher, eager, fallbacks)
         self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
         self.latent = NativeLatent(launcher, eager.latent, fallbacks)
@@ -190,15 +191,15 @@ class NativeBackend(Backend[NativePlan, PackedWeight, GroupedExperts]):
             torch.set_num_threads(num_threads)
 
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-        return self._eager.route(x, router)
+        return self._mixture.route(x, router)
 
-    def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
-        return self._eager.pack_experts(experts, num_experts)
+    def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
+        return self._mixture.pack(experts, num_experts)
 
     def experts(
-        self, x: Tensor, packed: GroupedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
+        self, x: Tensor, packed: PackedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
     ) -> Tensor:
-        return self._eager.experts(x, packed, ids, weights, activation)
+        return self._mixture.run(x, packed, ids, weights, activation)
 
     def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return self._eager.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim)

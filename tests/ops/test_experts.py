@@ -1,12 +1,11 @@
 """Routing and experts against a loop over tokens in float64, and their independence of the batch."""
 
-from typing import get_args
-
 import pytest
 import torch
 from torch import Tensor
 
 from quire.ops.backend import Activation, Backend, ExpertWeights, Int8Weight
+from quire.ops.cpu import NativeBackend
 from quire.ops.routing import Router, Routing
 
 torch.set_num_threads(1)
@@ -146,7 +145,7 @@ def test_the_result_is_the_weighted_sum_of_the_chosen_experts(
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("activation", get_args(Activation))
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
 def test_activations_and_biases(ops: Backend, activation: Activation, has_bias: bool) -> None:
     experts = make_experts(6, 32, 40, torch.float32, has_bias=has_bias)
     packed = ops.pack_experts(experts, 6)
@@ -169,3 +168,70 @@ def test_input_may_be_a_view(ops: Backend) -> None:
 def test_a_layer_without_experts_is_refused(ops: Backend) -> None:
     with pytest.raises(ValueError, match="without experts"):
         ops.pack_experts([], 0)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("is_int8", [False, True], ids=["plain", "int8"])
+def test_a_token_is_the_same_in_any_batch(own_native: NativeBackend, is_int8: bool, dtype: torch.dtype) -> None:
+    """To the bit: as one row of an expert or of a tile, and with one expert for nearly all tokens."""
+    packed = own_native.pack_experts(make_experts(6, 70, 45, dtype, is_int8=is_int8), 6)
+    router = Router(Routing(2, renormalise=True), torch.randn(6, 70) / 8, torch.tensor([9.0, 0, 0, 0, 0, 0]))
+    x = torch.randn(230, 70).to(dtype)
+    all_ids, all_weights = own_native.route(x, router)
+    together = own_native.experts(x, packed, all_ids, all_weights)
+    for rows in (slice(1), slice(2), slice(3), slice(6), slice(7, 12), slice(90), slice(77, 78)):
+        ids, weights = own_native.route(x[rows], router)
+        assert torch.equal(ids, all_ids[rows])
+        assert torch.equal(weights, all_weights[rows])
+        assert torch.equal(own_native.experts(x[rows], packed, ids, weights), together[rows])
+
+
+def test_parts_of_a_long_prompt_and_the_number_of_threads_do_not_show(own_native: NativeBackend) -> None:
+    """4000 tokens of 3000 numbers take more working memory than the kernel takes at once."""
+    packed = own_native.pack_experts(make_experts(3, 3000, 8, torch.float32), 3)
+    x = torch.randn(4000, 3000)
+    ids, weights = choose(len(x), 3, 2)
+    together = own_native.experts(x, packed, ids, weights)
+    torch.set_num_threads(4)
+    try:
+        assert torch.equal(own_native.experts(x, packed, ids, weights), together)
+    finally:
+        torch.set_num_threads(1)
+    last = slice(3990, 4000)
+    assert torch.equal(own_native.experts(x[last], packed, ids[last], weights[last]), together[last])
+
+
+def test_kernels_round_nothing_but_the_result(own_native: NativeBackend) -> None:
+    experts = make_experts(4, 96, 40, torch.bfloat16, has_bias=True)
+    x = torch.randn(30, 96).bfloat16()
+    ids, weights = choose(30, 4, 3)
+    got = own_native.experts(x, own_native.pack_experts(experts, 4), ids, weights)
+    expected = expected_output(own_native, x, experts, ids, weights, "silu")
+    torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-5 * expected.abs().max().item())
+
+
+def test_a_recording_runs_on_new_inputs(own_native: NativeBackend) -> None:
+    packed = own_native.pack_experts(make_experts(8, 64, 48, torch.bfloat16), 8)
+    router = Router(Routing(3), torch.randn(8, 64))
+    x = torch.randn(3, 64).bfloat16()
+
+    def run() -> Tensor:
+        return own_native.experts(x, packed, *own_native.route(x, router))
+
+    out, recording = own_native.record(run)
+    assert recording is not None
+    x.copy_(torch.randn(3, 64))
+    recording.run()
+    assert torch.equal(out, run())
+
+
+def test_inputs_that_do_not_fit_are_refused(own_native: NativeBackend) -> None:
+    packed = own_native.pack_experts(make_experts(4, 16, 8, torch.float32), 4)
+    ids, weights = choose(2, 4, 2)
+    with pytest.raises(ValueError, match=r"bfloat16 \[2, 16\]; these experts take torch.float32 \[\*, 16\]"):
+        own_native.experts(torch.randn(2, 16).bfloat16(), packed, ids, weights)
+    with pytest.raises(ValueError, match=r"\[2, 15\]"):
+        own_native.experts(torch.randn(2, 15), packed, ids, weights)
+    for bad in (-1, 4):
+        with pytest.raises(ValueError, match="from 0 to 3"):
+            own_native.experts(torch.randn(2, 16), packed, torch.full((2, 2), bad), weights)

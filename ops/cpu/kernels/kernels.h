@@ -53,6 +53,35 @@ struct PackInt8PanelsCall {
     int64_t out_features, in_features, num_threads;
 };
 
+struct RouteCall {
+    const void* x;                          // [rows, hidden], rows x_stride apart
+    const float *weight, *bias, *correction;  // [num_experts, hidden], dense; [num_experts], or null
+    int64_t* ids;                           // [rows, top_k]
+    float* weights;                         // [rows, top_k]
+    int64_t rows, x_stride, hidden, num_experts, top_k;
+    int64_t is_sigmoid;  // 0: softmax
+    int64_t renormalise, num_groups, top_groups, group_best, dtype, num_threads;
+    double floor, scale;
+};
+
+struct ExpertsCall {
+    const void* x;               // [rows, hidden], rows x_stride apart
+    const void *gate_up, *down;  // of all experts, from quire_pack_expert
+    const float *gate_up_scales, *gate_up_bias, *down_scales, *down_bias;  // [num_experts, outputs], or null
+    const int64_t* ids;          // [rows, top_k], dense
+    const float* weights;        // [rows, top_k], dense
+    void* out;                   // [rows, hidden], dense
+    int64_t rows, x_stride, hidden, size, num_experts, top_k, activation;
+    int64_t dtype;  // of x and out, and of the weights unless they are int8
+    int64_t is_int8, num_threads;
+};
+
+struct PackExpertCall {
+    const void* weight;  // [out_features, in_features], dense, [gates | ups] if gated
+    void* panels;        // as many numbers as quire_expert_size says
+    int64_t out_features, in_features, is_gated, dtype, is_int8, num_threads;
+};
+
 struct TakeRowsCall {
     const void* x;         // [rows, row_bytes], dense
     const int64_t* index;  // [count]
@@ -258,6 +287,9 @@ int quire_linear(const quire::LinearCall* call);
 int quire_pack_panels(const quire::PackPanelsCall* call);
 int quire_int8_linear(const quire::Int8LinearCall* call);
 int quire_pack_int8_panels(const quire::PackInt8PanelsCall* call);
+int quire_route(const quire::RouteCall* call);
+int quire_experts(const quire::ExpertsCall* call);
+int quire_pack_expert(const quire::PackExpertCall* call);
 int quire_take_rows(const quire::TakeRowsCall* call);
 int quire_rotation(const quire::RotationCall* call);
 int quire_rms_norm(const quire::RmsNormCall* call);

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.parallel.groups import ParallelGroup
+from quire.ops.cpu import NativeBackend
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
@@ -78,7 +79,8 @@ def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints
     model = load_model(spec)
     many = prompts(17, spec.vocab_size)
     together, alone = PagedDriver(model, len(many), 80), PagedDriver(model, 1, 80)
-    tolerance = 1e-4
+    # To the bit; plain torch, where there is no compiler, sums the shapes of other batches in another order.
+    tolerance = 0 if isinstance(together.ops, NativeBackend) else 1e-5
     logits = together.step(dict(enumerate(many)))[11]
     torch.testing.assert_close(alone.step({0: many[11]})[0], logits, atol=tolerance, rtol=0)
     logits = together.step({row: [row + 3] for row in range(len(many))})[11]
@@ -111,7 +113,7 @@ def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoint
             {"num_local_experts": 10},
             "no tensor 'model.layers.0.mlp.experts.9.gate_proj.weight|mlp.gate.weight.*\\[9, 64",
         ),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_act": "cubic"}, "hidden_act 'cubic'"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(
