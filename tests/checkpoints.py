@@ -5,6 +5,7 @@ that a model without one of them gives other tokens.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,18 +16,22 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
     GlmConfig,
+    GPT2Config,
+    GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OPTConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedTokenizerFast,
@@ -39,11 +44,16 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 Family = Literal[
+    *("falcon", "gpt2", "gpt_neox", "opt"),
     *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "glm", "glm4", "glm4_moe", "granite", "llama", "mistral"),
     *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "youtu"),
 ]
 
 FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
+    "falcon": (FalconConfig, "FalconForCausalLM"),
+    "gpt2": (GPT2Config, "GPT2LMHeadModel"),
+    "gpt_neox": (GPTNeoXConfig, "GPTNeoXForCausalLM"),
+    "opt": (OPTConfig, "OPTForCausalLM"),
     "cohere": (CohereConfig, "CohereForCausalLM"),
     "cohere2": (Cohere2Config, "Cohere2ForCausalLM"),
     "gemma": (GemmaConfig, "GemmaForCausalLM"),
@@ -201,11 +211,11 @@ def _save_weights(folder: Path, hf_config: PretrainedConfig, dtype: torch.dtype,
     named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name in stored)]
     for name, parameter in named:  # a tied parameter once, under the embedding's name
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
+        if re.search(r"(norm|ln_\w+)\.weight$", name):
             value = 0.2 * noise + (0 if is_gemma else 1)
         elif parameter.dim() == 1:
             value = 0.5 * noise
-        elif "embed_tokens" in name:
+        elif re.search(r"embed|wte|wpe", name):
             value = (0.05 if is_gemma else 0.3) * noise
         else:
             value = noise * (2.0 / parameter.shape[1 if parameter.dim() == 2 else -1] ** 0.5)

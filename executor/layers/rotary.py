@@ -50,7 +50,7 @@ def rotary_frequencies(
         dim=settings.get("rope_dim") or int(head_dim * fraction),
         head_dim=head_dim,
         base=settings.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0))),
-        max_positions=config["max_position_embeddings"],
+        max_positions=config.get("max_position_embeddings") or max_model_len,
         max_model_len=max_model_len,
         original=config.get("original_max_position_embeddings"),
         settings=settings,

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.readers import Shard
@@ -50,6 +51,30 @@ class VocabEmbedding:
         is_elsewhere = (local_ids < 0) | (local_ids >= len(self._rows))
         embedded = self._ops.take_rows(self._rows, local_ids.masked_fill(is_elsewhere, 0), self._scale)
         return self._group.all_reduce(embedded.masked_fill(is_elsewhere.unsqueeze(1), 0))
+
+
+class PositionedEmbedding:
+    """Token embeddings plus learned position embeddings: [num_tokens] → [num_tokens, hidden]."""
+
+    def __init__(
+        self, context: ModelContext, embed: VocabEmbedding, name: str, num_positions: int, size: int, *, first: int = 0
+    ) -> None:
+        """Position 0 has row `first` of the weight called `name`, and `num_positions` rows follow from there.
+
+        Raises:
+            ModelLoadError: `max_model_len` exceeds the positions.
+        """
+        if context.max_model_len > num_positions:
+            raise ModelLoadError(
+                f"max_model_len {context.max_model_len} exceeds the model's {num_positions} learned positions; "
+                f"serve with --max-model-len {num_positions} or less."
+            )
+        self._ops = context.ops
+        self._embed = embed
+        self._rows = context.read(name, (first + num_positions, size))[first:]
+
+    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        return self._ops.add(self._ops.take_rows(self._rows, step.positions), self._embed(token_ids, step))
 
 
 class LanguageModelHead:

@@ -16,6 +16,7 @@ from quire.executor.models.decoder import (
     attention_shape,
     layer_places,
     layer_windows,
+    size_of,
     vocabulary_ends,
 )
 from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights
@@ -43,7 +44,7 @@ class CohereForCausalLM(Decoder):
                 context, place, attention_shape(spec), rotary if self.is_rotated(window) else None,
                 qkv_bias=bias, output_bias=bias, form=AttentionForm(spec.head_dim**-0.5, window),
             )  # fmt: skip
-            mlp = GatedMLP(context, f"{place.name}.mlp", size, config["intermediate_size"], activation)
+            mlp = GatedMLP(context, f"{place.name}.mlp", size, size_of(spec, "intermediate_size"), activation)
             norm = style.layer(context, f"{place.name}.input_layernorm", size)
             return ParallelLayer(context.ops, attention, mlp, norm)
 

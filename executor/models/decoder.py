@@ -155,7 +155,7 @@ class PreNormDecoder(Decoder):
 
 def mlp_maker(spec: ModelSpec, context: ModelContext, *, bias: bool = False) -> MLPMaker:
     """Builds the dense feed-forward block of a layer, as config.json describes it."""
-    size, activation = spec.hf_config["intermediate_size"], activation_of(spec, "hidden_act")
+    size, activation = size_of(spec, "intermediate_size"), activation_of(spec, "hidden_act")
     return lambda place: GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, size, activation, bias=bias)
 
 
@@ -196,8 +196,8 @@ def norm_style(spec: ModelSpec) -> NormStyle:
     return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6))
 
 
-def activation_of(spec: ModelSpec, field: str) -> PlainActivation:
-    """The activation that config.json names in `field`.
+def activation_of(spec: ModelSpec, field: str, default: str = "silu") -> PlainActivation:
+    """The activation that config.json names in `field`, or else the family's `default`.
 
     Raises:
         ModelLoadError: an activation that no layer here has.
@@ -206,7 +206,7 @@ def activation_of(spec: ModelSpec, field: str) -> PlainActivation:
         "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
         "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "relu2": "relu2",
     }  # fmt: skip
-    name = spec.hf_config.get(field, "silu")
+    name = spec.hf_config.get(field, default)
     if name not in known:
         raise ModelLoadError(
             f"{spec.name}: {field} {name!r} is not supported in {spec.architecture}; only {', '.join(known)}."

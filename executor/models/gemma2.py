@@ -15,6 +15,7 @@ from quire.executor.models.decoder import (
     attention_shape,
     layer_places,
     layer_windows,
+    size_of,
     vocabulary_ends,
 )
 from quire.ops.backend import AttentionForm
@@ -37,6 +38,7 @@ class GemmaForCausalLM(Decoder):
         config, style = spec.hf_config, gemma_norm(spec)
         rotary = RotaryEmbedding(context, config, spec.head_dim)
         bias = config.get("attention_bias", False)
+        ffn_size = size_of(spec, "intermediate_size")
 
         def layer(place: LayerPlace) -> ResidualLayer:
             def norm(name: str) -> Norm:
@@ -45,7 +47,7 @@ class GemmaForCausalLM(Decoder):
             attention = Attention(
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias
             )  # fmt: skip
-            mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, config["intermediate_size"], "gelu_tanh")
+            mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, ffn_size, "gelu_tanh")
             return ResidualLayer(
                 context.ops, attention, mlp, before_attention=norm("input_layernorm"),
                 before_mlp=norm("post_attention_layernorm"),
@@ -71,6 +73,7 @@ class Gemma2ForCausalLM(Decoder):
         )
         bias = config.get("attention_bias", False)
         activation = activation_of(spec, "hidden_activation")
+        ffn_size = size_of(spec, "intermediate_size")
 
         def layer(place: LayerPlace) -> ResidualLayer:
             def norm(name: str) -> Norm:
@@ -80,7 +83,7 @@ class Gemma2ForCausalLM(Decoder):
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias,
                 form=form._replace(window=windows[place.index]),
             )  # fmt: skip
-            mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, config["intermediate_size"], activation)
+            mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, ffn_size, activation)
             return ResidualLayer(
                 context.ops, attention, mlp,
                 before_attention=norm("input"), after_attention=norm("post_attention"),

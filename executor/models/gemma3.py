@@ -17,6 +17,7 @@ from quire.executor.models.decoder import (
     attention_shape,
     layer_places,
     layer_windows,
+    size_of,
     vocabulary_ends,
 )
 from quire.executor.models.gemma2 import gemma_factor, gemma_norm
@@ -36,6 +37,7 @@ class Gemma3ForCausalLM(Decoder):
         bias = config.get("attention_bias", False)
         scale = config.get("query_pre_attn_scalar", 256) ** -0.5
         activation = activation_of(spec, "hidden_activation")
+        ffn_size = size_of(spec, "intermediate_size")
 
         def layer(place: LayerPlace) -> ResidualLayer:
             def norm(name: str) -> Norm:
@@ -45,7 +47,7 @@ class Gemma3ForCausalLM(Decoder):
                 context, place, attention_shape(spec), rotaries[types[place.index]], qkv_bias=bias, output_bias=bias,
                 qk_norm=style, form=AttentionForm(scale, windows[place.index]),
             )  # fmt: skip
-            mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, config["intermediate_size"], activation)
+            mlp = GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, ffn_size, activation)
             return ResidualLayer(
                 context.ops, attention, mlp,
                 before_attention=norm("input"), after_attention=norm("post_attention"),

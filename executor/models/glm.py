@@ -15,6 +15,7 @@ from quire.executor.models.decoder import (
     attention_shape,
     layer_places,
     norm_style,
+    size_of,
     vocabulary_ends,
 )
 from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights, fused
@@ -31,7 +32,7 @@ class GlmForCausalLM(Decoder):
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size
         rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.5, **config}, spec.head_dim)
         pairs = Pairs(spec.head_dim, rotary.dim)
-        gate, up = fused("mlp.gate_up_proj", *[config["intermediate_size"]] * 2)
+        gate, up = fused("mlp.gate_up_proj", *[size_of(spec, "intermediate_size")] * 2)
         pieces = {
             "self_attn.q_proj": Piece("self_attn.q_proj", pairs=pairs),
             "self_attn.k_proj": Piece("self_attn.k_proj", pairs=pairs),
@@ -45,7 +46,7 @@ class GlmForCausalLM(Decoder):
                 return style.layer(context, f"{place.name}.{name}", size) if name else None
 
             attention = Attention(context, place, attention_shape(spec), rotary, qkv_bias=bias)
-            mlp = GatedMLP(context, f"{place.name}.mlp", size, config["intermediate_size"], activation)
+            mlp = GatedMLP(context, f"{place.name}.mlp", size, size_of(spec, "intermediate_size"), activation)
             return ResidualLayer(
                 context.ops, attention, mlp,
                 before_attention=norm("input_layernorm"), before_mlp=norm(self.before_mlp),

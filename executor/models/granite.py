@@ -12,6 +12,7 @@ from quire.executor.models.decoder import (
     attention_shape,
     layer_places,
     norm_style,
+    size_of,
     vocabulary_ends,
 )
 from quire.ops.backend import AttentionForm
@@ -31,7 +32,7 @@ class GraniteForCausalLM(Decoder):
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, form=form
             )  # fmt: skip
             mlp = GatedMLP(
-                context, f"{place.name}.mlp", size, config["intermediate_size"], activation,
+                context, f"{place.name}.mlp", size, size_of(spec, "intermediate_size"), activation,
                 bias=config.get("mlp_bias", False),
             )  # fmt: skip
             return ResidualLayer(

@@ -19,6 +19,7 @@ from quire.executor.models.decoder import (
     layer_places,
     layer_windows,
     norm_style,
+    size_of,
     vocabulary_ends,
 )
 from quire.ops.backend import AttentionForm
@@ -86,7 +87,7 @@ class Olmo2ForCausalLM(Decoder):
                 context, place, attention_shape(spec), rotaries[types[place.index]], style,
                 qkv_bias=bias, output_bias=bias, form=AttentionForm(spec.head_dim**-0.5, windows[place.index]),
             )  # fmt: skip
-            mlp = GatedMLP(context, f"{place.name}.mlp", size, config["intermediate_size"], activation)
+            mlp = GatedMLP(context, f"{place.name}.mlp", size, size_of(spec, "intermediate_size"), activation)
             return ResidualLayer(
                 context.ops, attention, mlp,
                 after_attention=style.layer(context, f"{place.name}.post_attention_layernorm", size),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.context import ModelContext
+from quire.executor.models.decoder import size_of
 from quire.executor.models.llama import LlamaForCausalLM
 from quire.executor.weights.rearranged import RearrangedWeights, fused
 
@@ -14,7 +15,7 @@ class Phi3ForCausalLM(LlamaForCausalLM):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         q_size, kv_size = spec.num_attention_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         q, k, v = fused("self_attn.qkv_proj", q_size, kv_size, kv_size)
-        gate, up = fused("mlp.gate_up_proj", *[spec.hf_config["intermediate_size"]] * 2)
+        gate, up = fused("mlp.gate_up_proj", *[size_of(spec, "intermediate_size")] * 2)
         pieces = {
             "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
             "mlp.gate_proj": gate, "mlp.up_proj": up,

@@ -83,6 +83,10 @@ class RearrangedWeights:
         rows = self._read(stored, shape, shard, dtype)
         return rows if piece.pairs is None else _unpaired(rows, piece.pairs)
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        return self._reader.shapes
+
     def close(self) -> None:
         self._reader.close()
 

@@ -24,10 +24,16 @@ from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.ops.backend import AttentionBatch
 from quire.ops.recurrent import StateRows
 
+_OTHER_NAMES = {
+    "n_head": "num_attention_heads", "n_embd": "hidden_size", "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}  # fmt: skip
+
 
 def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> ModelSpec:
     """The facts of a checkpoint, with values of config.json replaced by `overrides`."""
     config = json.loads((folder / "config.json").read_bytes()) | overrides
+    config = {_OTHER_NAMES.get(name, name): value for name, value in config.items()} | config
     heads = config["num_attention_heads"]
     return ModelSpec(
         path=str(folder),

@@ -23,6 +23,10 @@ class Stored:
         assert got.shape == shard_shape(shape, shard), "a shard outside the tensor"
         return got
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
     def close(self) -> None:
         self.tensors = {}
 
@@ -66,5 +70,6 @@ def test_other_names() -> None:
     assert reader.read("model.embed_tokens.weight", (24, 6)) is WHOLE
     assert reader.read("lm_head.weight", (24, 6)) is WHOLE
     assert torch.equal(reader.read("model.layers.3.norm.bias", (6,)), WHOLE[0])
+    assert reader.shapes == {"wte.weight": (24, 6), "h.3.ln.bias": (6,), "lm_head.weight": (24, 6)}
     reader.close()
     assert not stored.tensors

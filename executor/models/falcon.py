@@ -1,0 +1,84 @@
+"""Falcon (arXiv:2311.16867)."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.mlp import MLP
+from quire.executor.layers.norm import Norm, NormStyle
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.blocks import ParallelLayer, ResidualLayer
+from quire.executor.models.decoder import Decoder, activation_of, layer_places, vocabulary_ends
+from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
+from quire.ops.backend import AttentionForm
+
+_ENDS = {"model.embed_tokens": "transformer.word_embeddings", "model.norm": "transformer.ln_f"}
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """[num_heads] float32, as the paper's code chooses them (arXiv:2108.12409): a geometric sequence, and every other
+    member of the next finer one for heads beyond a power of two."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    coarse = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    fine = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (num_heads - power), 2)]
+    return torch.tensor(coarse + fine)
+
+
+class FalconForCausalLM(Decoder):
+    """Few KV heads, both blocks of a layer side by side, no biases; smaller ones differ, and may have ALiBi."""
+
+    SIZES = ("hidden_size",)
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, size, heads = spec.hf_config, spec.hidden_size, spec.num_attention_heads
+        is_new = config.get("new_decoder_architecture", False)
+        multi_query = config.get("multi_query", True)
+        kv_heads = config.get("num_kv_heads") or heads if is_new else 1 if multi_query else heads
+        shape = AttentionShape(size, heads, kv_heads, spec.head_dim)
+        weights = RearrangedWeights(context.weights, _pieces(shape), layer="transformer.h.{}", ends=_ENDS)
+        context = replace(context, weights=weights)
+        style = NormStyle(config.get("layer_norm_epsilon", 1e-5), is_centred=True, has_bias=True)
+        scale, has_alibi = spec.head_dim**-0.5, config.get("alibi", False)
+        form = AttentionForm(scale, slopes=alibi_slopes(heads) * scale if has_alibi else None)
+        rotary = None if has_alibi else RotaryEmbedding(context, config, spec.head_dim)
+        bias, activation = config.get("bias", False), activation_of(spec, "activation", "gelu")
+        has_two_norms = is_new and config.get("num_ln_in_parallel_attn") in (None, 2)
+
+        def layer(place: LayerPlace) -> ParallelLayer | ResidualLayer:
+            def norm(name: str) -> Norm:
+                return style.layer(context, f"{place.name}.{name}", size)
+
+            attention = Attention(context, place, shape, rotary, qkv_bias=bias, output_bias=bias, form=form)
+            mlp = MLP(
+                context, f"{place.name}.mlp", size, config.get("ffn_hidden_size") or 4 * size, activation, bias=bias
+            )  # fmt: skip
+            if has_two_norms:
+                return ParallelLayer(context.ops, attention, mlp, norm("ln_attn"), norm("ln_mlp"))
+            if is_new or config.get("parallel_attn", True):
+                return ParallelLayer(context.ops, attention, mlp, norm("input_layernorm"))
+            return ResidualLayer(
+                context.ops, attention, mlp, before_attention=norm("input_layernorm"),
+                before_mlp=norm("post_attention_layernorm"),
+            )  # fmt: skip
+
+        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
+        layers = [layer(place) for place in layer_places(spec, context)]
+        super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
+
+
+def _pieces(shape: AttentionShape) -> dict[str, Piece]:
+    """Each KV head is stored after the queries that read it."""
+    group = shape.num_heads // shape.num_kv_heads * shape.head_dim
+    q, k, v = fused(
+        "self_attention.query_key_value", group, shape.head_dim, shape.head_dim, num_blocks=shape.num_kv_heads
+    )  # fmt: skip
+    return {
+        "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
+        "self_attn.o_proj": Piece("self_attention.dense"),
+        "mlp.up_proj": Piece("mlp.dense_h_to_4h"), "mlp.down_proj": Piece("mlp.dense_4h_to_h"),
+    }  # fmt: skip
