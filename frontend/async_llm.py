@@ -456,8 +456,14 @@ def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterRe
     if not named.reasoning_parser or tokenizer is None or model.structured_outputs.enable_in_reasoning:
         return None
     # Imported here, because most engines have no parser.
+    from quire.frontend.parsing.checkpoint_marks import read_marks
     from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
     from quire.frontend.parsing.parsers import OutputParsers
 
-    parsers = OutputParsers(None, named.reasoning_parser, reasoning_plugin=named.reasoning_parser_plugin)
+    parsers = OutputParsers(
+        None,
+        named.reasoning_parser,
+        reasoning_plugin=named.reasoning_parser_plugin,
+        checkpoint=read_marks(tokenizer),
+    )
     return ConstraintsAfterReasoning(parsers, functools.partial(tokenizer.decode, skip_special_tokens=False)).apply

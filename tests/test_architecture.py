@@ -47,7 +47,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "flags": "launch",
         "text": "checkpoint",
         "grammar": "text",
-        "parsing": "grammar",
+        "parsing": "grammar text",
         "requests": "checkpoint metrics outputs text grammar",
         "control": "requests",
         "async_llm": "checkpoint metrics outputs launch text parsing requests control",

@@ -11,6 +11,7 @@ from quire.core.logging import get_logger
 from quire.frontend.checkpoint.serving_defaults import FILE_NAME, ServingDefaults
 
 if TYPE_CHECKING:
+    from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
     from quire.frontend.parsing.parsers import OutputParsers
 
 logger = get_logger(__name__)
@@ -78,8 +79,13 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         logger.info("calls of functions are read as %s, by %s", name, source)
         return msgspec.structs.replace(self, tool_call_parser=name, enable_auto_tool_choice=True)
 
-    def make_output_parsers(self, reasoning: ReasoningConfig) -> "OutputParsers":
+    def make_output_parsers(
+        self, reasoning: ReasoningConfig, checkpoint: "CheckpointMarks | None" = None
+    ) -> "OutputParsers":
         """The parsers that find reasoning and calls in answers.
+
+        Args:
+            checkpoint: what it says of its format; None before it is known.
 
         Raises:
             ConfigError: there is no parser of that name, or a plugin cannot be loaded.
@@ -92,6 +98,7 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
             tool_plugin=self.tool_parser_plugin,
             reasoning_plugin=reasoning.reasoning_parser_plugin,
             auto_tools=self.enable_auto_tool_choice,
+            checkpoint=checkpoint,
         )
 
     def read_chat_template(self) -> str | None:

@@ -14,6 +14,7 @@ from quire.frontend.chat.renderer import Renderer
 from quire.frontend.chat.turn import Turn
 from quire.frontend.checkpoint.serving_defaults import read_serving_defaults
 from quire.frontend.metrics.tool_calls import ToolCallSearches
+from quire.frontend.parsing.checkpoint_marks import read_marks
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream
@@ -31,7 +32,9 @@ class Conversations:
         self._engine = engine
         checkpoint, reasoning = read_serving_defaults(Path(engine.model.folder)), engine.model.reasoning
         template = config.read_chat_template() or engine.chat_templates.for_tools
-        parsers = config.with_defaults(checkpoint, template).make_output_parsers(checkpoint.complete(reasoning))
+        parsers = config.with_defaults(checkpoint, template).make_output_parsers(
+            checkpoint.complete(reasoning), read_marks(engine.tokenizer)
+        )
         counts = parsers.reads_calls and engine.metrics is not None
         self.searches = ToolCallSearches(engine.model.name) if counts else None
         self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config)

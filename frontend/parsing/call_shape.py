@@ -1,6 +1,6 @@
 """The base of all shapes of calls. A shape is code; a model's format is a shape whose fields are filled with data."""
 
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -46,6 +46,10 @@ class CallShape(Struct, frozen=True, kw_only=True):
     def begins_call(self, text: str, tools: dict[str, Tool]) -> bool:
         """Whether `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
         return text.startswith(tuple(each for each in self.triggers if "<" in each or (each[0] == "[" and each[1:])))
+
+    def with_suffix(self, suffix: str) -> Self:
+        """The same format for a checkpoint whose marks end in `suffix`, such as `:6124c78e`."""
+        return self
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""

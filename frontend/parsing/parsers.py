@@ -10,6 +10,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.frontend.parsing.call_ids import CHAT_PREFIX, mistral_call_id, random_call_id, with_mistral_ids
 from quire.frontend.parsing.call_shape import CallShape
+from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
 from quire.frontend.parsing.escaped_newlines import NewlineLog
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.harmony import Harmony, read_harmony
@@ -21,16 +22,18 @@ from quire.frontend.parsing.output_parser import EventParser, Machine, OutputPar
 from quire.frontend.parsing.plugins import PluginStage, ReasoningParser, ToolParser, load_plugin
 from quire.frontend.parsing.reader import Reader, Sink
 from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat, ReasoningShape
+from quire.frontend.parsing.response_template import ResponseTemplate
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
 from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
-ToolSource: TypeAlias = CallShape | Harmony | type[ToolParser]
-ReasoningSource: TypeAlias = ReasoningShape | Harmony | type[ReasoningParser]
+ToolSource: TypeAlias = CallShape | Harmony | ResponseTemplate | type[ToolParser]
+ReasoningSource: TypeAlias = ReasoningShape | Harmony | ResponseTemplate | type[ReasoningParser]
 
 _HARMONY_TOOLS = "openai"
 _HARMONY_REASONING = "openai_gptoss"
 _IDENTITY = "identity"
+_TEMPLATE = "hf"
 _OTHER_REASONING: dict[str, ReasoningShape] = {
     "inkling": InklingBlocks(),
     "minimax_m2_append_think": KeptReasoning(),
@@ -63,9 +66,10 @@ class OutputParsers:
         tool_parser, reasoning_parser: names, as in `--tool-call-parser` and `--reasoning-parser`.
         tool_plugin, reasoning_plugin: Python files that may define more parsers.
         auto_tools: whether calls are parsed if the client leaves the choice to the model.
+        checkpoint: what the checkpoint says; None before it is known, to check the names alone.
 
     Raises:
-        ConfigError: no parser has the name, or a plugin cannot be loaded.
+        ConfigError: no parser has the name, a plugin cannot be loaded, or two parsers do not go together.
     """
 
     def __init__(
@@ -76,10 +80,17 @@ class OutputParsers:
         tool_plugin: str | None = None,
         reasoning_plugin: str | None = None,
         auto_tools: bool = True,
+        checkpoint: CheckpointMarks | None = None,
     ) -> None:
-        self._tools = find_tool_parser(tool_parser, tool_plugin)
         frame = tool_parser if tool_parser in _FRAMED else None
-        self._reasoning = find_reasoning_parser(reasoning_parser or frame, reasoning_plugin)
+        if _TEMPLATE in (tool_parser, reasoning_parser) and {tool_parser, reasoning_parser} - {_TEMPLATE, None}:
+            raise ConfigError(
+                f"--tool-call-parser {_TEMPLATE} and --reasoning-parser {_TEMPLATE} read one description of the whole "
+                "answer: neither goes with another parser."
+            )
+        self._tools = find_tool_parser(tool_parser, tool_plugin, checkpoint)
+        self._reasoning = find_reasoning_parser(reasoning_parser or frame, reasoning_plugin, checkpoint)
+        self._marks = self._reasoning.marks if isinstance(self._reasoning, ResponseTemplate) else self._reasoning
         self._auto_tools = auto_tools and self._tools is not None
         harmony = [isinstance(each, Harmony) for each in (self._tools, self._reasoning) if each is not None]
         if any(harmony) and not all(harmony):
@@ -108,12 +119,12 @@ class OutputParsers:
 
     def thinking_marks(self, prompt_text: str, encode: Callable[[str], list[int]]) -> ThinkingMarks | None:
         """The markers of reasoning after a prompt, as tokens; None unless a `ReasoningFormat` describes them."""
-        if not isinstance(self._reasoning, ReasoningFormat):
+        if not isinstance(self._marks, ReasoningFormat):
             return None
         return ThinkingMarks(
-            begin=[encode(mark) for mark in self._reasoning.begin],
-            end=[encode(mark) for mark in self._reasoning.end],
-            opened=self._reasoning.is_opened(prompt_text),
+            begin=[encode(mark) for mark in self._marks.begin],
+            end=[encode(mark) for mark in self._marks.end],
+            opened=self._marks.is_opened(prompt_text),
         )
 
     def markers(self, tools: Sequence[Tool] = (), choice: ToolChoice | None = None) -> tuple[str, ...]:
@@ -151,10 +162,14 @@ class OutputParsers:
             stages.append(Machine(reader, read_harmony(reader, log, calls=isinstance(form, Harmony))))
         else:
             content = log.text
-            if form is not None and not isinstance(form, Harmony):
+            if form is not None and not isinstance(form, Harmony | ResponseTemplate):
                 stages.append(_open_calls(form, log, tools))
                 content = stages[0].push
-            if self._reasoning is not None:
+            template = next((each for each in (form, self._reasoning) if isinstance(each, ResponseTemplate)), None)
+            if template is not None:
+                thinks, calls = self._reasoning is not None, form is template
+                stages.insert(0, template.open(log, content, prompt_text, tools, reasoning=thinks, calls=calls))
+            elif self._reasoning is not None and not isinstance(self._reasoning, ResponseTemplate):
                 stages.insert(0, _open_reasoning(self._reasoning, log, content, prompt_text, calls=bool(stages)))
         if not stages:
             return None
@@ -182,7 +197,7 @@ class OutputParsers:
 
     def reasoning_marks(self, prompt_text: str) -> ReasoningMarks | None:
         """The markers around the reasoning in an answer to this prompt; None if there is none, or none is described."""
-        form = self._reasoning
+        form = self._marks
         if not isinstance(form, ReasoningFormat) or prompt_text.rstrip().endswith(form.end):
             return None
         if not form.is_opened(prompt_text):
@@ -193,8 +208,8 @@ class OutputParsers:
 
     @property
     def _structured(self) -> CallShape | Harmony | None:
-        """The format of calls; None for a plugin's parser."""
-        return None if isinstance(self._tools, type) else self._tools
+        """The format of calls, if a grammar may describe it."""
+        return None if isinstance(self._tools, type | ResponseTemplate) else self._tools
 
     def _tool_format(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolSource | None:
         """The format of calls in the answer to this request; None if calls are not parsed."""
@@ -209,16 +224,18 @@ class OutputParsers:
 
 def tool_parser_names() -> list[str]:
     """Every name that `--tool-call-parser` takes without a plugin."""
-    return sorted((*TOOL_FORMATS, *TOOL_ALIASES, _HARMONY_TOOLS))
+    return sorted((*TOOL_FORMATS, *TOOL_ALIASES, _HARMONY_TOOLS, _TEMPLATE))
 
 
 def reasoning_parser_names() -> list[str]:
     """Every name that `--reasoning-parser` takes without a plugin."""
-    return sorted((*REASONING_FORMATS, *_OTHER_REASONING, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY))
+    return sorted((*REASONING_FORMATS, *_OTHER_REASONING, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY, _TEMPLATE))
 
 
-def find_tool_parser(name: str | None, plugin: str | None = None) -> ToolSource | None:
-    """A format, or a plugin's class; None if no name is given.
+def find_tool_parser(
+    name: str | None, plugin: str | None = None, checkpoint: CheckpointMarks | None = None
+) -> ToolSource | None:
+    """A format, or a plugin's class; None if no name is given, or if only the checkpoint will tell the format.
 
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.
@@ -228,15 +245,19 @@ def find_tool_parser(name: str | None, plugin: str | None = None) -> ToolSource 
         return added[name] if name else None
     if name == _HARMONY_TOOLS:
         return Harmony()
+    if name == _TEMPLATE:
+        return ResponseTemplate(checkpoint.response_template, "--tool-call-parser") if checkpoint else None
     form = TOOL_FORMATS.get(TOOL_ALIASES.get(name, name))
     if form is None:
         known = ", ".join(sorted((*tool_parser_names(), *added)))
         raise ConfigError(f"--tool-call-parser: there is no parser {name!r}; there are {known}.")
-    return form
+    return form.with_suffix(checkpoint.suffix) if checkpoint else form
 
 
-def find_reasoning_parser(name: str | None, plugin: str | None = None) -> ReasoningSource | None:
-    """A format, or a plugin's class; None if no name is given, or the name is `identity`.
+def find_reasoning_parser(
+    name: str | None, plugin: str | None = None, checkpoint: CheckpointMarks | None = None
+) -> ReasoningSource | None:
+    """A format, or a plugin's class; None without a name, for `identity`, or if only the checkpoint will tell.
 
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.
@@ -248,11 +269,13 @@ def find_reasoning_parser(name: str | None, plugin: str | None = None) -> Reason
     name_of_format = REASONING_ALIASES.get(name, name)
     if name_of_format == _HARMONY_REASONING:
         return Harmony()
+    if name == _TEMPLATE:
+        return ResponseTemplate(checkpoint.response_template, "--reasoning-parser") if checkpoint else None
     form = REASONING_FORMATS.get(name_of_format) or _OTHER_REASONING.get(name_of_format)
     if form is None:
         known = ", ".join(sorted((*reasoning_parser_names(), *added)))
         raise ConfigError(f"--reasoning-parser: there is no parser {name!r}; there are {known}.")
-    return form
+    return form.with_suffix(checkpoint.suffix) if checkpoint and isinstance(form, ReasoningFormat) else form
 
 
 def _open_calls(form: CallShape | type[ToolParser], log: EventLog, tools: Sequence[Tool]) -> Stage:

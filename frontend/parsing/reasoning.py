@@ -1,12 +1,14 @@
 """Reasoning between two markers before the answer, and each model's markers."""
 
 import re
-from typing import Protocol
+from typing import Protocol, Self
 
+import msgspec
 from msgspec import Struct
 
 from quire.frontend.parsing.event_log import EventLog, FramedText
 from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
+from quire.frontend.parsing.token_suffix import suffix_marks
 
 
 class ReasoningShape(Protocol):
@@ -39,6 +41,7 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         named: calls begin with the function's name, so a letter shows it too.
         dropped: markers that are never content.
         escaped_newlines: the model writes a line break as a backslash and a letter.
+        suffixed: a checkpoint may have a suffix of its own in every mark.
     """
 
     begin: tuple[str, ...] = ("<think>",)
@@ -52,6 +55,14 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
     named: bool = False
     dropped: tuple[str, ...] = ()
     escaped_newlines: bool = False
+    suffixed: bool = False
+
+    def with_suffix(self, suffix: str) -> Self:
+        """The same format for a checkpoint whose marks end in `suffix`, if there are any such."""
+        if not self.suffixed or not suffix:
+            return self
+        fields = {name: suffix_marks(getattr(self, name), suffix) for name in self.__struct_fields__}
+        return msgspec.structs.replace(self, **fields)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -157,7 +168,7 @@ _CITES = ("<co>", _CITE_END)
 _ANGLE = "<tool_call>"
 _END = ("</think>",)  # where a model may write it again, within the answer
 
-_HUNYUAN = ReasoningFormat(yields_to=("<tool_calls>",))
+_HUNYUAN = ReasoningFormat(yields_to=("<tool_calls>",), suffixed=True)
 
 
 def _cohere(*answers: tuple[str, str], opened: bool = False) -> ReasoningFormat:

@@ -71,6 +71,7 @@ def _hunyuan(name_end: str, gap: str) -> XmlCalls:
         grouped=True,
         gap=gap,
         style="glm_xml",
+        suffixed=True,
     )
 
 

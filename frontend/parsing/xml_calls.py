@@ -7,7 +7,9 @@ complete.
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
+
+import msgspec
 
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
@@ -15,6 +17,7 @@ from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.json_text import quote, read_value
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.token_suffix import suffix_marks
 from quire.frontend.parsing.tools import Tool
 from quire.frontend.parsing.trimmed_text import TrimmedText
 from quire.frontend.parsing.typed_values import argument_types, json_argument, to_json, unwrapped, wraps_arguments
@@ -49,6 +52,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
         json: the format of a call that is written as a JSON object instead.
         style: XGrammar's name for this notation of arguments, if there is one.
         older: another format that a section may hold.
+        suffixed: a checkpoint may have a suffix of its own in every mark. XGrammar has no notation for these.
     """
 
     call_begin: str
@@ -70,6 +74,14 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
     json: JsonCalls | None = None
     style: str = ""
     older: JsonCalls | None = None
+    suffixed: bool = False
+
+    def with_suffix(self, suffix: str) -> Self:
+        """The same format for a checkpoint whose marks end in `suffix`, if there are any such."""
+        if not self.suffixed or not suffix:
+            return self
+        fields = {name: suffix_marks(getattr(self, name), suffix) for name in self.__struct_fields__}
+        return msgspec.structs.replace(self, **{**fields, "style": ""})
 
     @property
     def triggers(self) -> tuple[str, ...]:
