@@ -7,7 +7,7 @@ the count reflects the family, the shard, the scheme of the weights, and how the
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +24,48 @@ from quire.ops.backend import Backend
 META = torch.device("meta")
 
 
-def dry_build(spec: ModelSpec, context: ModelContext) -> Model:
+class Read(NamedTuple):
+    """A tensor that a model asked for; `shape` is the whole tensor's."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: Shard | None
+    dtype: torch.dtype
+
+
+class ShapeReader:
+    """See `WeightReader`: any tensor, as a shape. Notes what is read.
+
+    Args:
+        shapes: those of a checkpoint, for models that look at its tensors before they read; None: any are there.
+    """
+
+    def __init__(self, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        self._dtype = dtype
+        self.shapes = shapes
+        self.reads: list[Read] = []
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        self.reads.append(Read(name, tuple(shape), shard, dtype or self._dtype))
+        return torch.empty(shard_shape(shape, shard), dtype=dtype or self._dtype, device=META)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def dry_build(spec: ModelSpec, context: ModelContext, reader: ShapeReader | None = None) -> Model:
     """The model that `context` would build, with tensors that have no memory. It cannot run.
+
+    Args:
+        reader: notes what the model reads; None: nobody wants to know.
 
     Raises:
         ModelLoadError: as `build_model`, except for faults that show only when tensors are read.
     """
     with _LightMeta():
-        return build_model(spec, replace(context, device=META, weights=_Shapes(context.dtype)))
+        return build_model(spec, replace(context, device=META, weights=reader or ShapeReader(context.dtype)))
 
 
 def held_bytes(thing: object) -> int:
@@ -41,25 +75,6 @@ def held_bytes(thing: object) -> int:
     """
     sizes = dict(_memory(tensor) for tensor in _tensors(thing, set()))
     return sum(sizes.values())
-
-
-class _Shapes:
-    """See `WeightReader`: any tensor, as a shape."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    @property
-    def shapes(self) -> None:
-        return None
-
-    def read(
-        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        return torch.empty(shard_shape(shape, shard), dtype=dtype or self._dtype, device=META)
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 class _LightMeta(TorchFunctionMode):

@@ -39,6 +39,11 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
 """config.json's architecture → (module of this folder, class)."""
 
 
+def is_native(spec: ModelSpec) -> bool:
+    """Whether a file here implements the model, and not Transformers' class."""
+    return spec.implementation == "quire" or (spec.implementation == "auto" and spec.architecture in ARCHITECTURES)
+
+
 def build_model(spec: ModelSpec, context: ModelContext) -> Model:
     """The model of `spec.architecture` with its weights loaded, in the implementation that `spec` asks for.
 
@@ -46,9 +51,7 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
         ModelLoadError: an architecture that neither a file here nor Transformers has, or a checkpoint that does not
             fit it.
     """
-    if spec.implementation == "transformers" or (
-        spec.implementation == "auto" and spec.architecture not in ARCHITECTURES
-    ):
+    if not is_native(spec):
         # Imported here: it takes a second, for these models only.
         from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
 

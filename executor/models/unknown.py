@@ -25,7 +25,7 @@ def explain_unknown(spec: ModelSpec, known: Iterable[str]) -> str:
             f"{', '.join(files)}. Read it first."
         )
     if spec.architecture in decoders.values():
-        parts.append(f"{library} has it, but no file of Quire does yet.")
+        parts.append(f"{library} has it, but no file of Quire does: drop --model-impl quire.")
     elif hasattr(transformers, spec.architecture):
         parts.append(f"{library} has it, but not as a decoder that generates text.")
     elif model_type in decoders:

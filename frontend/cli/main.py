@@ -16,6 +16,7 @@ QUIRE = Program(
     "Serves large language models.",
     {
         "serve": Command("quire.frontend.cli.serve", "Serve a model over HTTP with OpenAI's API.", is_service=True),
+        "plan": Command("quire.frontend.cli.plan", "Say what a model would take of memory, and what fits beside it."),
         "run-batch": Command("quire.frontend.cli.run_batch", "Run a JSONL file of requests through a model."),
         "chat": Command("quire.frontend.cli.chat", "Chat with the model of a running server."),
         "complete": Command("quire.frontend.cli.complete", "Complete text with the model of a running server."),

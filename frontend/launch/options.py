@@ -17,13 +17,16 @@ DEFAULT_BLOCK_SIZE = 16
 LARGE_GPU_BYTES = 70 * 2**30
 
 
-def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineConfig:
+def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes: int | None = None) -> EngineConfig:
     """Fills in every default.
+
+    Args:
+        gpu_bytes: memory of a GPU to resolve for, which need not be in this machine; None: this machine's device.
 
     Raises:
         ConfigError: options that contradict each other or the checkpoint.
     """
-    kind = device.choose(args.device.device)
+    kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
     world_size = args.parallel.tensor_parallel_size
     executor = args.parallel.distributed_executor_backend or ("uni" if world_size == 1 else "mp")
     if executor == "uni" and world_size > 1:
@@ -32,7 +35,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext) -> EngineCon
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
     return EngineConfig(
         spec=spec,
-        limits=_limits(args, usage, kind, world_size, max_model_len),
+        limits=_limits(args, _batch_defaults(usage, kind, world_size, gpu_bytes), max_model_len),
         load=args.load,
         cache=args.cache,
         device=kind,
@@ -75,9 +78,9 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:
     return asked, False
 
 
-def _limits(args: EngineArgs, usage: UsageContext, kind: str, world_size: int, max_model_len: int) -> SchedulerLimits:
+def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int) -> SchedulerLimits:
     asked = args.scheduler
-    default_tokens, default_seqs = _batch_defaults(usage, kind, world_size)
+    default_tokens, default_seqs = defaults
     chunked = asked.enable_chunked_prefill is not False
     max_num_seqs = asked.max_num_seqs or default_seqs
     tokens = asked.max_num_batched_tokens
@@ -121,7 +124,7 @@ def _check_snapshots(interval: int | None, block_size: int, *, caching: bool) ->
         raise ConfigError("--mamba-block-size is for the prefix cache, which --no-enable-prefix-caching turns off.")
 
 
-def _batch_defaults(usage: UsageContext, kind: str, world_size: int) -> tuple[int, int]:
+def _batch_defaults(usage: UsageContext, kind: str, world_size: int, gpu_bytes: int | None) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) that vLLM would choose for this device and entry point.
 
     A server on a CPU takes a quarter of vLLM's 2048 tokens: running streams wait for a step with prompts in it, and a
@@ -130,6 +133,6 @@ def _batch_defaults(usage: UsageContext, kind: str, world_size: int) -> tuple[in
     if kind == "cpu":
         tokens, seqs = (4096, 256) if usage == "llm" else (512, 128)
         return tokens * world_size, seqs * world_size
-    if device.gpu_memory_bytes() >= LARGE_GPU_BYTES:
+    if (gpu_bytes or device.gpu_memory_bytes()) >= LARGE_GPU_BYTES:
         return (16384 if usage == "llm" else 8192), 1024
     return (8192 if usage == "llm" else 2048), 256

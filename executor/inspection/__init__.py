@@ -1,0 +1,1 @@
+"""Looks at a model without running it, in a process of its own."""

@@ -1,0 +1,142 @@
+"""`quire plan` against engines that start with the same options."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from quire import AsyncLLM
+from quire.core.config.engine_args import EngineArgs
+from quire.core.wire.protocol import EngineReady
+from quire.frontend.cli import plan as plan_command
+from quire.frontend.cli.main import QUIRE
+from quire.frontend.launch.inspection import plan_load
+from tests.checkpoints import make_checkpoint
+from tests.executor.paged_driver import Checkpoints
+
+SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
+
+
+async def start(options: dict[str, Any]) -> EngineReady:
+    engine = AsyncLLM.from_engine_args(**options)
+    try:
+        return await engine.start()
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "config"),
+    [
+        ("llama", {}, {}),
+        ("llama", {"tensor_parallel_size": 2, "quantization": "int8"}, {"vocab_size": 321}),
+        ("gemma3", {"tensor_parallel_size": 2}, {"sliding_window": 16, "num_hidden_layers": 7}),
+        ("youtu", {"dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 20}, {}),
+        ("mixtral", {"max_model_len": -1, "kv_cache_memory_bytes": 100_000}, {}),
+        ("qwen3", {"model_impl": "transformers"}, {}),
+    ],
+)
+def test_the_figures_are_those_of_a_real_start(
+    family: Any, options: dict[str, Any], config: dict[str, Any], checkpoint: Checkpoints
+) -> None:
+    folder = checkpoint(family, **config)
+    options = {"model": str(folder), **SIZES, **options}
+    resolved, plan = plan_load(EngineArgs.from_flat(**options))
+    ready = asyncio.run(start(options))
+    assert plan.obstacle is None
+    assert (plan.num_pages, plan.max_model_len) == (ready.num_pages, ready.max_model_len)
+    assert plan.kv_groups == ready.kv_groups
+    assert sum(rank.weights_bytes for rank in plan.ranks) == ready.weights_bytes
+    assert sum(rank.page_bytes for rank in plan.ranks) * plan.num_pages == ready.kv_cache_bytes
+    assert plan.is_native == (options.get("model_impl") is None)
+    assert len(plan.ranks) == resolved.tensor_parallel_size
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_parameters_are_those_of_the_checkpoint(tie: bool, checkpoint: Checkpoints) -> None:
+    from safetensors.torch import load_file
+
+    folder = checkpoint("llama", tie=tie)
+    stored = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    for size in (1, 2):
+        _, plan = plan_load(EngineArgs.from_flat(model=str(folder), tensor_parallel_size=size))
+        assert plan.num_parameters == stored
+
+
+def test_no_weights_are_needed(tmp_path: Any) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    (folder / "model.safetensors").unlink()
+    assert plan_load(EngineArgs.from_flat(model=str(folder)))[1].num_parameters > 0
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = QUIRE.run("quire", ["plan", *arguments])
+    return code, capsys.readouterr().out
+
+
+def test_a_gpu_that_is_not_here(checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(checkpoint("llama"))
+    code, out = run(capsys, folder, "--device", "cuda", "--device-memory", "80GiB", "--json")
+    found = json.loads(out)
+    assert (code, found["device"], found["workers"][0]["free_bytes"]) == (0, "cuda", 80 << 30)
+    assert found["max_num_seqs"] == 1024  # as a server on a large GPU
+    rank = found["workers"][0]
+    needed = rank["weights_bytes"] + rank["workspace_bytes"]
+    assert found["num_pages"] == (int((80 << 30) * 0.92) - needed) // rank["page_bytes"]
+    smaller = json.loads(run(capsys, folder, "--device", "cuda", "--device-memory", "24GiB", "--json")[1])
+    assert smaller["max_num_seqs"] == 256
+
+
+def test_a_model_that_does_not_fit_names_the_remedies(
+    checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(checkpoint("llama"))
+    flags = ["--device-memory", "1500KB", "--max-num-seqs", "1", "--max-num-batched-tokens", "16"]
+    code, out = run(capsys, folder, *flags)
+    assert code == plan_command.NO_FIT
+    assert "It does not fit: One request of 2048 tokens needs" in out
+    length = int(out.split("--max-model-len ")[1].split()[0])
+    code, out = run(capsys, folder, *flags, "--max-model-len", str(length))
+    assert code == 0, out
+
+
+def test_the_tables(checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = checkpoint("gemma3", sliding_window=16, num_hidden_layers=6)
+    code, out = run(capsys, str(folder), "--max-num-seqs", "8", "--max-num-batched-tokens", "32")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "layers count keeps, on each worker" in lines
+    assert any(line.startswith("full attention 1 ") and line.endswith("bytes a token") for line in lines)
+    assert any(line.startswith("window of 16 5 ") and line.endswith("bytes a request at most") for line in lines)
+    assert "2,048 8" in lines
+
+
+def test_a_request_of_a_length_fits_as_often_as_is_said(
+    checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run(capsys, str(checkpoint("llama")), "--num-gpu-blocks-override", "200", "--json")[1]
+    assert json.loads(out)["requests_by_length"] == {"1024": 3, "2048": 1}  # of 64 and 128 pages
+
+
+def test_a_broken_checkpoint_is_an_error_in_one_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"], "model_type": "no"}))
+    assert QUIRE.run("quire", ["plan", str(folder)]) == 1
+    assert "Architecture 'NoSuchModel'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24GiB", 24 << 30),
+        ("24G", 24 << 30),
+        ("80GB", 80 * 10**9),
+        ("1.5GB", 15 * 10**8),
+        ("512MiB", 512 << 20),
+        ("7", 7),
+    ],
+)
+def test_sizes_of_memory(text: str, expected: int) -> None:
+    assert plan_command.memory_size(text) == expected
