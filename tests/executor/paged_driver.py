@@ -15,7 +15,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.executor.memory.kv_layout import KVLayout
-from quire.executor.memory.state_layout import StateLayout
+from quire.executor.memory.state_layout import StateLayout, StatePages
 from quire.executor.models.base import GivenRows, Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
@@ -34,7 +34,7 @@ def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> M
     """The facts of a checkpoint, with values of config.json replaced by `overrides`."""
     config = json.loads((folder / "config.json").read_bytes()) | overrides
     config = {_OTHER_NAMES.get(name, name): value for name, value in config.items()} | config
-    heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads", 1)
     return ModelSpec(
         path=str(folder),
         name=folder.name,
@@ -47,7 +47,7 @@ def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> M
         num_kv_heads=config.get("num_key_value_heads", heads),
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         hidden_size=config["hidden_size"],
-        max_position_embeddings=config["max_position_embeddings"],
+        max_position_embeddings=config.get("max_position_embeddings", 2048),
         eos_token_ids=[2],
     )
 
@@ -103,9 +103,14 @@ class PagedDriver:
         self.ops = ops.bind(device)
         self.device = device
         self.block_size = block_size
-        layout = KVLayout(model.kv_layers, self.ops, block_size=block_size, dtype=dtype, device=torch.device(device))
+        states = StateLayout(model.state_layers, torch.device(device))
+        layout: KVLayout | StatePages = StatePages(states.state_bytes, torch.device(device))
+        if model.kv_layers:
+            layout = KVLayout(
+                model.kv_layers, self.ops, block_size=block_size, dtype=dtype, device=torch.device(device)
+            )
         self.groups = layout.groups
-        self.states = StateLayout(model.state_layers, torch.device(device)).allocate(num_requests)
+        self.states = states.allocate(num_requests)
         for tensor in (tensor for layer in self.states for tensor in layer):
             tensor.fill_(torch.nan)  # a new request ignores what its slot holds
         pages_each = -(-max_tokens // block_size)

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Lfm2Config,
+    Mamba2Config,
+    PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 from quire.executor.parallel.groups import ParallelGroup
 from tests.executor.layers.test_layers import on_every_rank
@@ -25,8 +32,25 @@ DELTA = {
     "head_dim": 24, "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
     "linear_key_head_dim": 12, "linear_value_head_dim": 20,
 }  # fmt: skip
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "conv_kernel": 4}
 
 VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
+    "lfm2": (
+        Lfm2Config,
+        "Lfm2ForCausalLM",
+        {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 32, "conv_L_cache": 4},
+    ),
+    "lfm2-biases": (
+        Lfm2Config,
+        "Lfm2ForCausalLM",
+        {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False},
+    ),
+    "mamba2": (Mamba2Config, "Mamba2ForCausalLM", MAMBA2),
+    "mamba2-limits": (
+        Mamba2Config,
+        "Mamba2ForCausalLM",
+        {**MAMBA2, "time_step_limit": [0.3, 0.9], "use_bias": True, "use_conv_bias": False, "n_groups": 1},
+    ),
     "qwen3.5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", DELTA),
     "qwen3.5-last-recurrent": (
         Qwen3_5TextConfig,
