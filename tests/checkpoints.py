@@ -16,17 +16,21 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniCPM3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -46,7 +50,8 @@ from transformers.core_model_loading import revert_weight_conversion
 Family = Literal[
     *("falcon", "gpt2", "gpt_neox", "opt"),
     *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "glm", "glm4", "glm4_moe", "granite", "llama", "mistral"),
-    *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "youtu"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
+    *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 ]
 
 FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
@@ -56,14 +61,18 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "opt": (OPTConfig, "OPTForCausalLM"),
     "cohere": (CohereConfig, "CohereForCausalLM"),
     "cohere2": (Cohere2Config, "Cohere2ForCausalLM"),
+    "deepseek_v2": (DeepseekV2Config, "DeepseekV2ForCausalLM"),
+    "deepseek_v3": (DeepseekV3Config, "DeepseekV3ForCausalLM"),
     "gemma": (GemmaConfig, "GemmaForCausalLM"),
     "gemma2": (Gemma2Config, "Gemma2ForCausalLM"),
     "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
     "glm": (GlmConfig, "GlmForCausalLM"),
     "glm4": (Glm4Config, "Glm4ForCausalLM"),
     "glm4_moe": (Glm4MoeConfig, "Glm4MoeForCausalLM"),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, "Glm4MoeLiteForCausalLM"),
     "granite": (GraniteConfig, "GraniteForCausalLM"),
     "llama": (LlamaConfig, "LlamaForCausalLM"),
+    "minicpm3": (MiniCPM3Config, "MiniCPM3ForCausalLM"),
     "mistral": (MistralConfig, "MistralForCausalLM"),
     "mixtral": (MixtralConfig, "MixtralForCausalLM"),
     "olmo2": (Olmo2Config, "Olmo2ForCausalLM"),
@@ -77,6 +86,14 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
 }
 
 EXPERT_SIZES: dict[Family, dict[str, Any]] = {
+    "deepseek_v2": {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "first_k_dense_replace": 1,
+        "n_group": 4, "topk_group": 2,
+    },
+    "glm4_moe_lite": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
     "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": {

@@ -1,6 +1,5 @@
 """The DeepSeek family: multi-head latent attention (arXiv:2405.04434, 2412.19437)."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,29 @@ from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.latent_attention import LatentAttention, LatentShape
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import PreNormDecoder
+from quire.executor.layers.rotary_kinds import yarn_mscale
+from quire.executor.models.decoder import PreNormDecoder, size_of
+from quire.executor.models.glm4_moe import mixture_maker
+from quire.ops.routing import Routing
+
+
+class DeepseekV2ForCausalLM(PreNormDecoder):
+    """Experts with softmax scores, chosen among all or within the best groups (arXiv:2405.04434, section 2.2)."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        mlp = mixture_maker(spec, context, _softmax_routing(spec))
+        super().__init__(spec, context, LatentAttentionMaker(spec, context), mlp)
+
+
+class DeepseekV3ForCausalLM(PreNormDecoder):
+    """Experts with sigmoid scores, and corrections that balance them (arXiv:2412.19437). Also R1, V3.1 and Kimi K2."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        super().__init__(spec, context, LatentAttentionMaker(spec, context), mixture_maker(spec, context))
+
+
+class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
+    """GLM 4.7 Flash: DeepSeek V3 with other sizes."""
 
 
 class YoutuForCausalLM(PreNormDecoder):
@@ -21,16 +42,19 @@ class YoutuForCausalLM(PreNormDecoder):
 
 
 class LatentAttentionMaker:
-    """Builds the attention of each layer, as config.json describes it for DeepSeek V2 and its relatives."""
+    """Builds the attention of each layer, as config.json describes it for DeepSeek V2 and its relatives.
 
-    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+    `is_interleaved` says how families rotate whose config.json does not.
+    """
+
+    def __init__(self, spec: ModelSpec, context: ModelContext, *, is_interleaved: bool = True) -> None:
         config = spec.hf_config
         self._context = context
         self._shape = latent_shape(spec)
         self._rotary = RotaryEmbedding(context, config, self._shape.rope_head_dim)
         self._scale = _temperature(config) ** 2 * self._shape.q_head_dim**-0.5
         self._bias = config.get("attention_bias", False)
-        self._is_interleaved = config.get("rope_interleave", True)
+        self._is_interleaved = config.get("rope_interleave", is_interleaved)
 
     def __call__(self, place: LayerPlace) -> LatentAttention:
         return LatentAttention(
@@ -46,19 +70,41 @@ def latent_shape(spec: ModelSpec) -> LatentShape:
         ModelLoadError: a size is missing.
     """
     config = spec.hf_config
-    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    for name in names:
-        if not isinstance(config.get(name), int):
-            raise ModelLoadError(f"config.json of {spec.name} lacks {name!r}, a size of latent attention.")
-    sizes = [config[name] for name in names]
-    return LatentShape(spec.hidden_size, spec.num_attention_heads, config.get("q_lora_rank"), *sizes)
+    return LatentShape(
+        hidden_size=spec.hidden_size,
+        num_heads=spec.num_attention_heads,
+        q_lora_rank=config.get("q_lora_rank"),
+        kv_lora_rank=size_of(spec, "kv_lora_rank"),
+        nope_head_dim=size_of(spec, "qk_nope_head_dim"),
+        rope_head_dim=size_of(spec, "qk_rope_head_dim"),
+        v_head_dim=config.get("v_head_dim") or spec.hidden_size // spec.num_attention_heads,
+    )
+
+
+def _softmax_routing(spec: ModelSpec) -> Routing:
+    """DeepSeek V2's choice of experts.
+
+    Raises:
+        ModelLoadError: another method than the two of its checkpoints.
+    """
+    config = spec.hf_config
+    method = config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelLoadError(
+            f"{spec.name}: topk_method {method!r} is not supported in {spec.architecture}; only greedy and "
+            "group_limited_greedy."
+        )
+    routing = Routing(
+        size_of(spec, "num_experts_per_tok"),
+        renormalise=config.get("norm_topk_prob", False),
+        scale=config.get("routed_scaling_factor", 1.0),
+    )
+    if method == "greedy":
+        return routing
+    return routing._replace(num_groups=size_of(spec, "n_group"), top_groups=size_of(spec, "topk_group"))
 
 
 def _temperature(config: Mapping[str, Any]) -> float:
-    """The factor of queries, and of keys, by which YaRN sharpens attention over a stretched context (arXiv:2309.00071).
-
-    Only the part of it that `mscale_all_dim` asks for: it concerns all dimensions. Cosines and sines have the rest.
-    """
+    """YaRN's factor of queries and of keys where it concerns all dimensions; cosines and sines have the rest."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    weight, factor = settings.get("mscale_all_dim") or 0.0, settings.get("factor") or 1.0
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return yarn_mscale(settings.get("factor") or 1.0, settings.get("mscale_all_dim") or 0.0)

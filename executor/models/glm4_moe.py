@@ -39,12 +39,16 @@ class Glm4MoeForCausalLM(PreNormDecoder):
         super().__init__(spec, context, attention, mixture_maker(spec, context))
 
 
-def mixture_maker(spec: ModelSpec, context: ModelContext) -> MLPMaker:
-    """Builds the blocks of DeepSeek V3 (arXiv:2412.19437): dense ones first, then experts with sigmoid scores."""
+def mixture_maker(spec: ModelSpec, context: ModelContext, routing: Routing | None = None) -> MLPMaker:
+    """Builds the blocks of DeepSeek V2 and V3 (arXiv:2405.04434, 2412.19437): some are dense, the others have experts.
+
+    Without `routing`, that is V3's, with sigmoid scores and corrections of them.
+    """
     config = spec.hf_config
     size = size_of(spec, "moe_intermediate_size")
     shape = ExpertShape(size_of(spec, "n_routed_experts"), spec.hidden_size, size)
-    routing = Routing(
+    has_correction = routing is None
+    routing = routing or Routing(
         size_of(spec, "num_experts_per_tok"),
         "sigmoid",
         renormalise=config.get("norm_topk_prob", True),
@@ -53,15 +57,16 @@ def mixture_maker(spec: ModelSpec, context: ModelContext) -> MLPMaker:
         top_groups=config.get("topk_group") or 1,
         group_best=2,
     )
+    num_dense, types = config.get("first_k_dense_replace") or 0, config.get("mlp_layer_types")
     mlp, activation = mlp_maker(spec, context), activation_of(spec, "hidden_act")
 
     def make(place: LayerPlace) -> FeedForward:
-        if place.index < config.get("first_k_dense_replace", 0):
+        if types[place.index] == "dense" if types else place.index < num_dense:
             return mlp(place)
         name = f"{place.name}.mlp"
         routed = RoutedExperts(
             context, f"{name}.gate", routing, SeparateExperts(f"{name}.experts.{{}}"), shape, activation,
-            correction=f"{name}.gate.e_score_correction_bias",
+            correction=f"{name}.gate.e_score_correction_bias" if has_correction else None,
         )  # fmt: skip
         shared_size = size * (config.get("n_shared_experts") or 0)
         if not shared_size:

@@ -111,8 +111,9 @@ def test_long_contexts_are_cut_and_merged(own_native: NativeBackend, num_threads
         torch.set_num_threads(1)
 
 
-def test_a_row_does_not_depend_on_its_batch(own_native: NativeBackend) -> None:
-    many = Step(own_native, MIXED)
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 16])
+def test_a_row_does_not_depend_on_its_batch(own_native: NativeBackend, heads: int) -> None:
+    many = Step(own_native, MIXED, heads=heads)
     together = many.run()
     ends = np.cumsum(many.query_lens)
     for row in (3, 7, 8):  # each alone, and its last token as a step of its own
@@ -141,6 +142,17 @@ def test_head_linear(ops: Backend, num_tokens: int, inputs: int, outputs: int, d
     expected = torch.einsum("thi,hio->tho", x.double(), weight.double())
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(20, 24), (24, 18), (128, 512)])
+def test_a_token_of_a_head_linear_does_not_depend_on_its_batch(
+    native: NativeBackend, inputs: int, outputs: int
+) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(37, 4, inputs), torch.randn(4, inputs, outputs)
+    together = native.latent.head_linear(x, weight)
+    for first, count in ((0, 1), (3, 2), (5, 3), (7, 4), (8, 7)):
+        assert torch.equal(native.latent.head_linear(x[first : first + count], weight), together[first : first + count])
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])

@@ -26,7 +26,7 @@ inline void multiply_head(const float* x, const T* weight, long inputs, long out
     for (long t = 0; t < inputs; t++)
         for (int n = 0; n < N; n++) {
             const Floats column = load(weight + t * outputs + n * LANES);
-            for (int row = 0; row < ROWS; row++) total[row][n] += x[row * MOST_INPUTS + t] * column;
+            for (int row = 0; row < ROWS; row++) total[row][n] = multiply_add(fill(x[row * MOST_INPUTS + t]), column, total[row][n]);
         }
     for (int row = 0; row < ROWS; row++)
         for (int n = 0; n < N; n++) store(out + row * out_stride + n * LANES, total[row][n]);
@@ -36,7 +36,7 @@ inline void multiply_head(const float* x, const T* weight, long inputs, long out
 template <class T>
 void multiply_rest(const float* x, const T* weight, long inputs, long outputs, long rest, T* out) {
     Floats total{};
-    for (long t = 0; t < inputs; t++) total += x[t] * load(weight + t * outputs, rest);
+    for (long t = 0; t < inputs; t++) total = multiply_add(fill(x[t]), load(weight + t * outputs, rest), total);
     store(out, total, rest);
 }
 

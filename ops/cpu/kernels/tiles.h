@@ -15,8 +15,10 @@ struct NoRegisters {};
 
 struct Pair { uint32_t bits; };  // two bfloat16: an even index in the lower half, the next index in the upper half
 
-inline Floats add_product(Floats total, float a, const float* b) { return total + a * load(b); }
-inline Floats add_product(Floats total, float a, Words b) { return total + a * bits_as<Floats>(b); }
+inline Floats add_product(Floats total, float a, const float* b) { return multiply_add(fill(a), load(b), total); }
+inline Floats add_product(Floats total, float a, Words b) {
+    return multiply_add(fill(a), bits_as<Floats>(b), total);
+}
 
 #if defined(QUIRE_HAS_AVX512_BF16)
 inline Floats add_product(Floats total, Pair a, const Pair* b) {

@@ -149,6 +149,18 @@ template <class T> inline Floats rounded(Floats x) {
     return load(memory);
 }
 
+// x * y + z with one rounding, if the machine has such an instruction. The compiler fuses what is written with operators
+// in some loops and not in others, so that sums would depend on how many rows are computed together.
+inline Floats multiply_add(Floats x, Floats y, Floats z) {
+#if defined(QUIRE_HAS_AVX512)
+    return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#else
+    return x * y + z;
+#endif
+}
+
 inline float sum(Floats x) {
 #if defined(QUIRE_HAS_AVX512)
     return _mm512_reduce_add_ps((__m512)x);

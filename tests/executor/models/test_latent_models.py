@@ -1,12 +1,32 @@
 """Families with multi-head latent attention against Transformers, and the latent cache in the memory of a worker."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from torch import Tensor
 
+from quire.core.errors import ModelLoadError
+from quire.core.wire.protocol import EngineRequest, RequestDelta
+from quire.core.wire.rank import Rank
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.worker import Worker
+from tests.checkpoints import LATENT_SIZES
+from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.step.test_model_runner import (
+    LIMITS,
+    engine_config,
+    generate,
+    mixed_requests,
+    prompt_of,
+    request,
+    tokens_of,
+)
 
 torch.set_num_threads(1)
 
@@ -18,6 +38,18 @@ YARN = {
 YOUTU = {"pad_token_id": None}  # Transformers clears the padding token's embedding when it loads this family
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("deepseek_v2", {"num_hidden_layers": 3, "rope": YARN}),
+    "deepseek_v2-lite": ("deepseek_v2", {"q_lora_rank": None, "n_shared_experts": 1}),
+    "deepseek_v2-groups": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+    ),
+    "deepseek_v3": ("deepseek_v3", {"num_hidden_layers": 3, "rope": {**YARN, "mscale": 1.0}}),
+    "deepseek_v3-kimi": ("deepseek_v3", {"n_group": 1, "topk_group": 1, "rope": {**YARN, "factor": 32.0}}),
+    "deepseek_v3-biases": ("deepseek_v3", {"attention_bias": True, "norm_topk_prob": False, "q_lora_rank": None}),
+    "glm4_moe_lite": ("glm4_moe_lite", {"num_hidden_layers": 3}),
+    "minicpm3": ("minicpm3", {"tie": True, "dim_model_base": 24, "scale_depth": 6.0, "scale_emb": 0.5}),
+    "minicpm3-untied": ("minicpm3", {"v_head_dim": None, "scale_depth": 0.7, "scale_emb": 3}),
     "youtu": ("youtu", YOUTU),
     "youtu-tied": ("youtu", {**YOUTU, "tie": True}),
     "youtu-biases": ("youtu", {**YOUTU, "attention_bias": True}),
@@ -53,3 +85,122 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     likeliest = expected_logprobs(folder, prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
     assert output == likeliest.tolist()
     assert len(set(output)) > 8, "a degenerate output proves little"
+
+
+FAMILIES = ["deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"]
+"""One variant each."""
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    model = load_model(spec)
+    many = prompts(17, spec.vocab_size)
+    together = PagedDriver(model, len(many), 128).greedy(many, 20)
+    for row in (0, 11):
+        assert PagedDriver(model, 1, 128).greedy([many[row]], 20)[0] == together[row]
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    model = load_model(spec)
+    whole, last = PagedDriver(model, 5, 128), PagedDriver(model, 5, 128)
+    some = dict(enumerate(prompts(4, spec.vocab_size)))
+    for feed in (some, {4: [3, 4, 5], 1: [6], 0: [7, 8]}, {row: [9] for row in range(5)}):
+        expected, got = whole.step(feed), last.step(feed, only_last=True)
+        for row in feed:
+            torch.testing.assert_close(got[row], expected[row][-1:], atol=1e-4, rtol=0)
+    for cache, other in zip(last.caches, whole.caches, strict=True):
+        torch.testing.assert_close(cache.pages, other.pages, equal_nan=True, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoints) -> None:
+    """Each rank has a part of the heads, and all latents."""
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    some = dict(enumerate(prompts(3, spec.vocab_size)))
+
+    def run(group: ParallelGroup) -> list[Tensor]:
+        driver = PagedDriver(load_model(spec, group=group), 3, 80)
+        logits = [*driver.step(some).values(), *driver.step({0: [3], 1: [4], 2: [9]}).values()]
+        return [*logits, *(cache.pages[1:] for cache in driver.caches)]
+
+    whole = run(ParallelGroup())
+    for of_rank in on_every_rank(2, run):
+        for got, expected in zip(of_rank, whole, strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_half_precision_stays_near(checkpoint: Checkpoints) -> None:
+    folder = checkpoint("youtu", **YOUTU)
+    model = load_model(read_spec(folder, dtype="bfloat16"))
+    token_ids = list(range(3, 60))
+    driver = PagedDriver(model, 1, 64, dtype=torch.bfloat16)
+    got = driver.step({0: token_ids})[0].float().log_softmax(dim=-1)
+    assert (got - expected_logprobs(folder, token_ids)).abs().mean() < 0.1
+
+
+Generate = Callable[..., dict[str, list[RequestDelta]]]
+
+
+@pytest.fixture(scope="module", params=["deepseek_v2-lite", "minicpm3-untied"])
+def served(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Generate:
+    """Runs requests with the real scheduler and worker, in pages of four tokens."""
+    family, options = VARIANTS[request.param]
+    limits = msgspec.structs.replace(LIMITS, block_size=4)
+    worker = Worker(engine_config(checkpoint(family, **options), limits=limits), Rank(), ParallelGroup())
+    ready = worker.load()
+    size = LATENT_SIZES["kv_lora_rank"] + LATENT_SIZES["qk_rope_head_dim"]
+    assert [group.page_bytes for group in ready.kv_groups] == [2 * 4 * size * 4]  # layers, tokens, numbers, bytes
+    worker.allocate(ready.num_pages, ready.max_model_len)
+    return partial(generate, worker, block_size=4, kv_groups=ready.kv_groups)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 3},
+        {"max_num_seqs": 5, "long_prefill_token_threshold": 7},
+        {"max_num_batched_tokens": 40, "depth": 3, "max_num_seqs": 9},
+    ],
+    ids=str,
+)
+def test_tokens_do_not_depend_on_company_or_chunks(served: Generate, options: dict[str, Any]) -> None:
+    alone: dict[str, list[int]] = {}
+    for one in mixed_requests():
+        alone |= tokens_of(served([one], depth=1, enable_prefix_caching=False))
+    assert len({tuple(row) for row in alone.values()}) == len(alone), "outputs must differ to prove anything"
+    assert tokens_of(served(mixed_requests(), **options)) == alone
+
+
+def test_tokens_do_not_depend_on_preemption(served: Generate) -> None:
+    growing = [request(str(i), prompt_of(i, 3), max_tokens=100, temperature=0.8, seed=i) for i in range(8)]
+    alone: dict[str, list[int]] = {}
+    for one in growing:
+        alone |= tokens_of(served([one], enable_prefix_caching=False))
+    deltas = served(growing, num_pages=40)
+    assert tokens_of(deltas) == alone
+    assert any(delta.num_preemptions for entries in deltas.values() for delta in entries)
+
+
+def test_a_prefix_is_found(served: Generate) -> None:
+    shared = prompt_of(7, 100)
+
+    def requests() -> list[EngineRequest]:
+        return [request("a", shared), request("b", [*shared, 5, 6, 7])]
+
+    apart = tokens_of(served(requests(), enable_prefix_caching=False))
+    deltas = served(requests(), max_num_seqs=1)
+    assert tokens_of(deltas) == apart
+    assert deltas["b"][0].num_cached_tokens == 100
+
+
+def test_a_config_without_a_size_is_refused(checkpoint: Checkpoints) -> None:
+    with pytest.raises(ModelLoadError, match="lacks 'kv_lora_rank'"):
+        load_model(read_spec(checkpoint("youtu", **YOUTU), kv_lora_rank=None))
+    with pytest.raises(ModelLoadError, match="topk_method 'noaux_tc' is not supported in DeepseekV2ForCausalLM"):
+        load_model(read_spec(checkpoint("deepseek_v2"), topk_method="noaux_tc"))
