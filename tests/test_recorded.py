@@ -26,6 +26,7 @@ LIMITS: dict[str, dict[str, Any]] = {"codex": {"max_output_tokens": 40}, "openco
 
 READERS: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (openai.types.chat.ChatCompletion, openai.types.chat.ChatCompletionChunk),
+    "/v1/completions": (dict[str, Any], None),  # OpenAI's type has no null for the first token of an echo
     "/v1/responses": (openai.types.responses.Response, openai.types.responses.ResponseStreamEvent),
     "/v1/messages": (anthropic.types.Message, anthropic.types.RawMessageStreamEvent),
     "/v1/messages/count_tokens": (anthropic.types.MessageTokensCount, None),

@@ -18,6 +18,9 @@ from quire.frontend.openai.responses.store import ResponseStore, StoredConversat
 
 logger = get_logger(__name__)
 
+MAX_ITEMS = 20
+"""Items that one call may add, as OpenAI's documentation has it."""
+
 
 class KeptConversations:
     """Answers the routes below /v1/conversations, and adds what responses answered.
@@ -104,7 +107,11 @@ class KeptConversations:
 
 
 def _checked(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items, once a prompt can be made of them. Raises ParameterError."""
+    """The items of one call, once a prompt can be made of them. Raises ParameterError."""
+    if len(items) > MAX_ITEMS:
+        raise ParameterError(
+            f"items may have {MAX_ITEMS} entries, got {len(items)}; add the others by further calls.", param="items"
+        )
     with renamed(input="items"):
         to_messages(items)
     return items

@@ -118,6 +118,19 @@ def test_wrong_items_are_named(client: openai.OpenAI) -> None:
     assert roles(client, made.id) == []
 
 
+def test_a_call_adds_twenty_items_at_most(client: openai.OpenAI) -> None:
+    made = client.conversations.create(items=[ANNA] * 20)
+    client.conversations.items.create(made.id, items=[HELLO] * 20)
+    assert len(roles(client, made.id)) == 20  # a page
+    for call in (
+        lambda: client.conversations.create(items=[ANNA] * 21),
+        lambda: client.conversations.items.create(made.id, items=[ANNA] * 21),
+    ):
+        with pytest.raises(openai.BadRequestError, match="20 entries, got 21") as caught:
+            call()
+        assert caught.value.param == "items"
+
+
 def test_a_compacted_conversation_goes_on(client: openai.OpenAI) -> None:
     turns: Any = [{"role": "developer", "content": "Be brief."}, ANNA, HELLO]
     compacted = client.responses.compact(model="quire-demo", input=turns, extra_body={"max_output_tokens": 64})
