@@ -109,6 +109,9 @@ LATENT_SIZES = {
 """Of multi-head latent attention; none is a multiple of another."""
 
 
+_ALL_HEADS = ("falcon", "gpt2", "gpt_neox", "opt")
+"""Families whose queries share no keys, or that say it in a field of their own."""
+
 VOCAB_SIZE = 320
 """Default vocabulary: 3 special tokens, the 256 bytes and a few merges."""
 
@@ -177,7 +180,7 @@ def make_checkpoint(
         intermediate_size=intermediate_size,
         num_hidden_layers=num_hidden_layers,
         num_attention_heads=num_attention_heads,
-        num_key_value_heads=num_key_value_heads,
+        **({} if family in _ALL_HEADS else {"num_key_value_heads": num_key_value_heads}),
         max_position_embeddings=max_position_embeddings,
         tie_word_embeddings=tie,
         bos_token_id=None,

@@ -1,5 +1,6 @@
 """Dense families besides Llama's against Transformers: log-probabilities, greedy tokens, ranks, and older configs."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +9,11 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.executor.models.base import Model, StepContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
+from quire.ops.backend import Backend, Recording
+from quire.ops.cpu import NativeBackend
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
@@ -53,17 +57,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2-uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "glm": ("glm", {"attention_bias": True, "head_dim": 16}),
     "glm4": ("glm4", {"attention_bias": True, "head_dim": 24, "rope": HALF_ROPE}),
-    "gpt2": ("gpt2", {"num_key_value_heads": 4}),
+    "gpt2": ("gpt2", {}),
     "gpt2-options": (
         "gpt2", {
-            "num_key_value_heads": 4, "n_inner": 100, "scale_attn_by_inverse_layer_idx": True,
+            "n_inner": 100, "scale_attn_by_inverse_layer_idx": True,
             "activation_function": "gelu",
         },
     ),
-    "gpt-neox": ("gpt_neox", {"num_key_value_heads": 4}),
+    "gpt-neox": ("gpt_neox", {}),
     "gpt-neox-in-turn": (
         "gpt_neox",
-        {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False,
+        {"use_parallel_residual": False, "attention_bias": False,
          "rope": HALF_ROPE, "tie": True},
     ),
     "granite": (
@@ -78,10 +82,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo3",
         {"sliding_window": 12, "layer_types": ONE_OF_FOUR, "num_hidden_layers": 4, "rope": OLMO3_ROPE},
     ),
-    "opt": ("opt", {"num_key_value_heads": 4, "ffn_dim": 100, "word_embed_proj_dim": 64, "tie": True}),
+    "opt": ("opt", {"ffn_dim": 100, "word_embed_proj_dim": 64, "tie": True}),
     "opt-plain": (
         "opt",
-        {"num_key_value_heads": 4,
+        {
             "ffn_dim": 96, "word_embed_proj_dim": 64, "enable_bias": False, "layer_norm_elementwise_affine": False,
             "activation_function": "gelu",
         },
@@ -195,14 +199,14 @@ def test_long_contexts_choose_the_long_factors(checkpoint: Checkpoints) -> None:
 
 
 def test_what_opt_350m_has_alone_is_left_to_transformers(checkpoint: Checkpoints) -> None:
-    folder = checkpoint("opt", num_key_value_heads=4, ffn_dim=100, word_embed_proj_dim=64)
+    folder = checkpoint("opt", ffn_dim=100, word_embed_proj_dim=64)
     for config in ({"do_layer_norm_before": False}, {"word_embed_proj_dim": 32}):
         with pytest.raises(ModelLoadError, match="--model-impl transformers"):
             load_model(read_spec(folder, **config))
 
 
 def test_more_tokens_than_learned_positions_are_refused(checkpoint: Checkpoints) -> None:
-    spec = read_spec(checkpoint("gpt2", num_key_value_heads=4), max_position_embeddings=100)
+    spec = read_spec(checkpoint("gpt2"), max_position_embeddings=100)
     context = model_context(spec)
     with pytest.raises(ModelLoadError, match="101 exceeds the model's 100 learned positions"):
         build_model(spec, replace(context, max_model_len=101))
@@ -211,3 +215,41 @@ def test_more_tokens_than_learned_positions_are_refused(checkpoint: Checkpoints)
 def test_norms_of_queries_in_cohere_are_refused(checkpoint: Checkpoints) -> None:
     with pytest.raises(ModelLoadError, match="use_qk_norm"):
         load_model(read_spec(checkpoint("cohere"), use_qk_norm=True))
+
+
+class _Recorded:
+    """A model whose forward passes are recorded."""
+
+    def __init__(self, model: Model, ops: Backend) -> None:
+        self._model = model
+        self._ops = ops
+        self.compute_logits = model.compute_logits
+        self.recording: Recording | None = None
+        self.result = torch.empty(0)
+
+    def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        self._inputs = token_ids, step  # a recording reads their memory
+        self.result, self.recording = self._ops.record(lambda: self._model.forward(token_ids, step))
+        return self.result.clone()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_decode_steps_are_operations_of_the_backend_alone(variant: str, checkpoint: Checkpoints) -> None:
+    """So they can be recorded. In one byte a weight, because oneDNN's layers cannot."""
+    family, options = VARIANTS[variant]
+    spec = read_spec(checkpoint(family, **options))
+    context = model_context(spec, quantization="int8")
+    if not isinstance(context.ops, NativeBackend):
+        pytest.skip("plain torch is not recorded")
+    with contextlib.closing(context.weights):
+        model = build_model(spec, context)
+    driver = PagedDriver(model, 2, 64)
+    driver.step({0: list(range(40)), 1: [5, 6]})
+    driver.model = recorded = _Recorded(model, context.ops)  # type: ignore[assignment]
+    driver.step({0: [3], 1: [4]})
+    assert recorded.recording is not None
+    expected = recorded.result.clone()
+    recorded.result.zero_()
+    recorded.recording.run()
+    assert torch.equal(recorded.result, expected)
