@@ -78,18 +78,16 @@ class LayerPlace:
         number: among the layers that this rank builds and that keep keys and values (or, if this one is recurrent, a
             state), and so among their caches (or states).
         is_last: no layer of the model attends to its outputs.
-        prefix: of all layers' names in the checkpoint.
     """
 
     index: int
     number: int
     is_last: bool
-    prefix: str = "model.layers"
 
     @property
     def name(self) -> str:
         """The layer's name in checkpoints."""
-        return f"{self.prefix}.{self.index}"
+        return f"model.layers.{self.index}"
 
 
 class Attention:
@@ -115,15 +113,13 @@ class Attention:
         qk_norm: NormStyle | None = None,
         form: AttentionForm | None = None,
         is_gated: bool = False,
-        name: str = "self_attn",
     ) -> None:
         """With `qk_norm` each head of queries and keys is normalised. Without `rotary`, nothing is rotated.
 
         `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`. If `is_gated`, the
-        query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs. `name` is
-        the attention's within the layer.
+        query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs.
         """
-        head_dim, name = shape.head_dim, f"{place.name}.{name}"
+        head_dim, name = shape.head_dim, f"{place.name}.self_attn"
         self._ops = context.ops
         self._place = place
         self._rotary = rotary

@@ -1,17 +1,20 @@
 """The parts of decoders whose layers differ in kind: attention, recurrent and feed-forward layers in any order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from torch import Tensor
 
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.norm import Norm
+from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.recurrent import RecurrentLayer
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.vocabulary import LanguageModelHead
-from quire.executor.models.decoder import Embedding, FeedForward
+from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding
+from quire.executor.models.decoder import Embedding, FeedForward, MLPMaker, norm_style
+from quire.ops.backend import Backend
 
 LayerKind = Literal["attention", "recurrent", "feed_forward"]
 
@@ -68,6 +71,21 @@ class FeedForwardBlock:
         return self._feed_forward(x), residual
 
 
+class ScaledBlock:
+    """Multiplies what a block adds."""
+
+    def __init__(self, ops: Backend, block: Block, factor: float) -> None:
+        self._ops = ops
+        self._block = block
+        self._factor = factor
+        self.activation_size = block.activation_size
+
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
+        """See `DecoderLayer`."""
+        x, residual = self._block(x, residual, step)
+        return self._ops.scale(x, self._factor), residual
+
+
 class HybridDecoder:
     """Embedding, blocks, final norm and head. Implements `quire.executor.models.base.Model`."""
 
@@ -101,11 +119,65 @@ class HybridDecoder:
         return self._head(hidden)
 
 
+class PairedDecoder(HybridDecoder):
+    """Every layer is a mixer, then a feed-forward network, each on a norm of its own."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        places: Sequence[LayerPlace],
+        make_mixer: Callable[[LayerPlace], Attention | RecurrentLayer],
+        make_feed_forward: MLPMaker,
+        ends: tuple[VocabEmbedding, LanguageModelHead],
+        *,
+        norm: NormStyle | None = None,
+        norm_names: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
+        final_norm: str = "norm",
+        multiplier: float = 1.0,
+    ) -> None:
+        """`norm_names` are those within a layer; `multiplier` multiplies what each block adds."""
+
+        def make_norm(name: str) -> Norm:
+            return (norm or norm_style(spec)).layer(context, name, spec.hidden_size)
+
+        mixers: list[Attention | RecurrentLayer] = []
+        blocks: list[Block] = []
+        for place in places:
+            before_mixer, before_mlp = (make_norm(f"{place.name}.{name}") for name in norm_names)
+            mixers.append(make_mixer(place))
+            blocks += [MixerBlock(before_mixer, mixers[-1]), FeedForwardBlock(before_mlp, make_feed_forward(place))]
+        if multiplier != 1:
+            blocks = [ScaledBlock(context.ops, block, multiplier) for block in blocks]
+        super().__init__(ends[0], blocks, make_norm(f"model.{final_norm}"), ends[1], mixers)
+
+
+_KINDS: dict[str, LayerKind] = {
+    "linear_attention": "recurrent", "mamba": "recurrent", "full_attention": "attention", "attention": "attention",
+    "mlp": "feed_forward", "moe": "feed_forward",
+}  # fmt: skip
+
+
+def layer_kinds(names: Sequence[str], spec: ModelSpec) -> list[LayerKind]:
+    """The kinds of a model's layers, by the names that config.json has for them.
+
+    Raises:
+        ModelLoadError: another name, or too few of them.
+    """
+    unknown = sorted(set(names) - set(_KINDS))
+    if unknown or len(names) < spec.num_layers:
+        raise ModelLoadError(
+            f"config.json: each of {spec.num_layers} layers must be one of {', '.join(_KINDS)}; it names "
+            f"{len(names)}{f', with {unknown}' if unknown else ''}."
+        )
+    return [_KINDS[name] for name in names[: spec.num_layers]]
+
+
 def places_by_kind(context: ModelContext, kinds: Sequence[LayerKind], prefix: str = "model.layers") -> list[LayerPlace]:
     """The places of the layers that this rank builds, in order; attention and recurrent layers are numbered apart."""
     last = max((index for index, kind in enumerate(kinds) if kind != "feed_forward"), default=-1)
     own = [kinds[index] for index in context.layers]
     return [
-        LayerPlace(index, own[:order].count(kinds[index]), is_last=index == last, prefix=prefix)
+        LayerPlace(index, own[:order].count(kinds[index]), is_last=index == last)
         for order, index in enumerate(context.layers)
     ]

@@ -8,26 +8,17 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.gated_delta import DeltaShape, GatedDeltaNet
-from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.recurrent import parts_of, within
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import MLPMaker, attention_shape, mlp_maker, vocabulary_ends
-from quire.executor.models.hybrid import (
-    Block,
-    FeedForwardBlock,
-    HybridDecoder,
-    LayerKind,
-    MixerBlock,
-    places_by_kind,
-)
+from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_kind
 from quire.executor.models.qwen2_moe import mixture_maker, sparse_mlps
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 
-_KINDS: dict[str, LayerKind] = {"linear_attention": "recurrent", "full_attention": "attention"}
 
-
-class _Qwen3NextDecoder(HybridDecoder):
+class _Qwen3NextDecoder(PairedDecoder):
     """Norms store the weight minus 1, except the one after a delta rule."""
 
     def __init__(
@@ -37,7 +28,7 @@ class _Qwen3NextDecoder(HybridDecoder):
         delta_parts: Callable[[ModelContext, str, DeltaShape], list[Part]],
         make_mlp: MLPMaker,
     ) -> None:
-        config, size = spec.hf_config, spec.hidden_size
+        config, kinds = spec.hf_config, layer_kinds(_layer_types(spec), spec)
         norm, shape = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True), _delta_shape(spec)
         rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.25, **config}, spec.head_dim)
         bias = config.get("attention_bias", False)
@@ -51,17 +42,8 @@ class _Qwen3NextDecoder(HybridDecoder):
                 is_gated=True,
             )  # fmt: skip
 
-        kinds = _layer_kinds(spec)
-        mixers: list[Attention | GatedDeltaNet] = []
-        blocks: list[Block] = []
-        for place in places_by_kind(context, kinds):
-            mixers.append(mixer(place))
-            input_norm, post_norm = (
-                RMSNorm(context, f"{place.name}.{name}_layernorm", size, norm) for name in ("input", "post_attention")
-            )
-            blocks += [MixerBlock(input_norm, mixers[-1]), FeedForwardBlock(post_norm, make_mlp(place))]
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
-        super().__init__(embed, blocks, RMSNorm(context, "model.norm", size, norm), head, mixers)
+        ends = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        super().__init__(spec, context, places_by_kind(context, kinds), mixer, make_mlp, ends, norm=norm)
 
 
 class Qwen3_5ForCausalLM(_Qwen3NextDecoder):
@@ -134,20 +116,9 @@ def _delta_shape(spec: ModelSpec) -> DeltaShape:
     return shape
 
 
-def _layer_kinds(spec: ModelSpec) -> list[LayerKind]:
-    """The kinds that `layer_types` names, or for older checkpoints: every fourth layer is attention.
-
-    Raises:
-        ModelLoadError: another type of layer, or too few.
-    """
-    config = spec.hf_config
-    types = config.get("layer_types")
-    if types is None:
-        interval = config.get("full_attention_interval", 4)
-        types = [list(_KINDS)[(index + 1) % interval == 0] for index in range(spec.num_layers)]
-    if len(types) < spec.num_layers or not set(types) <= set(_KINDS):
-        raise ModelLoadError(
-            f"config.json: layer_types must name {' or '.join(_KINDS)} for each of {spec.num_layers} layers, got "
-            f"{types}."
-        )
-    return [_KINDS[name] for name in types[: spec.num_layers]]
+def _layer_types(spec: ModelSpec) -> list[str]:
+    """`layer_types`, or for older checkpoints: every fourth layer is attention."""
+    types, interval = spec.hf_config.get("layer_types"), spec.hf_config.get("full_attention_interval", 4)
+    if types is not None:
+        return types
+    return ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(spec.num_layers)]

@@ -9,8 +9,13 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
+    FalconMambaConfig,
+    GraniteMoeHybridConfig,
+    JambaConfig,
     Lfm2Config,
     Mamba2Config,
+    MambaConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -34,6 +39,11 @@ DELTA = {
 }  # fmt: skip
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "conv_kernel": 4}
 
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_d_conv": 3,
+    "mamba_expand": 2,
+}  # fmt: skip
+
 VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
     "lfm2": (
         Lfm2Config,
@@ -50,6 +60,65 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
         Mamba2Config,
         "Mamba2ForCausalLM",
         {**MAMBA2, "time_step_limit": [0.3, 0.9], "use_bias": True, "use_conv_bias": False, "n_groups": 1},
+    ),
+    "bamba": (BambaConfig, "BambaForCausalLM", {**MAMBA, "attn_layer_indices": [1, 3]}),
+    "bamba-biases": (
+        BambaConfig,
+        "BambaForCausalLM",
+        {
+            **MAMBA,
+            "attn_layer_indices": [0],
+            "mamba_n_groups": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "time_step_limit": [0.2, 1.5],
+        },
+    ),
+    "falcon-mamba": (
+        FalconMambaConfig,
+        "FalconMambaForCausalLM",
+        {"state_size": 12, "time_step_rank": 7},
+    ),
+    "granite-hybrid": (
+        GraniteMoeHybridConfig,
+        "GraniteMoeHybridForCausalLM",
+        {
+            **MAMBA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48,
+            "residual_multiplier": 0.7,
+            "embedding_multiplier": 1.5,
+            "logits_scaling": 1.2,
+            "attention_multiplier": 0.2,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granite-hybrid-dense": (
+        GraniteMoeHybridConfig,
+        "GraniteMoeHybridForCausalLM",
+        {
+            **MAMBA,
+            "layer_types": ["full_attention", "linear_attention"],
+            "num_hidden_layers": 2,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 48,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "jamba": (
+        JambaConfig,
+        "JambaForCausalLM",
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_dt_rank": 12, "mamba_d_state": 10},
+    ),
+    "mamba": (
+        MambaConfig,
+        "MambaForCausalLM",
+        {"state_size": 16, "time_step_rank": 5, "use_bias": True, "use_conv_bias": False},
     ),
     "qwen3.5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", DELTA),
     "qwen3.5-last-recurrent": (

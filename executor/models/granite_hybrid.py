@@ -1,0 +1,70 @@
+"""Granite 4, hybrid: Mamba 2 mixers and attention, with Granite's multipliers and mixtures of experts."""
+
+from dataclasses import replace
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts import ExpertShape, FusedExperts
+from quire.executor.layers.mamba2 import Mamba2Mixer
+from quire.executor.layers.mixture import Mixture, RoutedExperts
+from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.models.bamba import mamba2_shape
+from quire.executor.models.decoder import FeedForward, activation_of, attention_shape, size_of, vocabulary_ends
+from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_kind
+from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
+from quire.ops.backend import AttentionForm
+from quire.ops.routing import Routing
+
+
+class GraniteMoeHybridForCausalLM(PairedDecoder):
+    """Positions are rotated only where `position_embedding_type` says "rope"; with no experts, it is dense."""
+
+    SIZES = ("intermediate_size", "shared_intermediate_size", "max_position_embeddings")
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, shape = spec.hf_config, mamba2_shape(spec)
+        gate, up = fused("shared_mlp.input_linear", *[size_of(spec, "shared_intermediate_size")] * 2)
+        pieces = {
+            "shared_mlp.gate_proj": gate, "shared_mlp.up_proj": up,
+            "shared_mlp.down_proj": Piece("shared_mlp.output_linear"),
+        }  # fmt: skip
+        context = replace(context, weights=RearrangedWeights(context.weights, pieces))
+        rotary = None
+        if config.get("position_embedding_type") == "rope":
+            rotary = RotaryEmbedding(context, config, spec.head_dim)
+        form, bias = AttentionForm(config.get("attention_multiplier", 1.0)), config.get("attention_bias", False)
+        kinds = layer_kinds(config.get("layer_types") or ["mamba"] * spec.num_layers, spec)
+
+        def mixer(place: LayerPlace) -> Attention | Mamba2Mixer:
+            if kinds[place.index] == "recurrent":
+                return Mamba2Mixer(context, place, shape, f"{place.name}.mamba")
+            return Attention(
+                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, form=form
+            )  # fmt: skip
+
+        super().__init__(
+            spec, context, places_by_kind(context, kinds), mixer, lambda place: _feed_forward(spec, context, place),
+            vocabulary_ends(
+                spec, context, is_tied=config.get("tie_word_embeddings", False),
+                scale=config.get("embedding_multiplier", 1.0), logit_scale=1 / config.get("logits_scaling", 1.0),
+            ),
+            multiplier=config.get("residual_multiplier", 1.0),
+        )  # fmt: skip
+
+
+def _feed_forward(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> FeedForward:
+    """What all tokens share, and the experts among which a router chooses, if there are any."""
+    activation, num_experts = activation_of(spec, "hidden_act"), spec.hf_config.get("num_local_experts", 8)
+    shared_size = size_of(spec, "shared_intermediate_size")
+    shared = GatedMLP(context, f"{place.name}.shared_mlp", spec.hidden_size, shared_size, activation)
+    if not num_experts:
+        return shared
+    name = f"{place.name}.block_sparse_moe"
+    experts = RoutedExperts(
+        context, f"{name}.router.layer", Routing(spec.hf_config.get("num_experts_per_tok", 2), renormalise=True),
+        FusedExperts(f"{name}.input_linear.weight", f"{name}.output_linear.weight"),
+        ExpertShape(num_experts, spec.hidden_size, size_of(spec, "intermediate_size")), activation,
+    )  # fmt: skip
+    return Mixture(context, [experts, shared])
