@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
+from quire.executor.weights.quantisation import mxfp4
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import Activation, ExpertWeights
@@ -139,6 +140,21 @@ class FusedExperts:
         if self.is_interleaved:
             return rows[::2], rows[1::2]
         return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+class Mxfp4Experts(FusedExperts):
+    """Fused experts whose weights are MXFP4: `gate_up`_blocks and _scales, in rows of inputs, and `down`'s likewise."""
+
+    def _weight(
+        self, context: ModelContext, name: str, shape: ExpertShape, index: int, size: tuple[int, int]
+    ) -> Tensor:
+        out, inputs = size
+        if inputs % mxfp4.BLOCK:
+            raise ModelLoadError(f"{name}: {inputs} inputs are no multiple of {mxfp4.BLOCK}, the block of MXFP4.")
+        stored, own = (shape.num_experts, out, inputs // mxfp4.BLOCK), Shard(0, index, index + 1)
+        blocks = context.read(f"{name}_blocks", (*stored, mxfp4.BLOCK // 2), own, torch.uint8)
+        scales = context.read(f"{name}_scales", stored, own, torch.uint8)
+        return mxfp4.unpack(blocks[0], scales[0], context.dtype)
 
 
 class _OneExpert:

@@ -3,16 +3,15 @@
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import (
     Decoder,
-    activation_of,
+    MLPMaker,
     attention_shape,
     layer_places,
+    mlp_maker,
     norm_style,
-    size_of,
     vocabulary_ends,
 )
 from quire.ops.backend import AttentionForm
@@ -21,22 +20,19 @@ from quire.ops.backend import AttentionForm
 class GraniteForCausalLM(Decoder):
     """Embeddings, scores and what each block adds are multiplied; logits are divided."""
 
-    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+    def __init__(self, spec: ModelSpec, context: ModelContext, make_mlp: MLPMaker | None = None) -> None:
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size
         rotary = RotaryEmbedding(context, config, spec.head_dim)
         form = AttentionForm(config.get("attention_multiplier", 1.0))
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+        bias = config.get("attention_bias", False)
+        make_mlp = make_mlp or mlp_maker(spec, context, bias=config.get("mlp_bias", False))
 
         def layer(place: LayerPlace) -> ResidualLayer:
             attention = Attention(
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, form=form
             )  # fmt: skip
-            mlp = GatedMLP(
-                context, f"{place.name}.mlp", size, size_of(spec, "intermediate_size"), activation,
-                bias=config.get("mlp_bias", False),
-            )  # fmt: skip
             return ResidualLayer(
-                context.ops, attention, mlp,
+                context.ops, attention, make_mlp(place),
                 before_attention=style.layer(context, f"{place.name}.input_layernorm", size),
                 before_mlp=style.layer(context, f"{place.name}.post_attention_layernorm", size),
                 multiplier=config.get("residual_multiplier", 1.0),

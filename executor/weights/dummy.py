@@ -8,6 +8,9 @@ from torch import Tensor
 
 from quire.executor.weights.readers import Shard, shard_index, shard_range
 
+_MEAN_BYTE = 100
+"""Of packed weights. As exponents with a bias of 127, such bytes are small numbers."""
+
 
 class DummyWeights:
     """Random weights, which depend on the seed and not on the number of ranks.
@@ -38,7 +41,8 @@ class DummyWeights:
         dim = 0 if shard is None else shard.dim
         rows, inner = shard_range(shard, dim, shape), math.prod(shape[dim + 1 :])
         offset = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
-        scaled = (self._block * shape[-1] ** -0.5).to(dtype)
+        scaled = self._block * shape[-1] ** -0.5 if dtype.is_floating_point else self._block * 4 + _MEAN_BYTE
+        scaled = scaled.to(dtype)
         out = torch.empty(math.prod(shape[:dim]), len(rows) * inner, dtype=dtype)
         for index, part in enumerate(out):
             first = offset + (index * shape[dim] + rows.start) * inner

@@ -13,6 +13,10 @@ SCHEMES: Mapping[Quantization, type[LinearScheme]] = {"int8": Int8}
 """Schemes by the value of `--quantization`."""
 
 
+OF_EXPERTS = "mxfp4"
+"""A format that only experts have; a family that knows it reads them itself, and its linear layers are plain."""
+
+
 def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearScheme:
     """The scheme that the user chose; None: weights in the model's dtype.
 
@@ -20,8 +24,8 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
         ModelLoadError: the checkpoint has a quantisation of its own.
     """
     own = spec.hf_config.get("quantization_config")
-    if own:
-        method = own.get("quant_method", "unknown")
+    method = own.get("quant_method", "unknown") if own else None
+    if method not in (None, OF_EXPERTS):
         raise ModelLoadError(
             f"{spec.name} is quantised ({method}), which is not supported; use the unquantised checkpoint. "
             f"--quantization {' or '.join(SCHEMES)} makes its weights smaller."

@@ -16,6 +16,8 @@ from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, re
 
 torch.set_num_threads(1)
 
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", {"num_hidden_layers": 3, "routed_scaling_factor": 1.5}),
     "glm4_moe-groups": (
@@ -25,8 +27,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_shared_experts": 2, "first_k_dense_replace": 0, "head_dim": 24,
         },
     ),
+    "gpt_oss": ("gpt_oss", {"sliding_window": 12}),
+    "granite_moe": (
+        "granite_moe",
+        {
+            "tie": True, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "minimax_m2": ("minimax_m2", {"head_dim": 32, "rope": PARTIAL}),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 12}),
+    "olmoe": ("olmoe", {}),
+    "olmoe-norm": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
     "qwen2_moe": ("qwen2_moe", {"tie": True}),
     "qwen2_moe-dense-layers": (
         "qwen2_moe",
@@ -37,7 +50,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe-window": ("qwen3_moe", {"head_dim": 32, "sliding_window": 12, "attention_bias": True}),
 }  # fmt: skip
 
-FAMILIES = ["glm4_moe-groups", "mixtral", "qwen2_moe", "qwen3_moe"]
+FAMILIES = ["glm4_moe-groups", "gpt_oss", "granite_moe", "minimax_m2", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]
 """One variant each."""
 
 

@@ -103,7 +103,8 @@ def test_outputs_are_those_of_the_rounded_weights(family: Family, checkpoint: Ch
 
     exact, same_numbers, got = (logprobs(scheme) for scheme in (Unquantised(), Widened(), Int8()))
     torch.testing.assert_close(got, same_numbers, atol=1e-3, rtol=0)
-    assert 0.001 < (got - exact).abs().median() < 0.1  # the mean has tokens that now go to other experts
+    # A quarter of the differences: a token that now goes to other experts differs far.
+    assert 0.001 < (got - exact).abs().quantile(0.25) < 0.1
 
 
 @pytest.mark.parametrize(
