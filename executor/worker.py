@@ -119,6 +119,9 @@ class Worker:
         ops.settle(config.device)
         seconds = time.monotonic() - started
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(weights_bytes), seconds)
+        num_ahead = spec.hf_config.get("num_nextn_predict_layers")
+        if num_ahead and self._rank.is_first:
+            logger.info("layers for multi-token prediction are not loaded: %s", num_ahead)
         if self._model.state_layers and self._drafter is not None:
             raise ModelLoadError(
                 f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "

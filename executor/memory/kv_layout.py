@@ -63,7 +63,10 @@ class KVLayout:
         for group in self.groups:
             kinds.setdefault(self._layers[group.layers[0]].kind, []).append(len(group.layers))
         parts = [f"{kind} in layers: {sum(sizes)}, groups: {len(sizes)}" for kind, sizes in kinds.items()]
-        return f"{'; '.join(parts)}; {self.page_bytes} bytes a page of {self._block_size} tokens"
+        num_full = sum(group.window is None for group in self.groups)  # windows take no more pages as a sequence grows
+        token_bytes = num_full * self.page_bytes // self._block_size
+        parts.append(f"{self.page_bytes} bytes a page of {self._block_size} tokens")
+        return "; ".join([*parts, f"{token_bytes} bytes a token"])
 
     def _shape(self, layer: AttentionKV, num_pages: int) -> tuple[int, ...]:
         return layer.cache_shape(self._ops, num_pages, self._block_size)

@@ -5,7 +5,7 @@ import torch
 
 from quire import ops
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.attention import LatentKV, LayerKV
 from quire.executor.memory.kv_groups import form_groups
 from quire.executor.memory.kv_layout import KVLayout
 
@@ -95,6 +95,14 @@ def test_the_jth_layer_of_each_group_has_the_jth_tensor() -> None:
         assert cache.pages.dtype == torch.bfloat16
         assert cache.pages.shape == (10, 2, 2, 4, 16)
         assert cache.pages.data_ptr() == tensors[tensor].data_ptr()
-    assert "full attention in layers: 2, groups: 1; windows of 8 tokens in layers: 5, groups: 3; 1024 bytes" in str(
-        layout
+    kinds = "full attention in layers: 2, groups: 1; windows of 8 tokens in layers: 5, groups: 3"
+    assert str(layout) == f"{kinds}; 1024 bytes a page of 4 tokens; 256 bytes a token"
+
+
+def test_latents_take_one_vector_a_token() -> None:
+    layout = KVLayout(
+        [LatentKV(576)] * 3, ops.bind("cpu"), block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
     )
+    assert layout.groups == [KVGroupSpec("full", [0, 1, 2], 3 * 16 * 576 * 2)]
+    assert str(layout).startswith("latent attention in layers: 3, groups: 1; ")
+    assert str(layout).endswith(" 3456 bytes a token")

@@ -1,12 +1,15 @@
 """Families with multi-head latent attention against Transformers, and the latent cache in the memory of a worker."""
 
+import shutil
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
@@ -204,3 +207,27 @@ def test_a_config_without_a_size_is_refused(checkpoint: Checkpoints) -> None:
         load_model(read_spec(checkpoint("youtu", **YOUTU), kv_lora_rank=None))
     with pytest.raises(ModelLoadError, match="topk_method 'noaux_tc' is not supported in DeepseekV2ForCausalLM"):
         load_model(read_spec(checkpoint("deepseek_v2"), topk_method="noaux_tc"))
+
+
+def test_layers_for_multi_token_prediction_are_left_out(
+    checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their tensors follow those of the last layer, and the model is the one without them."""
+    folder = tmp_path / "with more layers"
+    shutil.copytree(checkpoint("deepseek_v3"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    extra = {
+        name.replace("layers.1.", "layers.2."): tensor.clone()
+        for name, tensor in tensors.items()
+        if "layers.1." in name
+    }
+    save_file({**tensors, **extra, "model.layers.2.eh_proj.weight": torch.ones(64, 128)}, folder / "model.safetensors")
+    worker = Worker(engine_config(folder), Rank(), ParallelGroup())
+    with caplog.at_level("INFO"):
+        ready = worker.load()
+    assert len(ready.kv_groups[0].layers) == 2
+    assert "layers for multi-token prediction are not loaded: 1" in caplog.text
+    token_ids = list(range(40))
+    driver = PagedDriver(worker.get_model(), 1, 64)
+    got = driver.step({0: token_ids})[0].log_softmax(dim=-1)
+    torch.testing.assert_close(got, expected_logprobs(checkpoint("deepseek_v3"), token_ids), atol=1e-4, rtol=0)
