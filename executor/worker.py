@@ -226,7 +226,16 @@ class Worker:
         """The model, and the bytes of its weights, which are counted before any weight is read."""
         config, spec = self._config, self._config.spec
         dtype = getattr(torch, spec.dtype)
-        weights = open_weights(spec, config.load, dtype, seed=config.seed, show_progress=self._rank.is_first)
+        weights = open_weights(
+            spec,
+            config.load,
+            dtype,
+            quantization=config.quantization,
+            rank=self._group.rank,
+            num_ranks=self._group.size,
+            seed=config.seed,
+            show_progress=self._rank.is_first,
+        )
         with contextlib.closing(weights), torch.inference_mode():
             context = ModelContext.of(config, self._ops, self._group, self._device, weights)
             weights_bytes = held_bytes(dry_build(spec, context))

@@ -36,7 +36,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "memory": "parallel weights layers models",
         "step": "transfers sampling models",
         "worker": "parallel weights transfers sampling timed_ops torch_profile models memory step",
-        "inspection": "parallel layers models memory",
+        "inspection": "parallel weights layers models memory",
         "processes": "parallel worker",
     },
     "frontend": {

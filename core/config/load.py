@@ -9,11 +9,11 @@ class LoadConfig(Struct, frozen=True, kw_only=True):
     """Where weights come from."""
 
     load_format: Annotated[
-        Literal["auto", "safetensors", "pt", "mistral", "dummy"],
+        Literal["auto", "safetensors", "pt", "mistral", "sharded_state", "dummy"],
         Meta(
             description="auto reads *.safetensors, or else *.bin, or else Mistral's own files; pt reads *.bin, *.pt "
-            "and *.pth (tensors alone, never code); mistral reads consolidated*.safetensors; dummy draws random "
-            "weights from --seed.",
+            "and *.pth (tensors alone, never code); mistral reads consolidated*.safetensors; sharded_state what "
+            "`quire save-sharded-state` wrote; dummy draws random weights from --seed.",
             extra={
                 "refused": {
                     "npcache": "*.bin files are mapped into memory as they are, so a copy for numpy gains nothing: "

@@ -28,10 +28,17 @@ class LoadPlan(Struct, array_like=True, tag="planned"):
     obstacle: str | None = None  # why the model does not fit, and what would make it
 
 
+class ShardsSaved(Struct, array_like=True, tag="saved"):
+    """The files of all ranks together."""
+
+    num_files: int
+    num_bytes: int
+
+
 class Refused(Struct, array_like=True, tag="refused"):
     """The user's mistake, in a sentence that says what to change."""
 
     message: str
 
 
-InspectionAnswer = LoadPlan | Refused
+InspectionAnswer = LoadPlan | ShardsSaved | Refused

@@ -1,11 +1,15 @@
 """Main of a process that answers one question about a model: `python -m quire.executor.inspection.process QUESTION`.
 
 It reads an `EngineConfig` from standard input and writes an `InspectionAnswer` to standard output, both as MessagePack.
-The questions: `plan [BYTES]`, with the bytes of the device's memory if it is another than this machine's.
+The questions:
+
+- `plan [BYTES]`, with the bytes of the device's memory if it is another than this machine's;
+- `save-shards FOLDER`.
 """
 
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -25,10 +29,15 @@ def main() -> None:
 
 
 def _answer(config: EngineConfig, arguments: list[str]) -> InspectionAnswer:
-    from quire.executor.inspection.load_plan import plan_load  # after the logging, which torch's import may use
+    # Imported here: after the logging is set up, which the import of torch may use.
+    from quire.executor.inspection.load_plan import plan_load
+    from quire.executor.inspection.shard_writer import save_shards
 
+    question, *rest = arguments
     try:
-        return plan_load(config, int(arguments[1]) if arguments[1:] else None)
+        if question == "save-shards":
+            return save_shards(config, Path(rest[0]))
+        return plan_load(config, int(rest[0]) if rest else None)
     except ConfigError as error:
         return Refused(str(error))
 

@@ -1,6 +1,7 @@
 """Reads a model's tensors from the files of its checkpoint."""
 
 import difflib
+import functools
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -49,7 +50,7 @@ class FileWeights:
             self._exit.close()
             raise
 
-    @property
+    @functools.cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: file.shape(name) for name, (_, file) in self._files.items()}
 

@@ -7,19 +7,29 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.core.config.load import LoadConfig
+from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.executor.weights.dummy import DummyWeights
 from quire.executor.weights.file_weights import FileWeights
 from quire.executor.weights.files import find_files
 from quire.executor.weights.names import HubNames, MistralNames, Names
 from quire.executor.weights.readers import WeightReader
+from quire.executor.weights.sharded_state import MANIFEST, ShardedWeights
 
 if TYPE_CHECKING:
     from quire.executor.weights.progress_bar import ProgressBar
 
 
 def open_weights(
-    spec: ModelSpec, load: LoadConfig, dtype: torch.dtype, *, seed: int = 0, show_progress: bool = False
+    spec: ModelSpec,
+    load: LoadConfig,
+    dtype: torch.dtype,
+    *,
+    quantization: Quantization | None = None,
+    rank: int = 0,
+    num_ranks: int = 1,
+    seed: int = 0,
+    show_progress: bool = False,
 ) -> WeightReader:
     """The reader that `load.load_format` asks for. `show_progress` draws a bar when stderr is a terminal.
 
@@ -28,7 +38,10 @@ def open_weights(
     """
     if load.load_format == "dummy":
         return DummyWeights(dtype, seed)
-    files = find_files(Path(spec.path), load.load_format)
+    folder = Path(spec.path)
+    if load.load_format == "sharded_state" or (load.load_format == "auto" and (folder / MANIFEST).is_file()):
+        return ShardedWeights(folder, dtype, quantization, rank, num_ranks)
+    files = find_files(folder, load.load_format)
     names: Names = MistralNames(spec.head_dim) if files.has_mistral_names else HubNames()
     return FileWeights(files, names, dtype, _progress_bar() if show_progress and load.use_tqdm_on_load else None)
 

@@ -49,7 +49,6 @@ class SafetensorsFile:
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{path} is corrupt or cut short ({error}). Download it again.") from None
         self.names = frozenset(self._file.keys())
-        self.metadata: Mapping[str, str] = self._file.metadata() or {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape())

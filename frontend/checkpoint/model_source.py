@@ -46,7 +46,8 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
         return _demo_folder()
     if load.load_format == "dummy":
         return _find(model.model, "--model", model.revision, _TOKENIZER, model, load)
-    formats = list(_WEIGHTS) if load.load_format == "auto" else [load.load_format]
+    asked = "safetensors" if load.load_format == "sharded_state" else load.load_format
+    formats = list(_WEIGHTS) if asked == "auto" else [asked]
     for name in formats:  # a repository may have the same weights in several formats: the first is enough
         files, without = _WEIGHTS[name]
         wanted = _Wanted([*files, *_TOKENIZER.files], without)

@@ -21,6 +21,9 @@ QUIRE = Program(
         "chat": Command("quire.frontend.cli.chat", "Chat with the model of a running server."),
         "complete": Command("quire.frontend.cli.complete", "Complete text with the model of a running server."),
         "bench": BENCH,
+        "save-sharded-state": Command(
+            "quire.frontend.cli.save_sharded_state", "Write a checkpoint as files that each rank reads alone."
+        ),
         "completions": Command(
             "quire.frontend.cli.completions", "Print what completes Quire's commands in your shell."
         ),

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.core.wire.inspection import InspectionAnswer, LoadPlan, Refused
+from quire.core.wire.inspection import InspectionAnswer, LoadPlan, Refused, ShardsSaved
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.options import resolve
 
@@ -29,6 +30,19 @@ def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[Engine
     answer = _ask(config, "plan", *([] if device_bytes is None else [str(device_bytes)]))
     assert isinstance(answer, LoadPlan)
     return config, answer
+
+
+def save_shards(args: EngineArgs, folder: Path) -> ShardsSaved:
+    """Writes the checkpoint to `folder` as each rank would read it.
+
+    Raises:
+        ConfigError: an option or the checkpoint is wrong, or the folder is not empty.
+    """
+    source = model_source.find_model(args.model, args.load)
+    config = resolve(args, model_source.read_model_spec(source, args.model), "server")
+    answer = _ask(config, "save-shards", str(folder))
+    assert isinstance(answer, ShardsSaved)
+    return answer
 
 
 def _ask(config: EngineConfig, *question: str) -> InspectionAnswer:

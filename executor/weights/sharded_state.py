@@ -1,0 +1,105 @@
+"""Weights as ranks read them: a file for each rank, which holds its shards and nothing else.
+
+`quire save-sharded-state` writes them for one number of ranks (`executor/inspection/shard_writer.py`).
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from quire.core.config.model import Quantization
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.readers import Shard
+from quire.executor.weights.tensor_files import SafetensorsFile
+
+MANIFEST = "sharded_state.json"
+
+
+class Manifest(Struct, kw_only=True):
+    """What the files of a folder were written for, and the shapes of the checkpoint that they were made of."""
+
+    tensor_parallel_size: int
+    dtype: str
+    quantization: Quantization | None
+    shapes: dict[str, tuple[int, ...]]
+
+
+def file_name(rank: int, part: int) -> str:
+    """The name of one file of a rank."""
+    return f"model-rank-{rank}-part-{part}.safetensors"
+
+
+def key_of(name: str, shard: Shard | None) -> str:
+    """The name of a tensor's shard in its file."""
+    return name if shard is None else f"{name}[{shard.dim}, {shard.start}:{shard.stop}]"
+
+
+class ShardedWeights:
+    """See `WeightReader`. Maps the files of one rank alone.
+
+    Raises:
+        ModelLoadError: the folder is for other options, or lacks this rank's files.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, quantization: Quantization | None, rank: int, num_ranks: int
+    ) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        manifest = _read_manifest(folder)
+        if manifest.tensor_parallel_size != num_ranks:
+            raise ModelLoadError(
+                f"{folder} holds the shards of {manifest.tensor_parallel_size} ranks: start with "
+                f"--tensor-parallel-size {manifest.tensor_parallel_size}, or save it again for {num_ranks}."
+            )
+        if manifest.quantization != quantization:
+            raise ModelLoadError(
+                f"{folder} was saved with --quantization {manifest.quantization or 'none'}, and this start has "
+                f"{quantization or 'none'}: a rank then reads other shards. Start with the same, or save it again."
+            )
+        self.shapes: Mapping[str, tuple[int, ...]] = manifest.shapes
+        paths = sorted(folder.glob(file_name(rank, 0).replace("part-0", "part-*")))
+        if not paths:
+            raise ModelLoadError(f"{folder} lacks {file_name(rank, 0)}. Copy all of its files.")
+        self._exit = ExitStack()
+        self._files: dict[str, SafetensorsFile] = {}
+        try:
+            for path in paths:
+                file = self._exit.enter_context(closing(SafetensorsFile(path)))
+                self._files |= dict.fromkeys(file.names, file)
+        except BaseException:
+            self._exit.close()
+            raise
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        key = key_of(name, shard)
+        if key not in self._files:
+            raise ModelLoadError(
+                f"{self._folder} has no shard {key!r}: it was saved by another version, or for another model. Save it "
+                "again with `quire save-sharded-state`."
+            )
+        return self._files[key].read(key, None).to(dtype or self._dtype, copy=True)
+
+    def close(self) -> None:
+        self._files = {}
+        self._exit.close()
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"{folder} has no {MANIFEST}: write it with `quire save-sharded-state`; shards that another program wrote "
+            "are not read."
+        ) from None
+    except msgspec.MsgspecError as error:
+        raise ModelLoadError(f"Cannot read {path}: {error}. Save it again.") from None
