@@ -18,6 +18,7 @@ from transformers import (
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -56,10 +57,11 @@ Family = Literal[
     *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "glm", "glm4", "glm4_moe", "granite", "llama", "mistral"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
     *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-    *("gpt_oss", "granite_moe", "minimax_m2", "olmoe"),
+    *("ernie4_5_moe", "gpt_oss", "granite_moe", "minimax_m2", "olmoe"),
 ]
 
 FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
+    "ernie4_5_moe": (Ernie4_5_MoeConfig, "Ernie4_5_MoeForCausalLM"),
     "falcon": (FalconConfig, "FalconForCausalLM"),
     "gpt2": (GPT2Config, "GPT2LMHeadModel"),
     "gpt_neox": (GPTNeoXConfig, "GPTNeoXForCausalLM"),
@@ -103,6 +105,9 @@ EXPERT_SIZES: dict[Family, dict[str, Any]] = {
         "n_group": 4, "topk_group": 2,
     },
     "glm4_moe_lite": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 20, "moe_num_shared_experts": 2,
+    },
     "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
     "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16},
     "granite_moe": {"num_local_experts": 7, "num_experts_per_tok": 3},

@@ -35,9 +35,9 @@ class RoutedExperts:
         activation: Activation = "silu",
         *,
         bias: bool = False,
-        correction: str | None = None,
+        correction: str | Tensor | None = None,
     ) -> None:
-        """`router` is the name of a linear layer, with a `bias` or not; `correction` that of a `Router.correction`."""
+        """`router` is the name of a linear layer, with a `bias` or not; `correction` is `Router`'s, or its name."""
         self._ops = context.ops
         self._router = _read_router(context, router, routing, shape, bias, correction)
         self._experts = Experts(context, stored, shape, routing.top_k, activation)
@@ -68,7 +68,7 @@ class Mixture:
 
 
 def _read_router(
-    context: ModelContext, name: str, routing: Routing, shape: ExpertShape, bias: bool, correction: str | None
+    context: ModelContext, name: str, routing: Routing, shape: ExpertShape, bias: bool, correction: str | Tensor | None
 ) -> Router:
     """In float32, whatever the model's dtype: a rounded score may be another expert's."""
 
@@ -79,5 +79,5 @@ def _read_router(
         routing,
         read(f"{name}.weight", shape.num_experts, shape.hidden_size),
         read(f"{name}.bias", shape.num_experts) if bias else None,
-        read(correction, shape.num_experts) if correction is not None else None,
+        read(correction, shape.num_experts) if isinstance(correction, str) else correction,
     )

@@ -1,5 +1,6 @@
 """Families with mixtures of experts against Transformers, on one rank and on two."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,24 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.cpu import NativeBackend
 from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 
 torch.set_num_threads(1)
 
 PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ernie4_5_moe": ("ernie4_5_moe", {"num_hidden_layers": 3}),
+    "ernie4_5_moe-some-layers": (
+        "ernie4_5_moe",
+        {"num_hidden_layers": 5, "moe_layer_interval": 2, "moe_layer_end_index": 2, "moe_num_shared_experts": 0},
+    ),
     "glm4_moe": ("glm4_moe", {"num_hidden_layers": 3, "routed_scaling_factor": 1.5}),
     "glm4_moe-groups": (
         "glm4_moe",
@@ -50,7 +58,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe-window": ("qwen3_moe", {"head_dim": 32, "sliding_window": 12, "attention_bias": True}),
 }  # fmt: skip
 
-FAMILIES = ["glm4_moe-groups", "gpt_oss", "granite_moe", "minimax_m2", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe"]
+FAMILIES = [
+    "ernie4_5_moe",
+    "glm4_moe-groups",
+    "gpt_oss",
+    "granite_moe",
+    "minimax_m2",
+    "olmoe",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+]
 """One variant each."""
 
 
@@ -114,6 +132,27 @@ def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoint
     for rank_logits in on_every_rank(2, logits):
         for got, expected in zip(rank_logits, whole, strict=True):
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+@torch.inference_mode()
+def test_decode_steps_are_operations_of_the_backend_alone(variant: str, checkpoint: Checkpoints) -> None:
+    """So they can be recorded. In one byte a weight, because oneDNN's layers cannot."""
+    family, options = VARIANTS[variant]
+    context = model_context(read_spec(checkpoint(family, **options)), quantization="int8")
+    if not isinstance(context.ops, NativeBackend):
+        pytest.skip("plain torch is not recorded")
+    with contextlib.closing(context.weights):
+        model = build_model(read_spec(checkpoint(family, **options)), context)
+    driver = PagedDriver(model, 2, 64)
+    driver.step({0: list(range(40)), 1: [5, 6]})
+    driver.model = recorded = Recorded(model, context.ops)  # type: ignore[assignment]
+    driver.step({0: [3], 1: [4]})
+    assert recorded.recording is not None
+    expected = recorded.result.clone()
+    recorded.result.zero_()
+    recorded.recording.run()
+    assert torch.equal(recorded.result, expected)
 
 
 @pytest.mark.parametrize(
