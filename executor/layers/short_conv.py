@@ -33,4 +33,4 @@ class ShortConv(RecurrentLayer):
         multiply = self._ops.recurrent.multiply_gate
         b, c, x = self._in(x).split(self._conv.size, dim=1)
         mixed = self._conv(multiply(x, b, "identity"), state, step.rows)
-        return self._out(multiply(self.outputs_of(mixed, step), self.outputs_of(c, step), "identity"))
+        return self._out(self.outputs_of(multiply(mixed, c, "identity"), step))
