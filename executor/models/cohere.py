@@ -1,14 +1,18 @@
 """Command R (Cohere) and Command R7B, Command A (Cohere 2; arXiv:2504.00698)."""
 
 from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace, kv_head_shard
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
 from quire.executor.models.blocks import ParallelLayer
 from quire.executor.models.decoder import (
     Decoder,
@@ -23,13 +27,44 @@ from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm
 
 
+class CohereAttention(Attention):
+    """Each head of queries and keys may have a layer norm of its own."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        place: LayerPlace,
+        shape: AttentionShape,
+        rotary: RotaryEmbedding | None,
+        norm: NormStyle | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(context, place, shape, rotary, **options)
+        self._head_norm: tuple[Tensor, float] | None = None
+        if norm is None:
+            return
+        weights = []
+        for name, num_heads in (("q", shape.num_heads), ("k", shape.num_kv_heads)):
+            rows = kv_head_shard(context, num_heads, 1)
+            stored = context.read(f"{place.name}.self_attn.{name}_norm.weight", (num_heads, shape.head_dim), rows)
+            weights.append(stored.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1))  # as the projections' outputs
+        self._head_norm = torch.cat(weights), norm.eps
+
+    def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
+        if self._head_norm is None:
+            return super()._store(heads, step, pages, slot_mapping)
+        weight, eps = self._head_norm
+        normal = self._ops.layer_norm(heads[:, : len(weight)], weight, None, eps)
+        rotated = self._ops.rotary(normal, *self._rotation(step))
+        self._ops.write_kv(rotated[:, self._num_heads :], heads[:, len(weight) :], pages, slot_mapping)
+        return rotated[:, : self._num_heads]
+
+
 class CohereForCausalLM(Decoder):
     """Both blocks of a layer read the same layer norm, neighbouring numbers are rotated, logits are scaled."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        if config.get("use_qk_norm"):
-            raise ModelLoadError(f"{spec.name}: use_qk_norm is not supported in {spec.architecture}.")
         style = NormStyle(config.get("layer_norm_eps", 1e-5), is_centred=True)
         pairs = Pairs(spec.head_dim, spec.head_dim)
         pieces = {f"self_attn.{name}_proj": Piece(f"self_attn.{name}_proj", pairs=pairs) for name in "qk"}
@@ -40,9 +75,10 @@ class CohereForCausalLM(Decoder):
 
         def layer(place: LayerPlace) -> ParallelLayer:
             window = windows[place.index]
-            attention = Attention(
+            attention = CohereAttention(
                 context, place, attention_shape(spec), rotary if self.is_rotated(window) else None,
-                qkv_bias=bias, output_bias=bias, form=AttentionForm(spec.head_dim**-0.5, window),
+                style if config.get("use_qk_norm") else None, qkv_bias=bias, output_bias=bias,
+                form=AttentionForm(spec.head_dim**-0.5, window),
             )  # fmt: skip
             mlp = GatedMLP(context, f"{place.name}.mlp", size, size_of(spec, "intermediate_size"), activation)
             norm = style.layer(context, f"{place.name}.input_layernorm", size)

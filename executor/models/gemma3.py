@@ -55,7 +55,10 @@ class Gemma3ForCausalLM(Decoder):
             )  # fmt: skip
 
         is_tied = config.get("tie_word_embeddings", True)
-        embed, head = vocabulary_ends(spec, context, is_tied=is_tied, scale=gemma_factor(spec, context))
+        embed, head = vocabulary_ends(
+            spec, context, is_tied=is_tied, scale=gemma_factor(spec, context),
+            softcap=config.get("final_logit_softcapping"),
+        )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", spec.hidden_size), head)
 
@@ -85,9 +88,9 @@ def _refuse(spec: ModelSpec) -> None:
     """Refuses options of config.json that no text model of Gemma 3 uses.
 
     Raises:
-        ModelLoadError: soft caps, or attention to later tokens.
+        ModelLoadError: caps on scores, or attention to later tokens.
     """
-    for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+    for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
         value = spec.hf_config.get(name)
         if value:
             raise ModelLoadError(f"{spec.name}: {name} {value!r} is not supported in {spec.architecture}.")

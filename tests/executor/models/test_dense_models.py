@@ -14,6 +14,7 @@ from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.backend import Backend, Recording
 from quire.ops.cpu import NativeBackend
+from tests.checkpoints import Family
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
@@ -37,6 +38,7 @@ ONE_OF_FOUR = ["sliding_attention", "sliding_attention", "sliding_attention", "f
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"tie": True}),
     "cohere-biases": ("cohere", {"attention_bias": True, "logit_scale": 0.7}),
+    "cohere-norms": ("cohere", {"use_qk_norm": True}),
     "cohere2-window": ("cohere2", {"tie": True, "sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.5}),
     "falcon": (
         "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96, "tie": True},
@@ -142,8 +144,11 @@ def test_ranks_and_last_tokens_are_those_of_the_whole(variant: str, checkpoint: 
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_more_ranks_than_kv_heads_normalise_whole_projections(checkpoint: Checkpoints) -> None:
-    spec = read_spec(checkpoint("olmo2", num_attention_heads=4, num_key_value_heads=2))
+@pytest.mark.parametrize(("family", "options"), [("olmo2", {}), ("cohere", {"use_qk_norm": True})])
+def test_more_ranks_than_kv_heads_normalise_queries_and_keys(
+    family: Family, options: dict[str, Any], checkpoint: Checkpoints
+) -> None:
+    spec = read_spec(checkpoint(family, **options))
 
     def logits(group: ParallelGroup) -> Tensor:
         return PagedDriver(load_model(spec, group=group), 1, 64).step({0: list(range(40))})[0]
@@ -151,6 +156,18 @@ def test_more_ranks_than_kv_heads_normalise_whole_projections(checkpoint: Checkp
     whole = logits(ParallelGroup())
     for got in on_every_rank(4, logits):
         torch.testing.assert_close(got, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["cohere2", "gemma2", "gpt2", "olmo2"])
+def test_half_precision_stays_near(family: Family, dtype: str, checkpoint: Checkpoints) -> None:
+    folder = checkpoint(family)
+    model = load_model(read_spec(folder, dtype=dtype))
+    token_ids = list(range(3, 60))
+    driver = PagedDriver(model, 1, 64, dtype=getattr(torch, dtype))
+    got = driver.step({0: token_ids})[0].float().log_softmax(dim=-1)
+    difference = (got - expected_logprobs(folder, token_ids)).abs()
+    assert difference.mean() < (0.1 if dtype == "bfloat16" else 0.02)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +227,6 @@ def test_more_tokens_than_learned_positions_are_refused(checkpoint: Checkpoints)
     context = model_context(spec)
     with pytest.raises(ModelLoadError, match="101 exceeds the model's 100 learned positions"):
         build_model(spec, replace(context, max_model_len=101))
-
-
-def test_norms_of_queries_in_cohere_are_refused(checkpoint: Checkpoints) -> None:
-    with pytest.raises(ModelLoadError, match="use_qk_norm"):
-        load_model(read_spec(checkpoint("cohere"), use_qk_norm=True))
 
 
 class _Recorded:

@@ -26,6 +26,7 @@ GEMMA_ROPE = {
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-window": ("gemma3", {"tie": True, "sliding_window": 8, "num_hidden_layers": 8}),
+    "gemma3-cap": ("gemma3", {"final_logit_softcapping": 4.0}),
     "gemma3-pattern-window": (
         "gemma3",
         {
@@ -171,7 +172,6 @@ def test_gemma_configs_from_before_transformers_5(checkpoint: Checkpoints) -> No
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ({"hidden_activation": "mish"}, "hidden_activation 'mish'.*gelu_pytorch_tanh"),
