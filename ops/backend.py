@@ -37,6 +37,13 @@ class AttentionBatch(Protocol):
     slot_mapping: Tensor
     """[num_tokens] int64: the cache slot (page * block_size + offset) for each new token's key and value."""
 
+    query_lens: np.ndarray
+    seq_lens: np.ndarray
+    block_tables: np.ndarray
+    """See `Backend.attention_batch`."""
+
+    block_size: int
+
 
 class Recording(Protocol):
     """Recorded operations, which can be run again with the memory that they were recorded with."""
@@ -246,6 +253,10 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         Infinities and NaN are replaced by finite values: the page may later belong to another request, and a masked
         position that holds a NaN would make that request's attention NaN.
         """
+
+    @abstractmethod
+    def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values in `slots` [n] int64, as `write_kv` stored them: both [n, num_kv_heads, head_dim]."""
 
     @abstractmethod
     def rotate_and_store(

@@ -18,12 +18,20 @@ from quire.frontend.checkpoint import mistral_params
 
 # Our name, then the names that checkpoints use for it.
 _FIELDS: dict[str, tuple[str, ...]] = {
-    "vocab_size": ("vocab_size",),
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"),
+    "vocab_size": ("vocab_size", "n_vocab"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers"),
+    "num_attention_heads": (
+        *("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "decoder_attention_heads"),
+        "num_decoder_attention_heads",
+    ),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_size"),
+    "max_position_embeddings": (
+        *("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len"),
+        *("max_target_positions", "n_ctx"),
+    ),
 }
+_UNSTATED = 2048
+"""Tokens of a sequence where positions are relative and config.json says nothing, as of BLOOM."""
 _UNBOUNDED = 2**20
 """Tokens of a sequence where nothing in the model limits them."""
 _DTYPES: dict[str, Literal["bfloat16", "float16", "float32"]] = {
@@ -75,7 +83,11 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
     """
     path, own = _read_config(folder, model)
     config = _flatten(_merge(own, model.hf_overrides))
-    defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1} if _has_only_states(config) else {}
+    defaults = {"max_position_embeddings": _UNSTATED}
+    if isinstance(config.get("layers_block_type"), list):
+        defaults["num_layers"] = len(config["layers_block_type"])
+    if _has_only_states(config):
+        defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}
     facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in _FIELDS.items()}
     heads = facts["num_attention_heads"]
     kv_heads = _positive_int(config, ("num_key_value_heads",), path, default=heads)

@@ -215,6 +215,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
                 return
         self._fallbacks.run(self._eager.write_kv, k, v, kv_cache, slot_mapping)
 
+    def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        return self._eager.read_kv(kv_cache, slots)
+
     def rotate_and_store(
         self,
         heads: Tensor,

@@ -113,8 +113,10 @@ class AttentionPlan:
         block_size: int,
     ) -> None:
         self.slot_mapping = slot_mapping
-        self._block_tables = block_tables
-        self._block_size = block_size
+        self.query_lens = query_lens
+        self.seq_lens = seq_lens
+        self.block_tables = block_tables
+        self.block_size = block_size
         self._device = slot_mapping.device
         self._pieces = _cut(query_lens, seq_lens)
         self._groups: dict[tuple[Sight, int, int], list[Group]] = {}
@@ -129,14 +131,14 @@ class AttentionPlan:
     def _split(self, sight: Sight, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
         """Sets of pieces of similar size, each within the limits on workspace and scores."""
         pieces = self._pieces
-        num_pages = -(-pieces.end // self._block_size) - self._first_page(pieces, sight)
+        num_pages = -(-pieces.end // self.block_size) - self._first_page(pieces, sight)
         order = np.lexsort((num_pages, pieces.query_len))[::-1]
         begin = 0
         while begin < len(order):
             first = order[begin]
             queries, pages = int(pieces.query_len[first]), int(num_pages[first])
             by_workspace = WORKSPACE_BYTES // (pages * page_bytes)
-            by_scores = MAX_SCORES // (num_heads * queries * pages * self._block_size)
+            by_scores = MAX_SCORES // (num_heads * queries * pages * self.block_size)
             candidates = order[begin : begin + max(1, min(by_workspace, by_scores))]
             similar = (
                 (pieces.query_len[candidates] * 4 >= queries * 3)
@@ -149,19 +151,19 @@ class AttentionPlan:
             begin += count
 
     def _first_page(self, pieces: Pieces, sight: Sight) -> np.ndarray:
-        return np.maximum(sight.first(pieces.end - pieces.query_len), 0) // self._block_size
+        return np.maximum(sight.first(pieces.end - pieces.query_len), 0) // self.block_size
 
     def _group(self, pieces: Pieces, sight: Sight) -> Group:
         first_page = self._first_page(pieces, sight)
-        last_page = (pieces.end - 1) // self._block_size
+        last_page = (pieces.end - 1) // self.block_size
         num_pages = int((last_page - first_page).max()) + 1
         # Shorter rows repeat their last page. No query sees the repetitions: their positions are past every query's.
         page_index = np.minimum(first_page[:, None] + np.arange(num_pages), last_page[:, None])
-        pages = self._block_tables[pieces.row[:, None], page_index]
+        pages = self.block_tables[pieces.row[:, None], page_index]
 
-        key_start = first_page * self._block_size
+        key_start = first_page * self.block_size
         # Not cut within a page: a batched product of half-precision matrices is many times slower on a slice.
-        key_len = num_pages * self._block_size
+        key_len = num_pages * self.block_size
         query_len = int(pieces.query_len.max())
         offsets = np.arange(query_len)
         is_valid = offsets < pieces.query_len[:, None]

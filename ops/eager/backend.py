@@ -153,6 +153,12 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
         for cache, new in zip(kv_cache.unbind(1), (k, v), strict=True):
             cache[pages, :, offsets] = new.nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
 
+    def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        block_size = kv_cache.shape[3]
+        pages, offsets = slots // block_size, slots % block_size
+        keys, values = (cache[pages, :, offsets] for cache in kv_cache.unbind(1))
+        return keys, values
+
     def rotate_and_store(
         self,
         heads: Tensor,

@@ -1,5 +1,6 @@
 """Attention of a Transformers model over our pages: the function that its modules call."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import LayerKV, kept_tokens
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.masks import Visible
-from quire.executor.models.transformers.probe import AttentionCall
+from quire.executor.models.transformers.probe import AttentionCall, run_backbone
+from quire.executor.models.transformers.skeleton import first_tensor
 from quire.ops.backend import AttentionForm
 
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "cache_position", "return_dict"})
@@ -22,6 +25,7 @@ class PagedAttention:
 
     Attributes:
         kv: the keys and values that each layer keeps of a sequence.
+        states: none.
     """
 
     def __init__(self, context: ModelContext, calls: list[AttentionCall]) -> None:
@@ -32,20 +36,30 @@ class PagedAttention:
         """
         self._ops = context.ops
         self._rank = context.group.rank
-        self._forms = [_form(call) for call in calls]
+        self._forms = [form_of(call) for call in calls]
         self.kv = [
             LayerKV(call.num_kv_heads, max(call.key_dim, call.value_dim), kept_tokens(form))
             for call, form in zip(calls, self._forms, strict=True)
         ]
+        self.states: Sequence[LayerState] = ()
         self._step: StepContext | None = None
         self._next = 0
 
-    def begin(self, step: StepContext) -> None:
-        """The calls that follow are those of one forward pass of `step`."""
+    def forward(self, backbone: nn.Module, step: StepContext, token_ids: Tensor, embeds: Tensor | None) -> Tensor:
+        """Hidden states of all tokens, [num_tokens, hidden]; `embeds` are rows instead of those of `token_ids`."""
         self._step, self._next = step, 0
+        arguments = {} if embeds is None else {"inputs_embeds": embeds.unsqueeze(0)}
+        given_ids = token_ids.unsqueeze(0) if embeds is None else None
+        return first_tensor(run_backbone(backbone, given_ids, step.positions.unsqueeze(0), **arguments))[0]
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **arguments: Any
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: object = None,
+        **arguments: Any,
     ) -> tuple[Tensor, None]:
         """`query` [1, heads, num_tokens, size], keys and values likewise → [1, num_tokens, heads, size of values]."""
         assert self._step is not None
@@ -73,7 +87,8 @@ def _widened(x: Tensor, head_dim: int) -> Tensor:
     return x if x.shape[2] == head_dim else F.pad(x, (0, head_dim - x.shape[2]))
 
 
-def _form(call: AttentionCall) -> AttentionForm:
+def form_of(call: AttentionCall) -> AttentionForm:
+    """The form that one call of attention has. Raises ModelLoadError for one that the operations lack."""
     arguments = {name: value for name, value in call.arguments.items() if value is not None}
     if arguments.pop("is_causal", True) is False:
         raise ModelLoadError(f"{type(call.module).__name__} attends to later tokens, which is not supported.")

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quire.core.errors import ModelLoadError
-
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch index, head, query position, key position) → whether the query sees the key; all are single numbers."""
 
@@ -20,6 +18,7 @@ class Visible(NamedTuple):
 
     window: int | None = None
     chunk: int | None = None
+    is_bidirectional: bool = False
 
 
 class Mask(Tensor):
@@ -27,26 +26,26 @@ class Mask(Tensor):
 
     visible: Visible | None = None
 
+    def __getitem__(self, index: Any) -> Tensor:
+        part = super().__getitem__(index).as_subclass(Mask)
+        part.visible = self.visible
+        return part
+
     @classmethod
     def build(
         cls, batch_size: int, q_length: int, kv_length: int, *_: Any, mask_function: MaskFunction, **__: Any
     ) -> "Mask":
-        """A function for `AttentionMaskInterface`.
-
-        Raises:
-            ModelLoadError: a mask that is neither causal, nor a window, nor chunks.
-        """
+        """A function for `AttentionMaskInterface`."""
         mask = torch.ones(batch_size, 1, q_length, kv_length, dtype=torch.bool).tril().as_subclass(cls)
-        mask.visible = read_mask(mask_function)
+        try:
+            mask.visible = read_mask(mask_function)
+        except (IndexError, RuntimeError):  # a function that knows only the tokens at hand
+            mask.visible = None
         return mask
 
 
 def read_mask(function: MaskFunction) -> Visible:
-    """The meaning of a mask function, by asking it about tokens far from the start.
-
-    Raises:
-        ModelLoadError: see `Mask.build`.
-    """
+    """The meaning of a mask function, by asking it about tokens far from the start."""
 
     zero = torch.tensor(0)
 
@@ -62,7 +61,7 @@ def read_mask(function: MaskFunction) -> Visible:
         return low
 
     if sees(_FAR, _FAR + 1):
-        raise ModelLoadError("The model's attention sees later tokens, which only a whole sequence has.")
+        return Visible(is_bidirectional=True)
     first = first_seen(_FAR)
     if first == 0:
         return Visible()

@@ -12,16 +12,20 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.logging import get_logger
 from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.transformers.attention import PagedAttention
+from quire.executor.models.transformers.attention import PagedAttention, form_of
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.exchange import Exchange, transposed_weights
-from quire.executor.models.transformers.probe import Findings, probe, run_backbone, set_attention, sizes_of
-from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton, first_tensor
+from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
+from quire.executor.models.transformers.rows import RowPlan, Rows
+from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
+
+logger = get_logger(__name__)
 
 __all__ = ["TransformersModel", "UnknownModelError", "build_transformers_model"]
 
@@ -37,84 +41,90 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     model = build_skeleton(spec, context.dtype, context.max_model_len)
     if model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")
-    findings, splits = _explore(spec, model, context)
+    findings, splits, plan = _explore(spec, model, context)
     weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
     own = replace(context, weights=weights)
-    attention = PagedAttention(context, findings.calls)
+    if plan is None:
+        sequences: PagedAttention | Rows = PagedAttention(context, findings.calls)
+    else:
+        logger.info("%s runs row by row, which is slow in large batches: its code sees one sequence", spec.architecture)
+        sequences = Rows(plan, context.ops)
     Exchange(model, own, findings, splits).run()
     fill(model, weights, context.device)
-    return TransformersModel(model, findings, attention)
+    return TransformersModel(model, findings, sequences)
 
 
-def _explore(spec: ModelSpec, model: PreTrainedModel, context: ModelContext) -> tuple[Findings, dict[nn.Module, Split]]:
-    """What the model does on this rank, and how its linear layers are split."""
-    findings = _probe(spec, model, {})
+def _explore(
+    spec: ModelSpec, model: PreTrainedModel, context: ModelContext
+) -> tuple[Findings, dict[nn.Module, Split], RowPlan | None]:
+    """What the model does on this rank, how its linear layers are split, and the plan of one that runs row by row."""
+    try:
+        findings = _probe_flat(model, {})
+    except Exception as obstacle:  # the code of a model may raise anything
+        try:
+            findings, plan = probe_rows(model)
+        except Exception as error:
+            raise ModelLoadError(
+                f"{spec.architecture} of {spec.name} has no native file here, and its class of Transformers can run "
+                f"neither on the tokens of several requests ({_text(obstacle)}) nor row by row ({_text(error)})."
+            ) from error
+        return findings, choose_splits(model, findings, context, with_plan=False), plan
     splits = choose_splits(model, findings, context)
     if context.group.size > 1:
         try:
-            return probe(model, local_outputs(splits)), splits
+            return _probe_flat(model, local_outputs(splits)), splits, None
         except Exception:  # the model's code counts on whole projections
             splits = choose_splits(model, findings, context, with_plan=False)
-    return findings, splits
+    return findings, splits, None
 
 
-def _probe(spec: ModelSpec, model: PreTrainedModel, outputs: dict[nn.Module, int]) -> Findings:
-    try:
-        findings = probe(model, outputs)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # the code of a model may raise anything
-        raise ModelLoadError(
-            f"{spec.architecture} of {spec.name} does not run on the tokens of several requests: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+def _probe_flat(model: PreTrainedModel, outputs: dict[nn.Module, int]) -> Findings:
+    """Raises ModelLoadError if the tokens of several requests cannot be one sequence to the model's code."""
+    findings = probe(model, outputs)
     if findings.backbone is None:
-        raise ModelLoadError(
-            f"{spec.architecture} of {spec.name} computes attention in its own code, not by the function that "
-            "Transformers lets others replace. It has no native file here either."
-        )
+        raise ModelLoadError("attention is computed in the class's own code")
     if findings.mixes_tokens:
-        raise ModelLoadError(
-            f"{spec.architecture} of {spec.name} keeps state of a sequence beside keys and values, or counts positions "
-            "itself, so requests cannot share a step. It has no native file here either."
-        )
+        raise ModelLoadError("tokens mix outside of attention, or positions are counted")
+    for call in findings.calls:
+        form_of(call)
     return findings
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {error}"
 
 
 class TransformersModel:
     """See `Model`."""
 
-    def __init__(self, model: PreTrainedModel, findings: Findings, attention: PagedAttention) -> None:
+    def __init__(self, model: PreTrainedModel, findings: Findings, sequences: PagedAttention | Rows) -> None:
         assert findings.backbone is not None
         self._model = model
         self._backbone = findings.backbone
-        self._attention = attention
+        self._sequences = sequences
         self._embed = model.get_input_embeddings()
-        self._replay = _Replay(findings.output)
-        self.kv_layers: Sequence[AttentionKV] = attention.kv
-        self.state_layers: Sequence[LayerState] = ()
+        self._replay = _Replay(self._backbone, findings.output)
+        self.kv_layers: Sequence[AttentionKV] = sequences.kv
+        self.state_layers: Sequence[LayerState] = sequences.states
         self.activation_size = _activation_size(findings)
         for parent in model.modules():
             for name, child in list(parent._modules.items()):
                 if child is self._backbone:
                     parent._modules[name] = self._replay
-        name = f"quire-{id(attention)}"
-        AttentionInterface.register(name, attention)
-        weakref.finalize(self, AttentionInterface._global_mapping.pop, name)
-        for part in (self._model, self._backbone):
-            set_attention(part, name)
+        if isinstance(sequences, PagedAttention):
+            name = f"quire-{id(sequences)}"
+            AttentionInterface.register(name, sequences)
+            weakref.finalize(self, AttentionInterface._global_mapping.pop, name)
+            for part in (self._model, self._backbone):
+                set_attention(part, name)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        self._attention.begin(step)
-        arguments: dict[str, Any] = {}
-        given_ids: Tensor | None = token_ids.unsqueeze(0)
+        embeds = None
         if step.given is not None:
-            rows = self._embed(token_ids)
-            rows[step.given.places] = step.given.rows
-            arguments, given_ids = {"inputs_embeds": rows.unsqueeze(0)}, None
-        out = run_backbone(self._backbone, given_ids, step.positions.unsqueeze(0), **arguments)
-        hidden = first_tensor(out)[0]
+            embeds = self._embed(token_ids)
+            embeds[step.given.places] = step.given.rows
+        hidden = self._sequences.forward(self._backbone, step, token_ids, embeds)
         return hidden if step.wanted is None else hidden.index_select(0, step.wanted.tokens)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -130,11 +140,18 @@ class TransformersModel:
 class _Replay(nn.Module):
     """Stands in for the backbone when logits are computed: returns hidden states that it was given before."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, backbone: nn.Module, output: Any) -> None:
         """`output` is what the backbone returned in a dry run."""
         super().__init__()
+        self._backbone = (backbone,)  # no part of this module
         self._output = output
         self.hidden: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._backbone[0], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
         if isinstance(self._output, tuple):

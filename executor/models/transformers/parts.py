@@ -106,13 +106,13 @@ class RMSNorm(nn.Module):
     def __init__(self, ops: Backend, weight: Tensor, eps: float) -> None:
         super().__init__()
         self._ops = ops
-        self._weight = weight
+        self.weight = weight  # some classes look at its dtype
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() in (3, 4) and len(x) == 1:  # all tokens, perhaps with heads that lie apart in memory
-            return self._ops.rms_norm(x[0], self._weight, self._eps).view(x.shape)
-        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self._weight, self._eps).view(x.shape)
+            return self._ops.rms_norm(x[0], self.weight, self._eps).view(x.shape)
+        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self._eps).view(x.shape)
 
 
 class Embedding(nn.Module):
@@ -122,7 +122,7 @@ class Embedding(nn.Module):
         super().__init__()
         self._ops = context.ops
         self._group = context.group
-        self._rows = rows
+        self.weight = rows  # some classes look at its device
         self._start = start
         self._scale = scale
 
@@ -131,10 +131,10 @@ class Embedding(nn.Module):
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self._group.size == 1:
-            return self._ops.take_rows(self._rows, token_ids, self._scale)
+            return self._ops.take_rows(self.weight, token_ids, self._scale)
         local = token_ids - self._start
-        is_elsewhere = (local < 0) | (local >= len(self._rows))
-        rows = self._ops.take_rows(self._rows, local.masked_fill(is_elsewhere, 0), self._scale)
+        is_elsewhere = (local < 0) | (local >= len(self.weight))
+        rows = self._ops.take_rows(self.weight, local.masked_fill(is_elsewhere, 0), self._scale)
         return self._group.all_reduce(rows.masked_fill(is_elsewhere.unsqueeze(1), 0))
 
 

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from quire.core.errors import ModelLoadError
 from quire.executor.models.transformers.masks import Mask, Visible
+from quire.executor.models.transformers.rows import RowPlan, dry_cache, find_backbone, read_plan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor, takes
 
 _NAME = "quire-probe"
@@ -82,18 +83,70 @@ def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
     """
     findings = Findings()
     with _runnable(model, findings, outputs):
-        model(input_ids=torch.tensor([[5, 9]]), **_positions(model))
-        findings.backbone = _backbone(model, findings)
-        backbone = findings.backbone
-        if backbone is not None:
-            ran = dataclasses.replace(findings, calls=findings.calls[:], inputs=findings.inputs[:])
-            both, alone = (
-                run_backbone(backbone, torch.tensor([[5, 9][first:]]), torch.tensor([_POSITIONS[first:]]))
-                for first in (0, 1)
-            )
-            ran.output, ran.mixes_tokens = both, _differ(first_tensor(both)[0, -1], first_tensor(alone)[0, -1])
-            return ran
-    return findings
+        model(input_ids=torch.tensor([[5, 9]]), **_without_cache(model))
+        findings.backbone = backbone = _backbone(model, findings)
+        if backbone is None:
+            return findings
+        ran = dataclasses.replace(findings, calls=findings.calls[:])
+        token_ids, positions = torch.tensor([[5, 9]]), torch.tensor([_POSITIONS])
+        both = _traced(findings, lambda: run_backbone(backbone, token_ids, positions))
+        alone = _traced(findings, lambda: run_backbone(backbone, token_ids[:, 1:], positions[:, 1:]))
+        counted = _traced(findings, lambda: run_backbone(backbone, token_ids, torch.tensor([[0, 1]])))
+        own_count = _traced(findings, lambda: run_backbone(backbone, token_ids, None))
+    ran.output, ran.inputs = both.output, ran.inputs[:]
+    ran.mixes_tokens = both.differs_from(alone) or counted.differs_from(own_count)
+    return ran
+
+
+@dataclass
+class _Trace:
+    """One run: the last token's inputs of linear layers, by layer, and the backbone's output."""
+
+    inputs: dict[nn.Module, Tensor]
+    output: Any
+
+    def differs_from(self, other: "_Trace") -> bool:
+        """Whether the last token met other numbers somewhere."""
+        shared = self.inputs.keys() & other.inputs.keys()
+        pairs = [(self.inputs[each], other.inputs[each]) for each in shared]
+        pairs.append((first_tensor(self.output)[0, -1], first_tensor(other.output)[0, -1]))
+        return any(x.shape != y.shape or _differ(x, y) for x, y in pairs)
+
+
+def _traced(findings: Findings, run: Callable[[], Any]) -> _Trace:
+    """A run whose calls leave `findings` as they were."""
+    num_calls, num_inputs = len(findings.calls), len(findings.inputs)
+    output = run()
+    inputs: dict[nn.Module, Tensor] = {}
+    for module, x in findings.inputs[num_inputs:]:
+        if x.dim() == 3 and len(x) == 1:
+            inputs.setdefault(module, x[0, -1])
+    del findings.calls[num_calls:], findings.inputs[num_inputs:]
+    return _Trace(inputs, output)
+
+
+def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
+    """Like `probe`, with the model's own attention and the library's cache; what the cache then holds is the plan.
+
+    Raises:
+        ModelLoadError: tokens that come one after another do not give what they give together.
+    """
+    findings = Findings()
+    token_ids = torch.tensor([[5, 9, 6]])
+    with _runnable(model, findings, {}, is_flat=False):
+        model(input_ids=token_ids, **_without_cache(model))
+        findings.backbone = backbone = find_backbone(model, findings.called)
+        ran = dataclasses.replace(findings, inputs=findings.inputs[:])
+        if backbone is None:
+            raise ModelLoadError(f"{type(model).__name__} has no part that makes hidden states of token ids")
+        cache, parted = dry_cache(model.config), dry_cache(model.config)
+        whole = _traced(findings, lambda: run_row(backbone, token_ids, cache))
+        _traced(findings, lambda: run_row(backbone, token_ids[:, :2], parted))
+        last = _traced(findings, lambda: run_row(backbone, token_ids[:, 2:], parted))
+        if last.differs_from(whole):
+            raise ModelLoadError(f"{type(model).__name__} does not go on from a cache")
+    ran.output = whole.output
+    return ran, read_plan(cache)
 
 
 def _differ(x: Tensor, y: Tensor) -> bool:
@@ -101,15 +154,14 @@ def _differ(x: Tensor, y: Tensor) -> bool:
     return not bool((x - y).abs().max() <= _TOLERANCE * y.abs().max())
 
 
-def run_backbone(backbone: nn.Module, token_ids: Tensor | None, positions: Tensor, **arguments: Any) -> Any:
-    """The outputs of a backbone without a cache; `token_ids` and `positions` are [1, num_tokens]."""
+def run_backbone(backbone: nn.Module, token_ids: Tensor | None, positions: Tensor | None, **arguments: Any) -> Any:
+    """The outputs of a backbone without a cache; `token_ids` and `positions` (None: it counts) are [1, num_tokens]."""
     given = {"input_ids": token_ids, "position_ids": positions, "use_cache": False, "return_dict": True, **arguments}
     return backbone(**{name: value for name, value in given.items() if takes(backbone, name) or name in arguments})
 
 
-def _positions(model: nn.Module) -> dict[str, Any]:
-    given = {"position_ids": torch.tensor([_POSITIONS]), "use_cache": False}
-    return {name: value for name, value in given.items() if takes(model, name)}
+def _without_cache(model: nn.Module) -> dict[str, Any]:
+    return {"use_cache": False} if takes(model, "use_cache") else {}
 
 
 def _backbone(model: nn.Module, findings: Findings) -> nn.Module | None:
@@ -126,8 +178,10 @@ def _backbone(model: nn.Module, findings: Findings) -> nn.Module | None:
 
 
 @contextlib.contextmanager
-def _runnable(model: PreTrainedModel, findings: Findings, outputs: Mapping[nn.Module, int]) -> Iterator[None]:
-    """Lets `model` run and write down what it does."""
+def _runnable(
+    model: PreTrainedModel, findings: Findings, outputs: Mapping[nn.Module, int], *, is_flat: bool = True
+) -> Iterator[None]:
+    """Lets `model` run and write down what it does; with `is_flat`, attention mixes no tokens."""
     with contextlib.ExitStack() as undo, torch.inference_mode():
         for module in list(model.modules()):
             undo.callback(module.register_forward_hook(lambda part, *_: findings.called.add(part)).remove)
@@ -137,7 +191,8 @@ def _runnable(model: PreTrainedModel, findings: Findings, outputs: Mapping[nn.Mo
                 if parameter is not None and parameter.is_meta:
                     undo.callback(module._parameters.__setitem__, name, parameter)
                     module._parameters[name] = _without_memory(module, name, parameter)
-        _use_attention(model, lambda *args, **kwargs: _attend(findings, *args, **kwargs), undo)
+        if is_flat:
+            _use_attention(model, lambda *args, **kwargs: _attend(findings, *args, **kwargs), undo)
         yield
 
 
@@ -159,11 +214,21 @@ def set_attention(model: nn.Module, name: str) -> None:
 
 
 def _attend(
-    findings: Findings, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
+    findings: Findings,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **arguments: Any,
 ) -> tuple[Tensor, None]:
     if key.shape[2] != query.shape[2]:
         raise ModelLoadError(f"{type(module).__name__} attends to other tokens than its own sequence's.")
-    visible = mask.visible if isinstance(mask, Mask) else None
+    visible = attention_mask.visible if isinstance(attention_mask, Mask) else None
+    if visible is None and attention_mask is not None:
+        raise ModelLoadError(f"{type(module).__name__} has a mask of its own")
+    if visible is not None and visible.is_bidirectional:
+        raise ModelLoadError(f"{type(module).__name__} sees later tokens, which only a whole sequence has.")
     sizes = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
     findings.calls.append(AttentionCall(module, *sizes, visible, arguments))
     return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2), None
@@ -188,12 +253,13 @@ def _watch(linear: nn.Module, findings: Findings, num_outputs: int, undo: contex
 
 
 def _without_memory(module: nn.Module, name: str, parameter: Tensor) -> nn.Parameter:
-    """Ones; for an embedding, rows that all differ: each begins one number later than the one before."""
+    """One number everywhere; for an embedding, rows that differ: each begins one number later than the last."""
     if isinstance(module, nn.Embedding) and name == "weight":
         rows, size = parameter.shape
         numbers = _wave(rows + size, parameter.dtype)
         return nn.Parameter(numbers.as_strided((rows, size), (1, 1)), requires_grad=False)
-    return nn.Parameter(torch.ones((), dtype=parameter.dtype).expand(parameter.shape), requires_grad=False)
+    number = torch.tensor(parameter.shape[-1] ** -1.0 if parameter.dim() > 1 else 1.0, dtype=parameter.dtype)
+    return nn.Parameter(number.expand(parameter.shape), requires_grad=False)
 
 
 def _wave(size: int, dtype: torch.dtype) -> Tensor:

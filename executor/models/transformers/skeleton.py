@@ -35,7 +35,9 @@ def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> P
         model_class = _model_class(spec)
         with _parameters_on_meta(), no_init_weights():
             # torch's eager attention is never run: it is the one implementation that every class has.
-            model = model_class._from_config(config, dtype=dtype, attn_implementation="eager")
+            model = model_class._from_config(
+                config, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+            )
     except UnknownModelError:
         raise
     except Exception as error:  # a config that Transformers rejects may raise anything
@@ -56,7 +58,7 @@ def _config(spec: ModelSpec) -> PretrainedConfig:
         raise UnknownModelError(f"Transformers does not know model_type {model_type!r} of {spec.name}.")
     values.pop("dtype", None)
     values.pop("torch_dtype", None)
-    return CONFIG_MAPPING[model_type].from_dict(values)
+    return CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(values))
 
 
 def _model_class(spec: ModelSpec) -> Any:

@@ -12,15 +12,21 @@ import torch
 from torch import Tensor
 
 from quire.core.config.load import LoadConfig
+from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.base import GivenRows
-from quire.executor.models.transformers.masks import Visible, read_mask
+from quire.executor.models.transformers.attention import PagedAttention
+from quire.executor.models.transformers.masks import Mask, Visible, read_mask
 from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.models.transformers.parts import MLP, FusedPart, RMSNorm
+from quire.executor.models.transformers.rows import Rows
 from quire.executor.parallel.groups import ParallelGroup
+from quire.frontend.checkpoint.model_spec import read_model_spec
+from tests.executor.models.coverage import measure
 from tests.executor.models.test_models import VARIANTS, expected_logprobs, prompts
+from tests.executor.models.tiny_models import Reference, write_checkpoint
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 
 torch.set_num_threads(1)
@@ -171,8 +177,46 @@ def test_masks_are_read_by_what_they_let_through() -> None:
     assert read_mask(lambda _, __, query, key: key <= query) == Visible()
     assert read_mask(windowed) == Visible(window=4096)
     assert read_mask(chunked) == Visible(chunk=8191)
-    with pytest.raises(ModelLoadError, match="sees later tokens"):
-        read_mask(lambda _, __, query, key: key == key)
+    assert read_mask(lambda _, __, query, key: key == key).is_bidirectional
+
+
+def test_a_mask_knows_what_a_slice_of_it_means() -> None:
+    mask = Mask.build(1, 4, 4, mask_function=lambda _, __, query, key: (key <= query) & (key > query - 7))
+    assert mask[:, :, :, :2].visible == Visible(window=7)
+    assert (mask & mask).visible is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [
+        ("bloom", Rows),  # adds its biases itself
+        ("opt", PagedAttention),  # learned positions
+        ("roberta", Rows),  # counts positions itself
+        ("doge", Rows),  # masks of its own
+        ("gpt2", PagedAttention),  # weights are [in, out]
+        ("mixtral", PagedAttention),  # experts are fused when they are read
+    ],
+)
+def test_how_a_class_runs(model_type: str, kind: type, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, model_type)
+    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), model_impl="transformers"))
+    model = load_model(spec)
+    assert isinstance(model, TransformersModel)
+    assert type(model._sequences) is kind
+    assert measure(tmp_path, Reference(tmp_path), "transformers").holds
+
+
+def test_a_state_is_that_of_its_slot(tmp_path: Path) -> None:
+    """A row goes on from its own state, and a new request in the slot begins with zeros."""
+    write_checkpoint(tmp_path, "qwen3_next")
+    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), model_impl="transformers"))
+    model = load_model(spec)
+    assert len(model.state_layers) == len(model.kv_layers) == 2
+    assert measure(tmp_path, Reference(tmp_path), "transformers").holds
+    driver = PagedDriver(model, 2, 64)
+    first = driver.step({0: [3, 4, 5, 6], 1: [9, 8]})[0]
+    driver.tokens[0] = []
+    torch.testing.assert_close(driver.step({0: [3, 4, 5, 6], 1: [7]})[0], first, atol=1e-5, rtol=0)
 
 
 def test_models_that_cannot_share_a_step_are_refused_by_name(checkpoint: Checkpoints) -> None:

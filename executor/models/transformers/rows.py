@@ -1,0 +1,224 @@
+"""Models whose code must see one sequence at a time: they run row by row, over views of our pages and states.
+
+This is for classes that compute attention in their own code, count positions themselves, or keep a state of a sequence.
+The library's cache interface is what they read and write; its objects here own no memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DummyLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
+
+from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.state import LayerState
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers.skeleton import first_tensor, takes
+from quire.ops.backend import Backend
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What one layer keeps of a sequence, and where: indices into `kv_layers` and `state_layers`, or None.
+
+    Attributes:
+        key_dim: numbers of a head's key.
+        value_dim: numbers of a head's value.
+        states: the kind and index of each state tensor, in the library's words.
+    """
+
+    kv: int | None
+    state: int | None
+    key_dim: int = 0
+    value_dim: int = 0
+    states: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What a model keeps of a sequence."""
+
+    layers: Sequence[LayerPlan]
+    kv: Sequence[LayerKV]
+    states: Sequence[LayerState]
+
+
+def dry_cache(config: PretrainedConfig) -> Cache:
+    """A cache of the library, for a dry run."""
+    cache = DynamicCache(config=config)
+    has_states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
+    return cache if has_states else DynamicCache()  # which takes as many layers as the model has
+
+
+def read_plan(cache: Cache) -> RowPlan:
+    """What a model kept of a sequence in `cache`, after a dry run."""
+    layers: list[LayerPlan] = []
+    kv: list[LayerKV] = []
+    states: list[LayerState] = []
+    for layer in cache.layers:
+        kv_index = state_index = None
+        key_dim = value_dim = 0
+        kept: list[tuple[str, int]] = []
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is not None and keys.dim() == 4:
+            kv_index, key_dim, value_dim = len(kv), keys.shape[3], values.shape[3]  # type: ignore[union-attr]
+            kv.append(LayerKV(keys.shape[1], max(key_dim, value_dim)))
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            tensors = {
+                (kind, index): tensor
+                for kind in ("conv_states", "recurrent_states")
+                for index, tensor in getattr(layer, kind).items()
+                if tensor is not None
+            }
+            kept = list(tensors)
+            if kept:
+                state_index = len(states)
+                shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors.values())
+                states.append(LayerState(shapes, tuple(tensor.dtype for tensor in tensors.values())))
+        layers.append(LayerPlan(kv_index, state_index, key_dim, value_dim, tuple(kept)))
+    return RowPlan(layers, kv, states)
+
+
+class Rows:
+    """Runs a backbone on the rows of a step, one after another.
+
+    Attributes:
+        kv: the keys and values that each layer keeps of a sequence.
+        states: the states that each recurrent layer keeps.
+    """
+
+    def __init__(self, plan: RowPlan, ops: Backend) -> None:
+        self._plan = plan
+        self._ops = ops
+        self.kv = plan.kv
+        self.states = plan.states
+
+    def forward(self, backbone: nn.Module, step: StepContext, token_ids: Tensor, embeds: Tensor | None) -> Tensor:
+        """Hidden states of all tokens, [num_tokens, hidden]; `embeds` are rows instead of those of `token_ids`."""
+        outputs = []
+        for row, tokens in self._pieces(step):
+            cache = Cache(layers=[self._view(step, row, tokens, layer) for layer in self._plan.layers])
+            rows = None if embeds is None else embeds[tokens].unsqueeze(0)
+            out = run_row(backbone, token_ids[tokens].unsqueeze(0), cache, rows)
+            outputs.append(first_tensor(out)[0])
+        return torch.cat(outputs)
+
+    def _pieces(self, step: StepContext) -> Iterator[tuple[int, slice]]:
+        """Rows with their tokens. A row that goes on from a state comes token by token, as the library's code wants."""
+        if step.attention:
+            lengths = step.attention[0].query_lens
+        else:
+            lengths = step.rows.starts.diff().numpy()
+        start = 0
+        for row, length in enumerate(lengths.tolist()):
+            goes_on = bool(self._plan.states) and not bool(step.rows.is_new[row])
+            for first in range(start, start + length, 1 if goes_on else length):
+                yield row, slice(first, first + (1 if goes_on else length))
+            start += length
+
+    def _view(self, step: StepContext, row: int, tokens: slice, layer: LayerPlan) -> Any:
+        if layer.kv is None and layer.state is None:
+            return DummyLayer()
+        view: Any = _Pages() if layer.state is None else _StateAndPages() if layer.kv is not None else _State()
+        if layer.kv is not None:
+            pages, group = step.caches[layer.kv]
+            batch, size = step.attention[group], step.attention[group].block_size
+            seq_len = int(step.positions[tokens.stop - 1]) + 1
+            table = torch.from_numpy(batch.block_tables[row].astype("int64"))
+            slots = (table * size).repeat_interleave(size) + torch.arange(size).repeat(len(table))
+            view.ops, view.pages, view.layer = self._ops, pages, layer
+            view.past = seq_len - (tokens.stop - tokens.start)
+            view.slots = slots[:seq_len].to(pages.device)
+        if layer.state is not None:
+            slot, is_new = step.rows.slots[row], bool(step.rows.is_new[row])
+            for (kind, index), tensor in zip(layer.states, step.states[layer.state], strict=True):
+                view.take_state(kind, index, tensor[slot : slot + 1], is_new)
+        return view
+
+
+def run_row(backbone: nn.Module, token_ids: Tensor, cache: Cache, embeds: Tensor | None = None) -> Any:
+    """One sequence's next tokens [1, num_tokens], which continue what `cache` holds; the model counts positions."""
+    given: dict[str, Any] = {"input_ids": token_ids, "use_cache": True, "return_dict": True}
+    given["cache_params" if takes(backbone, "cache_params") else "past_key_values"] = cache
+    if embeds is not None:
+        given |= {"input_ids": None, "inputs_embeds": embeds}
+    return backbone(**{name: value for name, value in given.items() if takes(backbone, name)})
+
+
+def find_backbone(model: PreTrainedModel, called: set[nn.Module]) -> nn.Module | None:
+    """The outermost module below `model` that ran with the embedding of tokens inside."""
+    part: nn.Module = model
+    embedding = model.get_input_embeddings()
+    while True:
+        inner = [child for child in part.children() if any(each is embedding for each in child.modules())]
+        if not inner or inner[0] is embedding:
+            return None
+        part = inner[0]
+        if part in called:
+            return part
+
+
+class _Pages(CacheLayerMixin):
+    """A sequence's keys and values in one layer, in our pages."""
+
+    is_sliding = False
+    ops: Backend
+    pages: Tensor
+    layer: LayerPlan
+    slots: Tensor  # of all tokens, the new ones included
+    past: int  # tokens before the new ones
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: the memory is there."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Stores new keys and values [1, heads, num_tokens, size]; returns those of all tokens."""
+        size = max(self.layer.key_dim, self.layer.value_dim)
+        k, v = (F.pad(x[0].transpose(0, 1), (0, size - x.shape[3])) for x in (key_states, value_states))
+        self.ops.write_kv(k, v, self.pages, self.slots[self.past :])
+        keys, values = (x.transpose(0, 1).unsqueeze(0).to(k.dtype) for x in self.ops.read_kv(self.pages, self.slots))
+        return keys[..., : self.layer.key_dim], values[..., : self.layer.value_dim]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.past + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.past
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _State(LinearAttentionLayer):
+    """A sequence's states in one layer, in our tensors: the library's code copies new states into them."""
+
+    def __init__(self) -> None:
+        super().__init__(number_of_states=0)
+
+    def take_state(self, kind: str, index: int, tensor: Tensor, is_new: bool) -> None:
+        """Uses `tensor` [1, ...] as the state `index` of this kind; that of a new sequence counts as zeros."""
+        if is_new:
+            tensor.zero_()
+        getattr(self, kind)[index] = tensor
+        getattr(self, f"is_{kind}_initialized")[index] = True
+        self.has_previous_state[index] = not is_new
+        vars(self).update(device=tensor.device, dtype=tensor.dtype)
+        if kind == "conv_states":
+            self.conv_kernel_size[index] = tensor.shape[-1]
+        for other in ("conv_states", "recurrent_states"):
+            getattr(self, other).setdefault(index, None)
+            getattr(self, f"is_{other}_initialized").setdefault(index, False)
+
+
+class _StateAndPages(_State, _Pages):  # type: ignore[override]
+    """Both."""
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
+
+    def get_max_length(self) -> int:
+        return -1

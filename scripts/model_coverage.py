@@ -1,0 +1,158 @@
+"""Compares every decoder that Transformers has with Quire, and writes docs/models.md.
+
+    .venv/bin/python -m scripts.model_coverage [--only TYPE ...] [--again] [--jobs 1] [--write]
+
+A tiny random checkpoint of each model type runs in a process of its own. Results are kept in build/model_coverage.json,
+and only missing ones are computed.
+"""
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from quire.core.errors import ConfigError
+from quire.executor.models.registry import ARCHITECTURES
+from tests.executor.models.coverage import TOLERANCE, measure
+from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "build" / "model_coverage.json"
+SECONDS = 120
+"""A model type has as many."""
+
+Result = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="TYPE", help="these model types of Transformers")
+    parser.add_argument("--again", action="store_true", help="compute results that are there already")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--write", action="store_true", help="write docs/models.md")
+    args = parser.parse_args()
+    results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    chosen = args.only or MODEL_TYPES
+    missing = [name for name in chosen if args.again or name not in results]
+    for first in range(0, len(missing), args.jobs):
+        for name, result in run_processes(missing[first : first + args.jobs]):
+            results[name] = result
+            print(name, json.dumps(result), flush=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True))
+    if args.write:
+        (ROOT / "docs" / "models.md").write_text(page({name: results[name] for name in MODEL_TYPES if name in results}))
+
+
+def run_processes(names: list[str]) -> list[tuple[str, Result]]:
+    """The results of some model types, computed side by side."""
+    context = multiprocessing.get_context("fork")  # Transformers is imported once
+    running = []
+    for name in names:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=lambda n=name, s=sender: s.send(compare(n)))
+        process.start()
+        sender.close()
+        running.append((name, process, receiver))
+    found = []
+    for name, process, receiver in running:
+        result: Result = {"error": f"took more than {SECONDS} s"}
+        try:
+            if receiver.poll(SECONDS):
+                result = receiver.recv()
+        except EOFError:
+            result = {"error": "the process ended"}
+        process.kill()
+        process.join()
+        found.append((name, result))
+    return found
+
+
+def compare(model_type: str) -> Result:
+    """The result of one model type; `error` says why there is no comparison."""
+    warnings.filterwarnings("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            architecture = write_checkpoint(folder, model_type)
+            reference = Reference(folder)
+            reference.logprobs([5, 6, 7])
+        except Exception as error:  # whatever the library raises
+            return {"error": f"Transformers: {_text(error)}"}
+        result: Result = {"architecture": architecture}
+        for implementation in ("quire", "transformers") if architecture in ARCHITECTURES else ("transformers",):
+            try:
+                result[implementation] = measure(folder, reference, implementation)  # type: ignore[arg-type]
+            except ConfigError as error:
+                result[implementation] = str(error).replace(str(folder), "the checkpoint")
+            except Exception as error:  # to be told, not to end the run
+                result[implementation] = _text(error)
+        return result
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+
+
+def page(results: dict[str, Result]) -> str:
+    """docs/models.md."""
+    compared = {name: result for name, result in results.items() if "architecture" in result}
+    served = sum(_best(result) is not None for result in compared.values())
+    rows = [
+        f"| `{result['architecture']}` | {name} | {_cell(result.get('quire'))} | {_cell(result.get('transformers'))} |"
+        for name, result in sorted(compared.items(), key=lambda item: item[1]["architecture"])
+    ]
+    left_out = [f"- {name}: {result['error']}" for name, result in results.items() if "error" in result]
+    return "\n".join(
+        [
+            "# Models",
+            "",
+            f"Every decoder of text that Transformers {transformers.__version__} has, as a tiny random checkpoint in "
+            f"float32: Quire serves {served} of {len(compared)} with log-probabilities within {TOLERANCE:g} of the "
+            "library's at every position, and the same greedy tokens.",
+            "",
+            "Each number is the largest difference, over a prompt in chunks of odd sizes, beside another request, and "
+            "after a cached prefix. `quire` is a file of Quire's own, `transformers` the library's class with Quire's "
+            "parts (`--model-impl`). `python -m scripts.model_coverage --write` prints this page.",
+            "",
+            "| architecture | model type | quire | transformers |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            *(
+                ["Not compared, because the library's own tiny model does not run:", "", *left_out, ""]
+                if left_out
+                else []
+            ),
+        ]
+    )
+
+
+def _agrees(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and value[0] < TOLERANCE and value[1]
+
+
+def _best(result: Result) -> str | None:
+    return next((name for name in ("quire", "transformers") if _agrees(result.get(name))), None)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value.replace("|", "\\|").replace("\n", " ")
+    difference, same_tokens = value
+    return f"{difference:.1e}" + ("" if same_tokens else ", other tokens")
+
+
+if __name__ == "__main__":
+    main()

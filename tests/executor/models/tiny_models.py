@@ -1,0 +1,108 @@
+"""A tiny random checkpoint of any decoder that Transformers has, and what the library computes with it."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+VOCAB_SIZE = 320
+
+SIZES: dict[tuple[str, ...], Any] = {
+    ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_size", "dim", "word_embed_proj_dim"): 64,
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"): 4,
+    ("encoder_layers",): 4,
+    ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads"): 4,
+    ("num_key_value_heads", "num_kv_heads"): 2,
+    ("head_dim", "d_kv", "dim_head"): 16,
+    ("intermediate_size", "ffn_hidden_size", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_dim", "dff"): 96,
+    ("moe_intermediate_size", "shared_expert_intermediate_size"): 48,
+    ("shared_intermediate_size", "expert_ffn_hidden_size"): 48,
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): 4,
+    ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"): 2,
+    ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"): 1,
+    ("n_group", "topk_group", "num_expert_group"): 1,
+    ("first_k_dense_replace", "num_dense_layers"): 1,
+    ("vocab_size", "vocab_size_per_layer_input", "n_vocab"): VOCAB_SIZE,
+    ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions"): 256,
+    ("sliding_window", "attention_window", "window_size"): 24,
+    ("attention_chunk_size",): 32,
+    ("q_lora_rank",): 40,
+    ("kv_lora_rank",): 24,
+    ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim"): 16,
+    ("pad_token_id", "bos_token_id", "decoder_start_token_id"): 0,
+    ("eos_token_id",): 2,
+    ("is_decoder", "use_cache", "causal"): True,
+    ("is_encoder_decoder", "output_router_logits"): False,
+    ("attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "resid_pdrop"): 0.0,
+}  # fmt: skip
+"""Values of config.json's fields, where a config has them."""
+
+_LATENT = {"num_key_value_heads": 4, "head_dim": 16}  # every head has keys of its own
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
+    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "dots3_note_text", "youtu"), _LATENT),
+    **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+}
+"""By model type: what does not follow from `SIZES`."""
+
+MODEL_TYPES = sorted(
+    name
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if name in CONFIG_MAPPING and not CONFIG_MAPPING[name].sub_configs
+)
+"""All decoders of text; models with parts for images or sounds have types of their own for their decoders."""
+
+
+def tiny_config(model_type: str) -> PretrainedConfig:
+    """A config of few small layers."""
+    kind = CONFIG_MAPPING[model_type]
+    default = kind().to_dict()
+    parameters = inspect.signature(kind.__init__).parameters
+    names = set(default) | set(parameters)
+    values = {name: value for keys, value in SIZES.items() for name in keys if name in names}
+    values = {name: value for name, value in values.items() if default.get(name) is not None or name in ("is_decoder",)}
+    return kind(**{**values, **SPECIAL.get(model_type, {})})
+
+
+def write_checkpoint(folder: Path, model_type: str, seed: int = 0) -> str:
+    """Writes a checkpoint of random weights; returns its architecture."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "conv" not in name:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(folder)
+    return type(model).__name__
+
+
+class Reference:
+    """Transformers' own model of a checkpoint, in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        kind: type[PreTrainedModel] = AutoModelForCausalLM  # type: ignore[assignment]
+        self._model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self._model.eval()
+
+    @torch.inference_mode()
+    def logprobs(self, token_ids: list[int]) -> Tensor:
+        """Log-probabilities after each token: [num_tokens, vocab]."""
+        return self._model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].log_softmax(-1)
