@@ -1,5 +1,7 @@
 """Mixtral (arXiv:2401.04088): Mistral, with the best two of eight experts for each token."""
 
+from collections.abc import Callable
+
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
@@ -14,13 +16,18 @@ class MixtralForCausalLM(LlamaForCausalLM):
     """A missing `sliding_window` means no window."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        shape = ExpertShape(size_of(spec, "num_local_experts"), spec.hidden_size, size_of(spec, "intermediate_size"))
-        routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=True)
-        activation = activation_of(spec, "hidden_act")
+        super().__init__(spec, context, mixture_maker(spec, context), window=spec.hf_config.get("sliding_window"))
 
-        def mixture(place: LayerPlace) -> Mixture:
-            name = f"{place.name}.block_sparse_moe"
-            stored = SeparateExperts(f"{name}.experts.{{}}", gate="w1", up="w3", down="w2")
-            return Mixture(context, [RoutedExperts(context, f"{name}.gate", routing, stored, shape, activation)])
 
-        super().__init__(spec, context, mixture, window=spec.hf_config.get("sliding_window"))
+def mixture_maker(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlace], Mixture]:
+    """Builds the experts of a layer."""
+    shape = ExpertShape(size_of(spec, "num_local_experts"), spec.hidden_size, size_of(spec, "intermediate_size"))
+    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=True)
+    activation = activation_of(spec, "hidden_act")
+
+    def mixture(place: LayerPlace) -> Mixture:
+        name = f"{place.name}.block_sparse_moe"
+        stored = SeparateExperts(f"{name}.experts.{{}}", gate="w1", up="w3", down="w2")
+        return Mixture(context, [RoutedExperts(context, f"{name}.gate", routing, stored, shape, activation)])
+
+    return mixture

@@ -10,12 +10,15 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
+    FalconH1Config,
     FalconMambaConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
     Lfm2Config,
     Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
+    NemotronHConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -76,6 +79,41 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
             "time_step_limit": [0.2, 1.5],
         },
     ),
+    "falcon-h1": (
+        FalconH1Config,
+        "FalconH1ForCausalLM",
+        {
+            **MAMBA,
+            "mamba_d_ssm": 128,
+            "num_hidden_layers": 2,
+            "key_multiplier": 0.7,
+            "attention_in_multiplier": 0.9,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.1,
+            "ssm_out_multiplier": 0.75,
+            "lm_head_multiplier": 0.9,
+            "embedding_multiplier": 1.3,
+            "mlp_multipliers": [0.8, 0.7],
+            "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
+        },
+    ),
+    "falcon-h1-norm": (
+        FalconH1Config,
+        "FalconH1ForCausalLM",
+        {
+            **MAMBA,
+            "mamba_d_ssm": 128,
+            "num_hidden_layers": 2,
+            "mamba_rms_norm": True,
+            "mamba_n_groups": 1,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_proj_bias": True,
+            "attention_in_multiplier": 0.9,
+            "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
+        },
+    ),
     "falcon-mamba": (
         FalconMambaConfig,
         "FalconMambaForCausalLM",
@@ -119,6 +157,36 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
         MambaConfig,
         "MambaForCausalLM",
         {"state_size": 16, "time_step_rank": 5, "use_bias": True, "use_conv_bias": False},
+    ),
+    "minimax": (
+        MiniMaxConfig,
+        "MiniMaxForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 4,
+            "block_size": 32,
+            "linear_attn_alpha_factor": 1.5,
+            "linear_attn_beta_factor": 0.8,
+            "full_attn_alpha_factor": 1.2,
+            "full_attn_beta_factor": 0.7,
+            "mlp_alpha_factor": 1.1,
+            "mlp_beta_factor": 0.9,
+        },
+    ),
+    "nemotron-h": (
+        NemotronHConfig,
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "num_hidden_layers": 5,
+            "ssm_state_size": 20,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "head_dim": 24,
+            "time_step_min": 0.2,
+        },
     ),
     "qwen3.5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", DELTA),
     "qwen3.5-last-recurrent": (
@@ -180,7 +248,9 @@ def _save(folder: Path, kind: type[PretrainedConfig], architecture: str, options
         parameter.data.copy_(value)
     model.save_pretrained(folder)
     config_file = folder / "config.json"
-    config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "architectures": [architecture]}))
+    written = json.loads(config_file.read_text())
+    facts = {"architectures": [architecture], "num_hidden_layers": config.num_hidden_layers}
+    config_file.write_text(json.dumps({**written, **facts}))
 
 
 def run_in_parts(driver: PagedDriver, token_ids: list[int]) -> torch.Tensor:

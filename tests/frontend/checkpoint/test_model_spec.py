@@ -31,6 +31,12 @@ def test_a_state_space_model_has_neither_positions_nor_attention(tmp_path: Path)
     assert (mamba2.num_attention_heads, mamba2.head_dim) == (8, 7)
 
 
+def test_a_list_of_layers_may_stand_for_their_number(tmp_path: Path) -> None:
+    config = {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
+    spec = read(tmp_path, **config, num_attention_heads=2, layers_block_type=["mlp", "linear_attention"])
+    assert spec.num_layers == 2
+
+
 def test_other_models_say_how_many_heads_they_have(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_attention_heads"):
         read(tmp_path, **MAMBA)

@@ -1,0 +1,139 @@
+"""Falcon-H1 (arXiv:2507.22448): in every layer, attention and a Mamba 2 mixer side by side."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention import Attention
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.mamba2 import Mamba2Mixer, Mamba2Shape
+from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.norm import Norm
+from quire.executor.layers.recurrent import RecurrentLayer
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.bamba import mamba2_shape
+from quire.executor.models.decoder import activation_of, attention_shape, layer_places, norm_style, vocabulary_ends
+from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, MixerBlock
+from quire.executor.weights.readers import Shard, WeightReader
+from quire.ops.backend import Backend
+
+
+class FalconH1ForCausalLM(HybridDecoder):
+    """The multipliers of config.json become part of the weights when these are read."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, size = spec.hf_config, spec.hidden_size
+        has_norm = config.get("mamba_rms_norm", False)
+        shape = mamba2_shape(
+            spec, norm_eps=norm_style(spec).eps if has_norm else None,
+            is_gate_first=not config.get("mamba_norm_before_gate", True),
+            output_bias=config.get("projectors_bias", False),
+        )  # fmt: skip
+        context = replace(context, weights=_MultipliedWeights(context.weights, _multipliers(spec, shape)))
+        rotary = RotaryEmbedding(context, config, spec.head_dim)
+        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+
+        def norm(name: str) -> Norm:
+            return norm_style(spec).layer(context, name, size)
+
+        mixers: list[Attention | RecurrentLayer] = []
+        blocks: list[Block] = []
+        for place in layer_places(spec, context):
+            attention = Attention(context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias)
+            mamba = Mamba2Mixer(context, place, shape, f"{place.name}.mamba")
+            mlp = GatedMLP(
+                context, f"{place.name}.feed_forward", size, config["intermediate_size"], activation,
+                bias=config.get("mlp_bias", False),
+            )  # fmt: skip
+            mixers += [attention, mamba]
+            both = _SideBySide(context.ops, attention, mamba)
+            blocks.append(MixerBlock(norm(f"{place.name}.input_layernorm"), both))
+            blocks.append(FeedForwardBlock(norm(f"{place.name}.pre_ff_layernorm"), mlp))
+        embed, head = vocabulary_ends(
+            spec, context, is_tied=config.get("tie_word_embeddings", False),
+            scale=config.get("embedding_multiplier", 1.0), logit_scale=config.get("lm_head_multiplier", 1.0),
+        )  # fmt: skip
+        super().__init__(embed, blocks, norm("model.final_layernorm"), head, mixers)
+
+
+class _SideBySide:
+    """The sum of two mixers of the same input."""
+
+    def __init__(self, ops: Backend, attention: Attention, mamba: Mamba2Mixer) -> None:
+        self._ops = ops
+        self._attention = attention
+        self._mamba = mamba
+        self.activation_size = attention.activation_size + mamba.activation_size
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """See `Mixer`."""
+        return self._ops.add(self._mamba(x, step), self._attention(x, step))
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """See `Mixer`."""
+        return self._attention.outputs_of(rows, step)
+
+
+class _Multiplier(NamedTuple):
+    """What multiplies a linear layer's inputs, and its outputs: by sections, each (its end, its factor)."""
+
+    inputs: float
+    outputs: Sequence[tuple[float, float]]
+
+
+def _whole(inputs: float, outputs: float) -> _Multiplier:
+    return _Multiplier(inputs, [(float("inf"), outputs)])
+
+
+def _multipliers(spec: ModelSpec, shape: Mamba2Shape) -> dict[str, _Multiplier]:
+    """By the name of a layer within its decoder layer."""
+    config = spec.hf_config
+    gate, down = config.get("mlp_multipliers") or (1.0, 1.0)
+    into, out = config.get("attention_in_multiplier", 1.0), config.get("attention_out_multiplier", 1.0)
+    groups_size, ends = shape.num_groups * shape.state_size, [0]
+    for section in (shape.inner_size, shape.inner_size, groups_size, groups_size, shape.num_heads):
+        ends.append(ends[-1] + section)
+    sections = list(zip(ends[1:], config.get("ssm_multipliers") or [1.0] * 5, strict=True))
+    return {
+        "self_attn.q_proj": _whole(into, 1.0),
+        "self_attn.k_proj": _whole(into, config.get("key_multiplier", 1.0)),
+        "self_attn.v_proj": _whole(into, 1.0),
+        "self_attn.o_proj": _whole(1.0, out),
+        "mamba.in_proj": _Multiplier(config.get("ssm_in_multiplier", 1.0), sections),
+        "mamba.out_proj": _whole(1.0, config.get("ssm_out_multiplier", 1.0)),
+        "feed_forward.gate_proj": _whole(1.0, gate),
+        "feed_forward.down_proj": _whole(1.0, down),
+    }
+
+
+class _MultipliedWeights:
+    """See `WeightReader`. A shard of a layer with several sections lies in one of them."""
+
+    def __init__(self, reader: WeightReader, multipliers: Mapping[str, _Multiplier]) -> None:
+        self._reader = reader
+        self._multipliers = multipliers
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        return self._reader.shapes
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        tensor = self._reader.read(name, shape, shard, dtype)
+        match = re.fullmatch(r"model\.layers\.\d+\.(.*)\.(weight|bias)", name)
+        found = self._multipliers.get(match[1]) if match else None
+        if match is None or found is None:
+            return tensor
+        start = shard.start if shard is not None and shard.dim == 0 else 0
+        factor = next(factor for end, factor in found.outputs if start < end)
+        return tensor.mul_(factor * found.inputs if match[2] == "weight" else factor)
+
+    def close(self) -> None:
+        self._reader.close()
