@@ -31,6 +31,7 @@ class ShortConv(RecurrentLayer):
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         [state] = step.states[self._place.number]
         multiply = self._ops.recurrent.multiply_gate
-        b, c, x = self._in(x).split(self._conv.size, dim=1)
+        projected, size = self._in(x), self._conv.size
+        b, c, x = (projected[:, first : first + size] for first in (0, size, 2 * size))
         mixed = self._conv(multiply(x, b, "identity"), state, step.rows)
         return self._out(self.outputs_of(multiply(mixed, c, "identity"), step))
