@@ -48,12 +48,13 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Starcoder2Config,
     YoutuConfig,
 )
 from transformers.core_model_loading import revert_weight_conversion
 
 Family = Literal[
-    *("falcon", "gpt2", "gpt_neox", "opt"),
+    *("falcon", "gpt2", "gpt_neox", "opt", "starcoder2"),
     *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "glm", "glm4", "glm4_moe", "granite", "llama", "mistral"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
     *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
@@ -93,6 +94,7 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "qwen2_moe": (Qwen2MoeConfig, "Qwen2MoeForCausalLM"),
     "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
     "qwen3_moe": (Qwen3MoeConfig, "Qwen3MoeForCausalLM"),
+    "starcoder2": (Starcoder2Config, "Starcoder2ForCausalLM"),
     "youtu": (YoutuConfig, "YoutuForCausalLM"),
 }
 

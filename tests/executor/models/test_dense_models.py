@@ -94,6 +94,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("phi3", {}),
     "phi3-window": ("phi3", {"sliding_window": 12, "tie": True}),
+    "starcoder2-window": ("starcoder2", {"sliding_window": 12, "tie": True}),
+    "starcoder2-plain": ("starcoder2", {"use_bias": False}),
     "phi4-mini": ("phi3", {"rope": LONGROPE, "num_key_value_heads": 1, "original_max_position_embeddings": 2048}),
 }  # fmt: skip
 
