@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.async_llm import AsyncLLM as AsyncLLMEngine
+    from quire.frontend.checkpoint.registered_models import register_model
     from quire.frontend.flags.programs import CommandLineOptions as AsyncEngineArgs
     from quire.frontend.flags.programs import CommandLineOptions as EngineArgs
     from quire.frontend.llm import LLM
@@ -42,6 +43,7 @@ _LAZY = {
     "TextPrompt": "quire.frontend.requests.prompt:TextPrompt",
     "TokensPrompt": "quire.frontend.requests.prompt:TokensPrompt",
     "EmbedsPrompt": "quire.frontend.requests.prompt:EmbedsPrompt",
+    "register_model": "quire.frontend.checkpoint.registered_models:register_model",
 }
 __all__ = [
     "LLM",
@@ -66,6 +68,7 @@ __all__ = [
     "TokensPrompt",
     "__version__",
     "__version_tuple__",
+    "register_model",
 ]
 _POOLING = "Quire's models generate text; none of them embeds, classifies or scores."
 _NOT_OFFERED = {

@@ -32,6 +32,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]
     implementation: ModelImplementation = "auto"
     trust_remote_code: bool = False  # code that the checkpoint brings may be imported
+    model_class: str | None = None  # module:Class that a program or a package registered for the architecture
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):

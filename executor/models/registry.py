@@ -1,6 +1,7 @@
 """Architecture names of checkpoints, and the files that implement them."""
 
 import importlib
+from collections.abc import Callable
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
@@ -71,6 +72,8 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
         ModelLoadError: an architecture that neither a file here nor Transformers has, or a checkpoint that does not
             fit it.
     """
+    if spec.model_class is not None and spec.implementation == "auto":
+        return _registered_class(spec)(spec, context)
     if not is_native(spec):
         # Imported here: it takes a second, for these models only.
         from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
@@ -86,3 +89,15 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
     model_class = getattr(module, class_name)
     check_supported(spec, getattr(model_class, "SIZES", SIZES))
     return model_class(spec, context)
+
+
+def _registered_class(spec: ModelSpec) -> Callable[[ModelSpec, ModelContext], Model]:
+    assert spec.model_class is not None
+    module_name, _, class_name = spec.model_class.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ModelLoadError(
+            f"{spec.model_class!r}, registered for {spec.architecture}, cannot be imported by a worker: {error}. "
+            "Install its package, or set PYTHONPATH to its folder."
+        ) from error

@@ -15,6 +15,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint import mistral_params
+from quire.frontend.checkpoint.registered_models import find_model
 
 # Our name, then the names that checkpoints use for it.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -109,6 +110,7 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder or folder),
         implementation="quire" if model.model_impl == "vllm" else model.model_impl,
         trust_remote_code=model.trust_remote_code,
+        model_class=find_model(_architecture(config, path)),
         **facts,
     )
 

@@ -49,13 +49,18 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "dots3_note_text", "youtu"), _LATENT),
     **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "bailing_hybrid": {**_LATENT, "layer_group_size": 2},
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "kimi_linear": {**_LATENT, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
 }
 """By model type: what does not follow from `SIZES`."""

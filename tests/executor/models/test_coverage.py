@@ -1,0 +1,45 @@
+"""A cut of `scripts/model_coverage.py`: decoders of Transformers, each in the implementation that `auto` takes."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.executor.models.coverage import measure
+from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
+
+torch.set_num_threads(1)
+
+UNSERVED = frozenset(
+    [
+        "axk2",
+        "cohere_compass_text",
+        "cpmant",
+        "deepseek_v32",
+        "deepseek_v4",
+        "dots3_note_text",
+        "glm_moe_dsa",
+        "hy_v4",
+        "minimax",
+        "openai-gpt",
+        "prophetnet",
+        "qwen4_exp_text",
+        "reformer",
+        "xlm",
+        "xlnet",
+        "xlstm",
+        "zamba",
+        "zamba2",
+        "zaya",
+    ]
+)
+"""docs/models.md says why."""
+CUT = sorted(random.Random(7).sample([name for name in MODEL_TYPES if name not in UNSERVED], 24))
+
+
+@pytest.mark.parametrize("model_type", CUT)
+def test_a_decoder_computes_what_transformers_does(model_type: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, model_type)
+    agreement = measure(tmp_path, Reference(tmp_path), "auto")
+    assert agreement.holds, agreement
