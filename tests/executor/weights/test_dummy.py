@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from quire.core.config.load import LoadConfig
 from quire.executor.weights.dummy import DummyWeights
 from quire.executor.weights.readers import Shard
+from tests.checkpoints import FAMILIES, Family
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 
 
 def test_they_are_seeded_and_slice_alike() -> None:
@@ -35,3 +38,11 @@ def test_norms_are_ones(name: str) -> None:
     weights = DummyWeights(torch.float32, 0)
     assert torch.equal(weights.read(name, (5,)), torch.ones(5))
     assert torch.equal(weights.read(name.replace("weight", "bias"), (5,)), torch.zeros(5))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_runs_on_them(family: Family, checkpoint: Checkpoints) -> None:
+    model = load_model(read_spec(checkpoint(family)), load=LoadConfig(load_format="dummy"))
+    logits = PagedDriver(model, 1, 64).step({0: list(range(20))})[0]
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 0

@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire import AsyncLLM
 from quire.core.config.engine_args import EngineArgs
+from quire.core.wire.inspection import LoadPlan
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.cli import plan as plan_command
 from quire.frontend.cli.main import QUIRE
 from quire.frontend.launch.inspection import plan_load
 from tests.checkpoints import make_checkpoint
+from tests.executor.models.test_hybrid_models import COMMON, VARIANTS
 from tests.executor.paged_driver import Checkpoints
 
 SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
@@ -40,8 +43,25 @@ async def start(options: dict[str, Any]) -> EngineReady:
 def test_the_figures_are_those_of_a_real_start(
     family: Any, options: dict[str, Any], config: dict[str, Any], checkpoint: Checkpoints
 ) -> None:
-    folder = checkpoint(family, **config)
-    options = {"model": str(folder), **SIZES, **options}
+    options = {"model": str(checkpoint(family, **config)), **SIZES, **options}
+    plan = check_against_a_start(options)
+    assert plan.is_native == (options.get("model_impl") is None)
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "mamba2", "bamba"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_models_with_states(variant: str, size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, architecture, config = VARIANTS[variant]
+    kind(**{**COMMON, **config, "architectures": [architecture]}).save_pretrained(tmp_path)
+    options = {**SIZES, "load_format": "dummy", "tensor_parallel_size": size, "skip_tokenizer_init": True}
+    plan = check_against_a_start({"model": str(tmp_path), **options})
+    [states] = [group for group in plan.kv_groups if group.is_recurrent]
+    assert [rank.state_bytes for rank in plan.ranks] == [states.state_bytes] * size
+    _, out = run(capsys, str(tmp_path), "--tensor-parallel-size", str(size))
+    assert f"{states.state_bytes:,} bytes a request" in out
+
+
+def check_against_a_start(options: dict[str, Any]) -> LoadPlan:
     resolved, plan = plan_load(EngineArgs.from_flat(**options))
     ready = asyncio.run(start(options))
     assert plan.obstacle is None
@@ -49,8 +69,8 @@ def test_the_figures_are_those_of_a_real_start(
     assert plan.kv_groups == ready.kv_groups
     assert sum(rank.weights_bytes for rank in plan.ranks) == ready.weights_bytes
     assert sum(rank.page_bytes for rank in plan.ranks) * plan.num_pages == ready.kv_cache_bytes
-    assert plan.is_native == (options.get("model_impl") is None)
     assert len(plan.ranks) == resolved.tensor_parallel_size
+    return plan
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -64,7 +84,7 @@ def test_parameters_are_those_of_the_checkpoint(tie: bool, checkpoint: Checkpoin
         assert plan.num_parameters == stored
 
 
-def test_no_weights_are_needed(tmp_path: Any) -> None:
+def test_no_weights_are_needed(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     (folder / "model.safetensors").unlink()
     assert plan_load(EngineArgs.from_flat(model=str(folder)))[1].num_parameters > 0
@@ -119,7 +139,7 @@ def test_a_request_of_a_length_fits_as_often_as_is_said(
     assert json.loads(out)["requests_by_length"] == {"1024": 3, "2048": 1}  # of 64 and 128 pages
 
 
-def test_a_broken_checkpoint_is_an_error_in_one_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_checkpoint_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"], "model_type": "no"}))
