@@ -13,17 +13,16 @@ next grows or is freed; its ids have arrived by then.
 
 import itertools
 import sys
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from quire.core.kv.block_hashes import hash_blocks
 from quire.core.kv.block_table import BlockTable, CachedPrefix
 from quire.core.kv.groups import KVGroup, make_groups
-from quire.core.kv.page_pool import PagePool, block_hash, root_hash
+from quire.core.kv.page_pool import PagePool
 from quire.core.kv.paged_request import PagedRequest, PlannedSnapshot
 from quire.core.kv.snapshots import Snapshots
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.core.wire.protocol import ROW_DIGEST_BYTES
 
 
 class KVCacheManager:
@@ -114,7 +113,7 @@ class KVCacheManager:
             return CachedPrefix(0, [BlockTable(group) for group in self._groups], [])
         hashes = request.block_hashes
         num_blocks = (request.num_tokens - 1) // self._block_size
-        self._hash_blocks(request, num_blocks)
+        hash_blocks(request, num_blocks, self._block_size)
         num_agreed = 0  # groups in a row that can continue after `num_blocks` blocks
         for longest_prefix in itertools.cycle(self._searches):
             longest = longest_prefix(hashes, num_blocks)
@@ -216,7 +215,7 @@ class KVCacheManager:
         end = min(request.num_planned_tokens, request.num_known_tokens) // self._block_size
         if end <= start:
             return
-        self._hash_blocks(request, end)
+        hash_blocks(request, end, self._block_size)
         for index, table in enumerate(request.block_tables):
             for block in range(max(start, table.first), end):
                 self._pool.name(table.pages[block - table.first], (request.block_hashes[block], index))
@@ -283,40 +282,6 @@ class KVCacheManager:
         """Whether the pool has the page of the `index`-th group for a block of the sequence with `hashes`."""
         find = self._pool.find
         return lambda block: find((hashes[block], index)) is not None
-
-    def _hash_blocks(self, request: PagedRequest, num_blocks: int) -> None:
-        """Extends `request.block_hashes` to the first `num_blocks` blocks, whose tokens are known.
-
-        Blocks of the prompt alone are hashed once for all sequences that share it.
-        """
-        hashes, shared = request.block_hashes, request.prompt.block_hashes
-        if len(hashes) >= num_blocks:
-            return
-        num_shared = min(num_blocks, request.num_prompt_tokens // self._block_size)
-        self._extend_hashes(shared, request, num_shared)
-        hashes += shared[len(hashes) : num_shared]
-        self._extend_hashes(hashes, request, num_blocks)
-
-    def _extend_hashes(self, hashes: list[bytes], request: PagedRequest, num_blocks: int) -> None:
-        """Extends the hashes of the leading blocks of `request` to `num_blocks` of them."""
-        size = self._block_size
-        start = len(hashes)
-        if start >= num_blocks:
-            return
-        parent = hashes[-1] if hashes else root_hash(request.prompt.cache_salt)
-        token_bytes = array("q", request.known_tokens(start * size, num_blocks * size)).tobytes()
-        stride = size * 8
-        if request.prompt.embeds is None:
-            for offset in range(0, len(token_bytes), stride):
-                parent = block_hash(parent, token_bytes[offset : offset + stride])
-                hashes.append(parent)
-            return
-        digests, length = request.prompt.embeds.row_digests, size * ROW_DIGEST_BYTES
-        for index in range(start, num_blocks):
-            offset = (index - start) * stride
-            rows = digests[index * length : (index + 1) * length]  # of the block's prompt tokens
-            parent = block_hash(parent, token_bytes[offset : offset + stride], rows)
-            hashes.append(parent)
 
 
 def _snapshots(pool: PagePool, group: KVGroupSpec, *, block_size: int, first_group: int) -> Snapshots:

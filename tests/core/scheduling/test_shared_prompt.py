@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quire.core.kv import kv_cache
+from quire.core.kv import block_hashes
 from quire.core.wire.protocol import EngineRequest, SequenceStart
 from tests.core.scheduling.fake_worker import Harness, make_request
 
@@ -40,13 +40,13 @@ def test_a_prompt_takes_memory_once_however_many_sequences_run() -> None:
 
 
 def test_blocks_of_a_prompt_are_hashed_once_for_all_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed, block_hash = [], kv_cache.block_hash
+    hashed, block_hash = [], block_hashes.block_hash
 
     def count(parent: bytes, *content: bytes) -> bytes:
         hashed.append(content)
         return block_hash(parent, *content)
 
-    monkeypatch.setattr(kv_cache, "block_hash", count)
+    monkeypatch.setattr(block_hashes, "block_hash", count)
     harness = harness_for(1000)
     assert harness.offer(request_of(64, 1000)) is None
     harness.run()
