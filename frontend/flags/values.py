@@ -67,6 +67,7 @@ class Field:
     aliases: list[str] = field(default_factory=list)
     value_optional: bool = False
     otherwise: str | None = None
+    refused: dict[str, str] = field(default_factory=dict)  # what to do instead, by value
     repeatable: bool = False  # a list whose flag adds to it each time
 
     @property
@@ -121,8 +122,8 @@ class Field:
             value = self._convert(text)
             return value if self.is_list and not self.is_json else self.validate(value)
         except (ValueError, msgspec.ValidationError) as error:
-            otherwise = f". {self.otherwise}" if self.otherwise else ""
-            raise argparse.ArgumentTypeError(f"{error} (got {text!r}){otherwise}") from None
+            instead = self.refused.get(text, self.otherwise)
+            raise argparse.ArgumentTypeError(f"{error} (got {text!r}){f'. {instead}' if instead else ''}") from None
 
     def _convert(self, text: str) -> Any:
         if self.is_json:
@@ -231,5 +232,5 @@ def _describe(group: str, item: mi.Field, annotated: Any) -> Field:
     return Field(
         group, item.name, default, description, kind, annotated, nullable, is_list,
         parse=extra.get("parse"), aliases=extra.get("aliases", []), value_optional=value_optional,
-        otherwise=extra.get("otherwise"), repeatable=extra.get("repeatable", False),
+        otherwise=extra.get("otherwise"), refused=extra.get("refused", {}), repeatable=extra.get("repeatable", False),
     )  # fmt: skip

@@ -102,6 +102,24 @@ def test_a_flag_without_its_value_is_told(capsys: pytest.CaptureFixture[str]) ->
     assert refusal("--nnodes --port 1", capsys) == "quire serve: --nnodes: needs a value\n"
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "instead"),
+    [
+        ("load-format", "gguf", "Convert the file to safetensors"),
+        ("load-format", "npcache", "use pt"),
+        ("load-format", "runai_streamer", "use safetensors"),
+        ("tokenizer-mode", "slow", "use auto"),
+        ("tokenizer-mode", "kimi_k3", "--chat-template"),
+    ],
+)
+def test_a_value_of_vllms_is_refused_with_what_to_use(
+    flag: str, value: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert instead in refusal(f"--{flag} {value}", capsys)
+    with pytest.raises(ConfigError, match=instead):
+        EngineArgs.from_flat(**{flag.replace("-", "_"): value})
+
+
 def test_keywords_that_ask_for_nothing_are_left_out() -> None:
     neutral = {"enforce_eager": True, "swap_space": 4, "enable_lora": None, "task": "auto"}
     neutral |= {
