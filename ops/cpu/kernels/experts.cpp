@@ -43,7 +43,7 @@ public:
 
     long count() const { return ends.empty() ? 0 : ends.back(); }
 
-    // Calls body(index of the block, first panel, number of panels).
+    // Calls body(block, first panel, number of panels).
     template <class Body> void run(const std::vector<Block>& blocks, long task, Body body) const {
         const long index = std::upper_bound(ends.begin(), ends.end(), task) - ends.begin();
         const Groups all = groups(blocks[index]);
@@ -84,7 +84,7 @@ template <class T, class W> struct Tokens {
         for (long pair = 0; pair < pairs; pair++) order[starts[ids[pair]]++] = (int32_t)pair;
     }
 
-    // Calls body(place of the pair in its tile, number of pairs in the tile, first pair of the tile, pair).
+    // Calls body(tile, row in the tile, rows of the tile, the tile's first place in `order`) for each pair of a block.
     template <class Body> void for_pairs(const Block& block, Body body) const {
         for (long tile = 0; tile < block.tiles.count; tile++)
             for (int row = 0; row < block.tiles.size(tile); row++)
