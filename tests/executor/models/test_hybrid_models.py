@@ -1,5 +1,6 @@
 """Models with recurrent layers against Transformers: log-probabilities at each position, greedy tokens, ranks."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,13 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
+from quire.ops.cpu import NativeBackend
 from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
-from tests.executor.paged_driver import PagedDriver, load_model, read_spec
+from tests.executor.paged_driver import PagedDriver, load_model, model_context, read_spec
 
 torch.set_num_threads(1)
 
@@ -318,3 +322,29 @@ def test_two_ranks_together_are_the_whole_model(variant: str, folder: Folder) ->
     for rank_logits in on_every_rank(2, logits):
         for got, expected in zip(rank_logits, whole, strict=True):
             torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_decode_steps_are_operations_of_the_backend_alone(variant: str, folder: Folder) -> None:
+    """So they can be recorded. In one byte a weight, because oneDNN's layers cannot."""
+    context = model_context(read_spec(folder(variant)), quantization="int8")
+    if not isinstance(context.ops, NativeBackend):
+        pytest.skip("plain torch is not recorded")
+    with contextlib.closing(context.weights):
+        model = build_model(read_spec(folder(variant)), context)
+    driver = PagedDriver(model, 2, 64)
+    driver.step({0: list(range(40)), 1: [5, 6]})
+    states = [tensor for layer in driver.states for tensor in layer]
+    before = [tensor.clone() for tensor in states]
+    driver.model = recorded = Recorded(model, context.ops)  # type: ignore[assignment]
+    driver.step({0: [3], 1: [4]})
+    assert recorded.recording is not None
+    expected, after = recorded.result.clone(), [tensor.clone() for tensor in states]
+    recorded.result.zero_()
+    for tensor, old in zip(states, before, strict=True):
+        tensor.copy_(old)
+    recorded.recording.run()
+    assert torch.equal(recorded.result, expected)
+    for tensor, new in zip(states, after, strict=True):
+        assert torch.equal(tensor, new)
