@@ -15,6 +15,9 @@ UNSERVED = frozenset(
     [
         "axk2",
         "cohere_compass_text",
+        "nemotron_h",
+        "recurrent_gemma",
+        "rwkv",
         "cpmant",
         "deepseek_v32",
         "deepseek_v4",
