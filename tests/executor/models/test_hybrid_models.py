@@ -25,6 +25,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.cpu import NativeBackend
@@ -282,6 +283,16 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     likeliest = expected_logprobs(folder(variant), prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
     assert output == likeliest.tolist()
     assert len(set(output)) > 8, "a degenerate output proves little"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bytes_are_counted_before_loading(variant: str, folder: Folder) -> None:
+    spec = read_spec(folder(variant))
+    for rank in range(2):
+        group = ParallelGroup(rank, 2)
+        with contextlib.closing((context := model_context(spec, group=group)).weights), torch.inference_mode():
+            counted = held_bytes(dry_build(spec, context))
+        assert counted == pytest.approx(held_bytes(load_model(spec, group=group)), rel=0.02)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
