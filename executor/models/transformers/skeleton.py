@@ -11,12 +11,16 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.logging import get_logger
+
+logger = get_logger(__name__)
 
 
 class UnknownModelError(ModelLoadError):
@@ -51,24 +55,34 @@ def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> P
 
 def _config(spec: ModelSpec) -> PretrainedConfig:
     values = dict(spec.hf_config)
-    if "AutoConfig" in values.get("auto_map", {}) and spec.trust_remote_code:
-        return AutoConfig.from_pretrained(spec.path, trust_remote_code=True, local_files_only=True)
     model_type = values.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING:
-        raise UnknownModelError(f"Transformers does not know model_type {model_type!r} of {spec.name}.")
+    config_class = _own_class(spec, "AutoConfig")
+    if config_class is None:
+        if model_type not in CONFIG_MAPPING:
+            raise UnknownModelError(f"Transformers does not know model_type {model_type!r} of {spec.name}.")
+        config_class = CONFIG_MAPPING[model_type]
     values.pop("dtype", None)
     values.pop("torch_dtype", None)
-    return CONFIG_MAPPING[model_type].from_dict(PretrainedConfig._decode_special_floats(values))
+    return config_class.from_dict(PretrainedConfig._decode_special_floats(values))
 
 
 def _model_class(spec: ModelSpec) -> Any:
-    own_code = spec.hf_config.get("auto_map", {}).get("AutoModelForCausalLM")
-    if own_code and spec.trust_remote_code:
-        return transformers.dynamic_module_utils.get_class_from_dynamic_module(own_code, spec.path)
+    own_class = _own_class(spec, "AutoModelForCausalLM")
+    if own_class is not None:
+        return own_class
     found = getattr(transformers, spec.architecture, None)
     if found is not None and issubclass(found, PreTrainedModel):
         return found
     raise UnknownModelError(f"Transformers has no class {spec.architecture!r}, which config.json of {spec.name} names.")
+
+
+def _own_class(spec: ModelSpec, auto_class: str) -> Any:
+    """The class that the checkpoint's own code has in the place of `auto_class`, if it may be imported, else None."""
+    name = spec.hf_config.get("auto_map", {}).get(auto_class)
+    if not name or not spec.trust_remote_code:
+        return None
+    logger.info("importing %s of %s, as --trust-remote-code allows", name, spec.path)
+    return get_class_from_dynamic_module(name, spec.path, local_files_only=True)
 
 
 @contextlib.contextmanager
