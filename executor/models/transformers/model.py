@@ -17,11 +17,13 @@ from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
+from quire.executor.models.registry import ARCHITECTURES
 from quire.executor.models.transformers.attention import PagedAttention, form_of
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.exchange import Exchange, transposed_weights
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
 from quire.executor.models.transformers.rows import RowPlan, Rows
+from quire.executor.models.transformers.self_check import check_steps
 from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
 
@@ -34,7 +36,8 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     """The model of `spec` in Transformers' implementation, with its weights loaded.
 
     Raises:
-        ModelLoadError: Transformers lacks the model, or its code does what a step over pages cannot.
+        ModelLoadError: Transformers lacks the model, its code does what a step over pages cannot, or it runs row by
+            row and fails `check_steps`.
     """
     if len(context.layers) != spec.num_layers:
         raise ModelLoadError(f"{spec.name}: --model-impl transformers builds all layers of a model on each rank.")
@@ -51,7 +54,13 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
         sequences = Rows(plan, context.ops)
     Exchange(model, own, findings, splits).run()
     fill(model, weights, context.device)
-    return TransformersModel(model, findings, sequences)
+    built = TransformersModel(model, findings, sequences)
+    if plan is not None and context.device.type != "meta":
+        try:
+            check_steps(built, context, spec.vocab_size)
+        except Exception as error:
+            raise _refusal(spec, f"does not run row by row: {_text(error)}") from error
+    return built
 
 
 def _explore(
@@ -64,9 +73,10 @@ def _explore(
         try:
             findings, plan = probe_rows(model)
         except Exception as error:
-            raise ModelLoadError(
-                f"{spec.architecture} of {spec.name} has no native file here, and its class of Transformers can run "
-                f"neither on the tokens of several requests ({_text(obstacle)}) nor row by row ({_text(error)})."
+            raise _refusal(
+                spec,
+                f"can run neither on the tokens of several requests ({_text(obstacle)}) nor row by row "
+                f"({_text(error)})",
             ) from error
         return findings, choose_splits(model, findings, context, with_plan=False), plan
     splits = choose_splits(model, findings, context)
@@ -88,6 +98,12 @@ def _probe_flat(model: PreTrainedModel, outputs: dict[nn.Module, int]) -> Findin
     for call in findings.calls:
         form_of(call)
     return findings
+
+
+def _refusal(spec: ModelSpec, reason: str) -> ModelLoadError:
+    has_file = spec.architecture in ARCHITECTURES
+    remedy = "--model-impl quire serves it" if has_file else "Quire has no file of its own for it either"
+    return ModelLoadError(f"{spec.architecture} of {spec.name}: its class of Transformers {reason}. {remedy}.")
 
 
 def _text(error: Exception) -> str:

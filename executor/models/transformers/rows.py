@@ -40,11 +40,16 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What a model keeps of a sequence."""
+    """What a model keeps of a sequence.
+
+    Attributes:
+        gives_positions: the model is told positions; else it counts them, perhaps not from zero.
+    """
 
     layers: Sequence[LayerPlan]
     kv: Sequence[LayerKV]
     states: Sequence[LayerState]
+    gives_positions: bool = False
 
 
 def dry_cache(config: PretrainedConfig) -> Cache:
@@ -54,7 +59,7 @@ def dry_cache(config: PretrainedConfig) -> Cache:
     return cache if has_states else DynamicCache()  # which takes as many layers as the model has
 
 
-def read_plan(cache: Cache) -> RowPlan:
+def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
     """What a model kept of a sequence in `cache`, after a dry run."""
     layers: list[LayerPlan] = []
     kv: list[LayerKV] = []
@@ -80,7 +85,7 @@ def read_plan(cache: Cache) -> RowPlan:
                 shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors.values())
                 states.append(LayerState(shapes, tuple(tensor.dtype for tensor in tensors.values())))
         layers.append(LayerPlan(kv_index, state_index, key_dim, value_dim, tuple(kept)))
-    return RowPlan(layers, kv, states)
+    return RowPlan(layers, kv, states, gives_positions)
 
 
 class Rows:
@@ -103,7 +108,8 @@ class Rows:
         for row, tokens in self._pieces(step):
             cache = Cache(layers=[self._view(step, row, tokens, layer) for layer in self._plan.layers])
             rows = None if embeds is None else embeds[tokens].unsqueeze(0)
-            out = run_row(backbone, token_ids[tokens].unsqueeze(0), cache, rows)
+            positions = step.positions[tokens].unsqueeze(0) if self._plan.gives_positions else None
+            out = run_row(backbone, token_ids[tokens].unsqueeze(0), cache, positions, rows)
             outputs.append(first_tensor(out)[0])
         return torch.cat(outputs)
 
@@ -140,9 +146,16 @@ class Rows:
         return view
 
 
-def run_row(backbone: nn.Module, token_ids: Tensor, cache: Cache, embeds: Tensor | None = None) -> Any:
-    """One sequence's next tokens [1, num_tokens], which continue what `cache` holds; the model counts positions."""
+def run_row(
+    backbone: nn.Module, token_ids: Tensor, cache: Cache, positions: Tensor | None, embeds: Tensor | None = None
+) -> Any:
+    """One sequence's next tokens [1, num_tokens], which continue what `cache` holds.
+
+    `positions` are those of the tokens, [1, num_tokens]; None: the model counts.
+    """
     given: dict[str, Any] = {"input_ids": token_ids, "use_cache": True, "return_dict": True}
+    if positions is not None:
+        given["position_ids"] = positions
     given["cache_params" if takes(backbone, "cache_params") else "past_key_values"] = cache
     if embeds is not None:
         given |= {"input_ids": None, "inputs_embeds": embeds}

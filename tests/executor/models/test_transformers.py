@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Lock
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -217,6 +217,44 @@ def test_a_state_is_that_of_its_slot(tmp_path: Path) -> None:
     first = driver.step({0: [3, 4, 5, 6], 1: [9, 8]})[0]
     driver.tokens[0] = []
     torch.testing.assert_close(driver.step({0: [3, 4, 5, 6], 1: [7]})[0], first, atol=1e-5, rtol=0)
+
+
+def test_positions_are_told_to_a_class_that_counts_from_zero(tmp_path: Path) -> None:
+    """Bamba counts the tokens of a step, whatever came before, and attends with rotated keys."""
+    write_checkpoint(tmp_path, "bamba")
+    assert measure(tmp_path, Reference(tmp_path), "transformers").holds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_that_depend_on_the_steps_are_refused(dtype: Literal["float32", "bfloat16"], tmp_path: Path) -> None:
+    """RecurrentGemma keeps its states in modules, where requests overwrite one another's."""
+    write_checkpoint(tmp_path, "recurrent_gemma")
+    options = ModelConfig(model=str(tmp_path), dtype=dtype)
+    with pytest.raises(ModelLoadError, match=r"RecurrentGemmaForCausalLM .* other logits .* no file of its own"):
+        load_model(read_model_spec(tmp_path, options))
+
+
+def test_single_tokens_that_another_formula_computes_are_refused(tmp_path: Path) -> None:
+    """Nemotron-H bounds its time steps from below, but not for a token that comes alone."""
+    write_checkpoint(tmp_path, "nemotron_h")
+    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32")
+    with pytest.raises(ModelLoadError, match=r"other logits .* --model-impl quire serves it"):
+        load_model(read_model_spec(tmp_path, options))
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "mamba", "qwen3_next"])
+def test_rounding_does_not_refuse_a_class(model_type: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, model_type)
+    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="bfloat16")
+    model = load_model(read_model_spec(tmp_path, options))
+    assert isinstance(model, TransformersModel)
+    assert type(model._sequences) is Rows
+
+
+def test_a_dry_build_checks_no_logits(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "recurrent_gemma")
+    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32"))
+    assert held_bytes(dry_build(spec, model_context(spec))) > 0
 
 
 def test_models_that_cannot_share_a_step_are_refused_by_name(checkpoint: Checkpoints) -> None:
