@@ -186,7 +186,7 @@ def test_a_gemma_config_that_asks_for_more_is_refused(
 
 
 def test_unknown_architecture_names_the_known_ones(checkpoint: Checkpoints) -> None:
-    with pytest.raises(ModelLoadError, match=r"FooForCausalLM.*LlamaForCausalLM, MistralForCausalLM"):
+    with pytest.raises(ModelLoadError, match=r"FooForCausalLM.*Supported: .*LlamaForCausalLM, .*MistralForCausalLM"):
         load_model(read_spec(checkpoint("llama"), architectures=["FooForCausalLM"]))
     own_code = {"AutoModelForCausalLM": "modeling_foo.FooForCausalLM"}
     with pytest.raises(ModelLoadError, match=r"FooForCausalLM.*brings code for it, which is not run"):

@@ -103,8 +103,8 @@ def test_outputs_are_those_of_the_rounded_weights(family: Family, checkpoint: Ch
 
     exact, same_numbers, got = (logprobs(scheme) for scheme in (Unquantised(), Widened(), Int8()))
     torch.testing.assert_close(got, same_numbers, atol=1e-3, rtol=0)
-    # A quarter of the differences: a token that now goes to other experts differs far.
-    assert 0.001 < (got - exact).abs().quantile(0.25) < 0.1
+    # A quarter of the differences: a token that now goes to other experts differs far. Cohere's logits are small.
+    assert 0.0005 < (got - exact).abs().quantile(0.25) < 0.1
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_searches_are_counted(
 @pytest.mark.parametrize("fields", [{"tools": None}, {"tool_choice": "none"}], ids=str)
 def test_an_answer_without_functions_is_not_searched(demo_server: ServerProcess, fields: dict[str, Any]) -> None:
     before = counts(demo_server.base_url)
-    body = {"model": "quire-demo", **CHAT, **fields}
+    body = {"model": "quire-demo", **CHAT, **fields, "max_tokens": 20}
     assert httpx.post(f"{demo_server.base_url}/v1/chat/completions", json=body, timeout=60).status_code == 200
     assert counts(demo_server.base_url) == before
 
