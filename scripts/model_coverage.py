@@ -2,13 +2,15 @@
 
     .venv/bin/python -m scripts.model_coverage [--only TYPE ...] [--again] [--jobs 1] [--write]
 
-A tiny random checkpoint of each model type runs in a process of its own. Results are kept in build/model_coverage.json,
-and only missing ones are computed.
+A tiny random checkpoint of each model type runs in a process of its own. Results are kept in docs/models.json, each
+with the commit that it was measured at, and only missing ones are computed.
 """
 
 import argparse
 import json
 import multiprocessing
+import re
+import subprocess
 import tempfile
 import warnings
 from pathlib import Path
@@ -23,9 +25,10 @@ from tests.executor.models.coverage import TOLERANCE, measure
 from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "build" / "model_coverage.json"
+RESULTS = ROOT / "docs" / "models.json"
 SECONDS = 120
 """A model type has as many."""
+_REASON = 120  # letters
 
 Result = dict[str, Any]
 
@@ -39,13 +42,13 @@ def main() -> None:
     args = parser.parse_args()
     results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     chosen = args.only or MODEL_TYPES
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     missing = [name for name in chosen if args.again or name not in results]
     for first in range(0, len(missing), args.jobs):
         for name, result in run_processes(missing[first : first + args.jobs]):
-            results[name] = result
+            results[name] = {**result, "commit": commit}
             print(name, json.dumps(result), flush=True)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True))
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True))
     if args.write:
         (ROOT / "docs" / "models.md").write_text(page({name: results[name] for name in MODEL_TYPES if name in results}))
 
@@ -108,10 +111,11 @@ def page(results: dict[str, Result]) -> str:
     compared = {name: result for name, result in results.items() if "architecture" in result}
     served = sum(_best(result) is not None for result in compared.values())
     rows = [
-        f"| `{result['architecture']}` | {name} | {_cell(result.get('quire'))} | {_cell(result.get('transformers'))} |"
+        f"| `{result['architecture']}` | {name} | {_cell(result.get('quire'))} | {_cell(result.get('transformers'))} "
+        f"| {result['commit']} |"
         for name, result in sorted(compared.items(), key=lambda item: item[1]["architecture"])
     ]
-    left_out = [f"- {name}: {result['error']}" for name, result in results.items() if "error" in result]
+    left_out = [f"- {name}: {_reason(result['error'])}" for name, result in results.items() if "error" in result]
     return "\n".join(
         [
             "# Models",
@@ -122,10 +126,11 @@ def page(results: dict[str, Result]) -> str:
             "",
             "Each number is the largest difference, over a prompt in chunks of odd sizes, beside another request, and "
             "after a cached prefix. `quire` is a file of Quire's own, `transformers` the library's class with Quire's "
-            "parts (`--model-impl`). `python -m scripts.model_coverage --write` prints this page.",
+            "parts (`--model-impl`), and the last column the commit that was measured. "
+            "`python -m scripts.model_coverage --write` prints this page.",
             "",
-            "| architecture | model type | quire | transformers |",
-            "|---|---|---|---|",
+            "| architecture | model type | quire | transformers | commit |",
+            "|---|---|---|---|---|",
             *rows,
             "",
             *(
@@ -135,6 +140,16 @@ def page(results: dict[str, Result]) -> str:
             ),
         ]
     )
+
+
+def _reason(text: str) -> str:
+    """A refusal in one line: why the class does not run row by row, if that is what it is about."""
+    found = re.search(r"row by row(?: \(|: )(.*?)\)?\. Quire", text)
+    reason = (found[1] if found else text.splitlines()[0]).removeprefix("Transformers: ")
+    reason = re.sub(r"the checkpoint(/|: )| in \w+ForCausalLM", "", reason)
+    reason = re.split(r"[;.] | \(expected| \(by | of type ", reason, maxsplit=1)[0].rstrip(".:").replace("|", "\\|")
+    reason = reason if len(reason) < _REASON else reason[:_REASON].rpartition(" ")[0] + " ..."
+    return f"its code raises {reason}" if re.match(r"\w+Error: ", reason) else reason
 
 
 def _agrees(value: Any) -> bool:
@@ -149,7 +164,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, str):
-        return value.replace("|", "\\|").replace("\n", " ")
+        return f"refused: {_reason(value)}"
     difference, same_tokens = value
     return f"{difference:.1e}" + ("" if same_tokens else ", other tokens")
 

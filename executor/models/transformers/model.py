@@ -102,7 +102,7 @@ def _probe_flat(model: PreTrainedModel, outputs: dict[nn.Module, int]) -> Findin
 
 def _refusal(spec: ModelSpec, reason: str) -> ModelLoadError:
     has_file = spec.architecture in ARCHITECTURES
-    remedy = "--model-impl quire serves it" if has_file else "Quire has no file of its own for it either"
+    remedy = "Quire's own file may serve it (--model-impl quire)" if has_file else "Quire has no file of its own for it"
     return ModelLoadError(f"{spec.architecture} of {spec.name}: its class of Transformers {reason}. {remedy}.")
 
 

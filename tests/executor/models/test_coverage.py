@@ -24,7 +24,6 @@ UNSERVED = frozenset(
         "dots3_note_text",
         "glm_moe_dsa",
         "hy_v4",
-        "minimax",
         "openai-gpt",
         "prophetnet",
         "qwen4_exp_text",
