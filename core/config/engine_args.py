@@ -85,7 +85,7 @@ def _choices(kind: type, name: str) -> list[str]:
 
 def _otherwise(kind: type, name: str, value: Any) -> str:
     """What a field says of a value that it does not take, if anything: of this one, or of all others."""
-    annotation = get_type_hints(kind, include_extras=True).get(name)  # None: a key of an option's own object
+    annotation: Any = get_type_hints(kind, include_extras=True).get(name)  # None: a key of an option's own object
     if get_origin(annotation) is not Annotated:
         return ""
     for extra in (meta.extra or {} for meta in annotation.__metadata__):
