@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from quire.ops.backend import Activation, Backend
+from quire.ops.backend import Activation, Backend, PlainActivation
 from quire.ops.cpu import NativeBackend
 
 torch.set_num_threads(1)
@@ -30,7 +30,7 @@ def test_linear(ops: Backend, out_features: int, in_features: int, has_bias: boo
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("activation", get_args(Activation))
+@pytest.mark.parametrize("activation", [*get_args(PlainActivation), "clamped_swiglu"])
 def test_a_gated_layer_is_activation_and_product_of_the_plain_one(
     ops: Backend, activation: Activation, has_bias: bool, dtype: torch.dtype
 ) -> None:
