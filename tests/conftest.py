@@ -1,5 +1,6 @@
 """Fixtures that the whole suite shares: tiny checkpoints, and one server process on one of them."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,16 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.servers import ServerProcess
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Commands that run in this process set up logging for it."""
+    logger = logging.getLogger("quire")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,6 @@ PROMPTS = [{"prompt_token_ids": list(range(start, start + 30))} for start in (5,
 OPTIONS = {"max_num_seqs": 4, "max_model_len": 128, "enable_prefix_caching": False}
 
 
-@pytest.fixture(autouse=True)
-def _leave_logging_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command runs in this process, whose logging other tests read."""
-    monkeypatch.setenv("QUIRE_CONFIGURE_LOGGING", "0")
-
-
 def save(source: Path, folder: Path, size: int, *more: str) -> Path:
     assert (
         QUIRE.run("quire", ["save-sharded-state", str(source), "--output", str(folder), "-tp", str(size), *more]) == 0
