@@ -31,8 +31,8 @@ FLAGS = {
     "SERVER_DEV_MODE": False,
 }
 TEXTS = (
-    *("API_KEY", "CACHE_ROOT", "DISABLED_KERNELS", "LOGGING_CONFIG_PATH", "LOGGING_LEVEL", "LOGGING_PREFIX"),
-    "RPC_BASE_PATH",
+    *("API_KEY", "CACHE_ROOT", "CPU_ISA", "DISABLED_KERNELS", "LOGGING_CONFIG_PATH", "LOGGING_LEVEL"),
+    *("LOGGING_PREFIX", "RPC_BASE_PATH", "WHEEL_ISA"),
 )
 NAMES = frozenset((*NUMBERS, *FLAGS, *TEXTS))
 """Every variable that is read, without its prefix."""

@@ -12,6 +12,8 @@ from quire.core.trace import Spans
 from quire.ops.backend import Activation, Backend, LinearWeight, Recording
 from quire.ops.latent import LatentOperations
 from quire.ops.recurrent import RecurrentOperations
+from quire.ops.stored import StoredWeight
+from quire.ops.streams import StreamOperations
 
 
 def timed(ops: Backend, spans: Spans) -> Backend:
@@ -32,8 +34,10 @@ class _TimedBackend(Backend[Any, Any, Any]):
         self._spans = spans
         self._layers: dict[int, str] = {}  # by the identity of packed weights, which live as long as the model
         self._recorded: list[str] | None = None  # operations of the recording that is being made, if any
+        self.packed_types = ops.packed_types
         self.latent = _timed_part(LatentOperations, ops.latent, self.run)
         self.recurrent = _timed_part(RecurrentOperations, ops.recurrent, self.run)
+        self.streams = _timed_part(StreamOperations, ops.streams, self.run)
 
     def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls `operation` in a span of this name, which a recording in progress notes. Returns its result."""
@@ -47,6 +51,14 @@ class _TimedBackend(Backend[Any, Any, Any]):
 
     def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Any:
         return self._named(weight, self._ops.pack_gated_linear(weight, bias))
+
+    @property
+    def layout(self) -> str:
+        return self._ops.layout
+
+    def restore(self, stored: StoredWeight) -> Any:
+        packed = self._ops.restore(stored)
+        return self._named(stored, packed) if stored.shape else packed
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         return self.run(self._layers[id(packed)], self._ops.linear, x, packed)
@@ -75,7 +87,7 @@ class _TimedBackend(Backend[Any, Any, Any]):
             self._recorded = None
         return result, recording and _TimedRecording(recording, names, self._spans)
 
-    def _named(self, weight: LinearWeight, packed: Any) -> Any:
+    def _named(self, weight: LinearWeight | StoredWeight, packed: Any) -> Any:
         num_outputs, num_inputs = weight.shape
         self._layers[id(packed)] = f"linear {num_inputs}x{num_outputs}"
         return packed

@@ -26,9 +26,10 @@ from quire.core.wire.protocol import (
     WorkerReady,
 )
 from quire.core.wire.rank import Rank
+from quire.executor.backends import bind
 from quire.executor.memory import plan as memory
 from quire.executor.memory.dry_build import dry_build, held_bytes
-from quire.executor.memory.first_touch import touch
+from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
 from quire.executor.models.base import Model, ModelContext
@@ -51,7 +52,9 @@ from quire.executor.step.state_snapshots import StateSnapshots
 from quire.executor.timed_ops import timed
 from quire.executor.torch_profile import TorchProfile
 from quire.executor.transfers import Transfers, transfers_from
+from quire.executor.weights.ahead import num_layers_ahead
 from quire.executor.weights.formats import open_weights
+from quire.executor.weights.packed_state import open_packed
 
 logger = get_logger(__name__)
 
@@ -85,7 +88,7 @@ class Worker:
         self._device = torch.device(f"cuda:{rank.tensor}" if config.device == "cuda" else "cpu")
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
-        self._ops = ops.bind(config.device)
+        self._ops = bind(config.device)
         self._spans: Spans = NO_SPANS
         self._profile: TorchProfile | None = None
         if config.trace_folder is not None:
@@ -119,9 +122,6 @@ class Worker:
         ops.settle(config.device)
         seconds = time.monotonic() - started
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(weights_bytes), seconds)
-        num_ahead = spec.hf_config.get("num_nextn_predict_layers")
-        if num_ahead and self._rank.is_first:
-            logger.info("layers for multi-token prediction are not loaded: %s", num_ahead)
         if self._model.state_layers and self._drafter is not None:
             raise ModelLoadError(
                 f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
@@ -149,7 +149,7 @@ class Worker:
         tensors, caches = self._memory.pages.allocate(num_pages)
         states = self._memory.states.allocate(limits.max_num_seqs)
         if self._device.type == "cpu" and num_pages:
-            touch(tensors, limits.block_size, self._config.first_touch_seconds)
+            touch_behind(tensors, limits.block_size, self._config.first_touch_seconds)
         mode = self._config.logprobs_mode
         table = RequestTable(
             limits.max_num_seqs, max_model_len, limits.block_size, self._device, len(self._memory.pages.groups)
@@ -225,6 +225,12 @@ class Worker:
     def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int]:
         """The model, and the bytes of its weights, which are counted before any weight is read."""
         config, spec = self._config, self._config.spec
+        packed = open_packed(config, self._group.rank, self._ops)
+        if packed is not None:
+            memory.check_weights(packed.num_bytes, free, spec.name)
+            with contextlib.closing(packed), torch.inference_mode():
+                context = ModelContext.of(config, self._ops, self._group, self._device, packed, packed)
+                return build_model(spec, context), packed.num_bytes
         dtype = getattr(torch, spec.dtype)
         weights = open_weights(
             spec,
@@ -240,6 +246,9 @@ class Worker:
             context = ModelContext.of(config, self._ops, self._group, self._device, weights)
             weights_bytes = held_bytes(dry_build(spec, context))
             memory.check_weights(weights_bytes, free, spec.name)
+            num_ahead = num_layers_ahead(spec.hf_config, weights.shapes or ())
+            if num_ahead and self._rank.is_first:
+                logger.info("layers for multi-token prediction are not loaded: %d", num_ahead)
             return build_model(spec, context), weights_bytes
 
 

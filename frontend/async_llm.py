@@ -1,29 +1,24 @@
-"""The asynchronous Python API: takes prompts, and returns streams of outputs. The HTTP server and `LLM` use it."""
+"""The asynchronous Python API: takes prompts, and returns streams of outputs. The HTTP server and `LLM` use it.
 
-import asyncio
-import functools
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+What concerns the engine and no request is in `control/engine_control.py`.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
-from quire.core.engine.supervisor import EngineStatus
-from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
-from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
-from quire.frontend.control.profilers import profiler_of
-from quire.frontend.control.worker_calls import WorkerCalls
+from quire.frontend.control.engine_control import EngineControl
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.not_offered import explain
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.metrics import EngineMetrics
-from quire.frontend.metrics.reader import Metric, read_metrics
-from quire.frontend.metrics.stats_log import StatsLog
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.arguments import Tokenization, refuse
 from quire.frontend.requests.beam_params import BeamSearchParams
@@ -37,7 +32,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.truncation import Truncation
 
 
-class AsyncLLM:
+class AsyncLLM(EngineControl):
     """One model and its engine. To be used from one event loop. The engine starts with the first use, or with `start`.
 
     Args:
@@ -65,23 +60,14 @@ class AsyncLLM:
         metrics: EngineMetrics | None = None,
         log: RequestLog | None = None,
     ) -> None:
-        self.config = config
-        self.model = model
-        self.client = client
-        self.metrics = metrics
         self._intake = RequestIntake(config, model, client, tokenizer, metrics, log, _after_reasoning(model, tokenizer))
-        self.limit = self._intake.limit
+        super().__init__(config, client, self._intake.limit, metrics)
+        self.model = model
         self.async_tokenizer = self._intake.async_tokenizer
         self.sampling_input = self._intake.sampling_input
         self.prompts = self._intake.prompts
         self.chat_templates = ChatTemplates(tokenizer, model.name)
-        self._profiler = profiler_of(config, client)
-        self._worker_calls = WorkerCalls(client, allowed=config.allow_insecure_serialization)
         self._tokenizer = tokenizer
-        self._ready: EngineReady | None = None
-        self._stats_log = StatsLog(metrics) if metrics is not None else None
-        self._logging_stats: asyncio.Task[None] | None = None
-        self._end_at_exit = weakref.finalize(self, client.close_nowait)
 
     @classmethod
     def from_engine_args(
@@ -147,65 +133,16 @@ class AsyncLLM:
 
     # ----------------------------------------------------------------------------------------------------- lifetime
 
-    async def start(self) -> EngineReady:
-        """Starts the engine and waits until it is ready; later calls return at once.
-
-        Raises:
-            ModelLoadError: the checkpoint cannot be read or does not fit.
-            EngineDeadError: the engine cannot start.
-        """
-        if self._ready is None:
-            self._ready = await self.client.start()
-            self.limit.max_model_len = self._ready.max_model_len
-            if self._stats_log is not None and self._logging_stats is None:
-                self._logging_stats = asyncio.create_task(self._stats_log.run())
-        return self._ready
-
-    async def check_health(self) -> None:
-        """Raises EngineDeadError if the engine is dead and will not be restarted."""
-        self.client.check_health()
-
-    def engine_status(self) -> EngineStatus:
-        """The engine's state, and the time since its last message."""
-        return self.client.status()
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the engine is dead and will not be restarted; None while it is not."""
-        try:
-            self.client.check_health()
-        except EngineDeadError as error:
-            return error
-        return None
-
-    @property
-    def errored(self) -> bool:
-        """Whether the engine is dead and will not be restarted."""
-        return self.dead_error is not None
-
-    @property
-    def is_stopped(self) -> bool:
-        """The same as `errored`."""
-        return self.errored
-
-    @property
-    def is_running(self) -> bool:
-        """Whether requests are taken. The first one starts the engine."""
-        return not self.errored
-
     async def aclose(self) -> None:
         """Ends running requests with finish_reason "abort", then the engine, in order."""
         self._intake.running.close()
         self.async_tokenizer.close()
-        if self._logging_stats is not None:
-            self._logging_stats.cancel()
-        await self.client.close()
-        self._end_at_exit.detach()
+        await super().aclose()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the engine by force, without waiting, whatever the timeout; for use outside an event loop."""
         self.async_tokenizer.close()
-        self._end_at_exit()
+        super().shutdown(timeout)
 
     async def __aenter__(self) -> "AsyncLLM":
         await self.start()
@@ -336,99 +273,16 @@ class AsyncLLM:
         """The same as `num_unfinished`."""
         return self.num_unfinished
 
-    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Removes the pages that no request uses from the prefix cache. Returns whether no page is left in it.
-
-        Args:
-            reset_running_requests: take the pages of running requests too; they are computed again and go on.
-            reset_connector: also clear caches of other engines, of which there are none.
-        """
-        return await self.client.reset_prefix_cache(preempt_running=reset_running_requests)
-
-    @property
-    def profiles(self) -> bool:
-        """Whether `profiler_config` names a profiler."""
-        return self.config.trace_folder is not None or self.config.torch_profile is not None
-
-    async def start_profile(
-        self,
-        profile_prefix: str | None = None,
-        *,
-        delay_iterations: int | None = None,
-        max_iterations: int | None = None,
-    ) -> None:
-        """Starts to profile as `profiler_config` says.
-
-        Args:
-            profile_prefix: begins the names of the files of torch's profiler.
-            delay_iterations, max_iterations: for this profile instead of those of `profiler_config`.
-        """
-        await self.start()
-        await self._profiler.start(profile_prefix, delay_iterations, max_iterations)
-
-    async def stop_profile(self) -> str | None:
-        """Ends the profile and writes it, as Chrome traces, into `torch_profiler_dir`.
-
-        Returns:
-            The path of the file, of the first worker's if each writes one; None if no step was recorded.
-        """
-        await self.start()
-        return await self._profiler.stop()
-
-    async def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,  # noqa: ASYNC109 - vLLM's name
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """Calls something on every worker between two steps, and returns the results by rank.
-
-        Args:
-            method: a name of a method of `quire.executor.worker.Worker`, or a function that gets the worker first.
-            timeout: seconds; None waits for ever.
-
-        Raises:
-            ConfigError: the engine runs without `allow_insecure_serialization`.
-            EngineError: the method failed on a worker; the error names it.
-            TimeoutError: the workers have not answered in time. They go on.
-        """
-        return await self._worker_calls.call(method, timeout, args, kwargs or {})
-
-    async def do_log_stats(self) -> None:
-        """Logs a line of statistics now, unless the engine has been idle, or `disable_log_stats` is set."""
-        if self._stats_log is not None:
-            self._stats_log.log()
-
     # -------------------------------------------------------------------------------------------------------- facts
-
-    def get_metrics(self) -> list[Metric]:
-        """The metrics at this moment, by vLLM's names.
-
-        Raises:
-            ConfigError: nothing is counted, because of `disable_log_stats`.
-        """
-        if self.metrics is None:
-            raise ConfigError("Nothing is counted with disable_log_stats; start with disable_log_stats=False.")
-        return read_metrics(self.metrics.collect())
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model can do, in vLLM's words."""
         return ("generate",)
 
-    async def is_tracing_enabled(self) -> bool:
-        """Never: Quire sends no traces."""
-        return False
-
     @property
     def tokenizer(self) -> Tokenizer | None:
         """None with `--skip-tokenizer-init`."""
         return self._tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and output together; final when the engine has started."""
-        return self.limit.max_model_len
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer as Transformers' own class."""
@@ -452,18 +306,9 @@ def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterRe
     Raises:
         ConfigError: there is no parser of that name, or a plugin cannot be loaded.
     """
-    named = model.reasoning
-    if not named.reasoning_parser or tokenizer is None or model.structured_outputs.enable_in_reasoning:
+    if not model.reasoning.reasoning_parser or tokenizer is None or model.structured_outputs.enable_in_reasoning:
         return None
     # Imported here, because most engines have no parser.
-    from quire.frontend.parsing.checkpoint_marks import read_marks
     from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
-    from quire.frontend.parsing.parsers import OutputParsers
 
-    parsers = OutputParsers(
-        None,
-        named.reasoning_parser,
-        reasoning_plugin=named.reasoning_parser_plugin,
-        checkpoint=read_marks(tokenizer),
-    )
-    return ConstraintsAfterReasoning(parsers, functools.partial(tokenizer.decode, skip_special_tokens=False)).apply
+    return ConstraintsAfterReasoning.from_options(model.reasoning, tokenizer).apply

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.sampling_params import SamplingParams
@@ -10,22 +10,19 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.not_offered import explain
 from quire.frontend.metrics.reader import Metric
-from quire.frontend.offline.arguments import conversations_of, one_each, prompts_of
+from quire.frontend.offline.arguments import prompts_of
 from quire.frontend.offline.batch import Batch, BatchRunner
+from quire.frontend.offline.batch_builder import BatchBuilder, ContentChoice, Conversations, Params
 from quire.frontend.offline.engine import LLMEngine
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import MakeBar, RequestProgress, open_progress
-from quire.frontend.requests.arguments import Tokenization, refuse
+from quire.frontend.requests.arguments import refuse
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearchOutput
 from quire.frontend.requests.prompt import PromptLike
-from quire.frontend.text.chat_template import Message, read_template
+from quire.frontend.text.chat_template import read_template
 
 T = TypeVar("T")
-
-Conversations = Sequence[Message] | Sequence[Sequence[Message]]
-ContentChoice = Literal["auto", "string", "openai"]
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -58,10 +55,11 @@ class LLM:
         chat_template: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        self._chat_template = None if chat_template is None else read_template(os.fspath(chat_template))
+        template = None if chat_template is None else read_template(os.fspath(chat_template))
         options.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine(AsyncLLM.from_engine_args(usage="llm", model=model, **options))
         self._llm = self.llm_engine.async_llm
+        self._builder = BatchBuilder(self._llm, template)
         self._batches = BatchRunner(self._llm)
 
     @classmethod
@@ -97,8 +95,7 @@ class LLM:
             ParameterError: a prompt or parameter is wrong; all running requests are aborted.
         """
         refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        tokenization = Tokenization.read(tokenization_kwargs)
-        return self._run(self._batch(prompts_of(prompts), sampling_params, priority, tokenization), use_tqdm)
+        return self._run(self._builder.of_prompts(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
 
     def chat(
         self,
@@ -125,19 +122,18 @@ class LLM:
         Raises:
             ParameterError: the template refuses a conversation, or a parameter is wrong.
         """
-        batch = self._chat_batch(
+        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        batch = self._builder.of_conversations(
             messages,
             sampling_params,
-            lora_request,
             priority,
-            chat_template,
-            chat_template_content_format,
-            add_generation_prompt,
-            continue_final_message,
-            tools,
-            chat_template_kwargs,
-            tokenization_kwargs,
-            mm_processor_kwargs,
+            chat_template=chat_template,
+            content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
         )
         return self._run(batch, use_tqdm)
 
@@ -156,8 +152,7 @@ class LLM:
         `wait_for_completion` returns their outputs. Arguments and errors are those of `generate`.
         """
         refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        tokenization = Tokenization.read(tokenization_kwargs)
-        return self._submit(self._batch(prompts_of(prompts), sampling_params, priority, tokenization), use_tqdm)
+        return self._submit(self._builder.of_prompts(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
 
     def enqueue_chat(
         self,
@@ -176,19 +171,18 @@ class LLM:
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Like `enqueue`, with the arguments and errors of `chat`."""
-        batch = self._chat_batch(
+        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        batch = self._builder.of_conversations(
             messages,
             sampling_params,
-            lora_request,
             priority,
-            chat_template,
-            chat_template_content_format,
-            add_generation_prompt,
-            continue_final_message,
-            tools,
-            chat_template_kwargs,
-            tokenization_kwargs,
-            mm_processor_kwargs,
+            chat_template=chat_template,
+            content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
         )
         return self._submit(batch, use_tqdm)
 
@@ -231,48 +225,6 @@ class LLM:
         many = prompts_of(prompts)
         with open_progress("Searching", len(many), use_tqdm) as progress:
             return self.llm_engine.run(self._batches.search(many, params, concurrency_limit, _counted_by(progress)))
-
-    def _chat_batch(
-        self,
-        messages: Conversations,
-        sampling_params: Params,
-        lora_request: object,
-        priority: int | Sequence[int] | None,
-        chat_template: str | None,
-        chat_template_content_format: ContentChoice,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        tools: list[dict[str, Any]] | None,
-        chat_template_kwargs: dict[str, Any] | None,
-        tokenization_kwargs: dict[str, Any] | None,
-        mm_processor_kwargs: dict[str, Any] | None,
-    ) -> Batch:
-        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        tokenization = Tokenization.read(tokenization_kwargs, add_special_tokens=False)
-        prompts = [
-            self._llm.chat_templates.render(
-                conversation,
-                tools=tools,
-                chat_template=chat_template or self._chat_template,
-                content_format=chat_template_content_format,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations_of(messages)
-        ]
-        return self._batch(prompts, sampling_params, priority, tokenization)
-
-    def _batch(
-        self,
-        prompts: Sequence[PromptLike],
-        sampling_params: Params,
-        priority: int | Sequence[int] | None,
-        tokenization: Tokenization,
-    ) -> Batch:
-        count = len(prompts)
-        params = one_each("sampling_params", sampling_params, SamplingParams, count, self.get_default_sampling_params())
-        return Batch(prompts, params, one_each("priority", priority, int, count, 0), tokenization)
 
     def _run(self, batch: Batch, use_tqdm: bool | MakeBar | None) -> list[RequestOutput]:
         with open_progress("Generating", len(batch.prompts), use_tqdm) as progress:

@@ -6,16 +6,19 @@ follow one another.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.ops.latent import LatentOperations
+from quire.ops.quantised import QuantisedWeight
 from quire.ops.recurrent import RecurrentOperations
 from quire.ops.routing import Router
+from quire.ops.stored import StoredWeight, put_together
+from quire.ops.streams import StreamOperations
 
 PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu"]
 """An activation function of one number: silu (arXiv:1702.03118), gelu (1606.08415), its approximations by tanh and by
@@ -57,23 +60,6 @@ class Recording(Protocol):
         ...
 
 
-class Int8Weight(NamedTuple):
-    """A weight of one byte a number: row i is `values[i] * scales[i]`.
-
-    Attributes:
-        values: [out, in] int8.
-        scales: [out] float32.
-    """
-
-    values: Tensor
-    scales: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        """[out, in]."""
-        return self.values.shape
-
-
 class AttentionForm(NamedTuple):
     """Which keys a layer's queries see, and how their scores become weights.
 
@@ -97,7 +83,7 @@ class AttentionForm(NamedTuple):
     slopes: Tensor | None = None
 
 
-LinearWeight = Tensor | Int8Weight
+LinearWeight = Tensor | QuantisedWeight
 """The weight of a linear layer, [out, in], in a form that every backend packs."""
 
 
@@ -105,9 +91,9 @@ class ExpertWeights(NamedTuple):
     """The two linear layers of one expert (arXiv:1701.06538, 2002.05202).
 
     Attributes:
-        gate_up: [2 * size, hidden]: gates, then ups.
+        gate_up: [2 * size, hidden]: gates, then ups; or [size, hidden], of an expert without gates.
         down: [hidden, size].
-        gate_up_bias: [2 * size], or None.
+        gate_up_bias: one number an output, or None.
         down_bias: [hidden], or None.
     """
 
@@ -115,6 +101,11 @@ class ExpertWeights(NamedTuple):
     down: LinearWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the activation has gates and ups."""
+        return self.gate_up.shape[0] != self.down.shape[1]
 
 
 Batch = TypeVar("Batch", bound=AttentionBatch)
@@ -133,10 +124,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     Attributes:
         latent: the operations of multi-head latent attention.
         recurrent: the operations of recurrent layers.
+        streams: the operations of models with several residual streams.
+        packed_types: the classes that packed weights are made of.
     """
 
     latent: LatentOperations[Batch]
     recurrent: RecurrentOperations
+    streams: StreamOperations
+    packed_types: tuple[type, ...]
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -161,6 +156,10 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     @abstractmethod
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """`x + residual`, which may be written into `residual`; both are [num_tokens, size]."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The columns of all `parts`, each [num_tokens, its size], side by side: [num_tokens, sum of the sizes]."""
 
     @abstractmethod
     def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
@@ -203,6 +202,18 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         Tensors of torch's meta device are packed into such tensors, as large as those of real weights would be.
         """
 
+    @property
+    @abstractmethod
+    def layout(self) -> str:
+        """Names what the layouts of packed weights depend on beside the code, such as the processor's instructions."""
+
+    def restore(self, stored: StoredWeight) -> Any:
+        """The packed weight, linear or experts', that was taken apart where this backend had the same `layout`.
+
+        The tensors are used as they are. Raises ValueError for a form that the backend does not know.
+        """
+        return put_together(stored, self.packed_types)
+
     @abstractmethod
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """`x` [num_tokens, in] → [num_tokens, out]."""
@@ -231,16 +242,27 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
     @abstractmethod
     def experts(
-        self, x: Tensor, packed: PackedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
+        self,
+        x: Tensor,
+        packed: PackedExperts,
+        ids: Tensor,
+        weights: Tensor,
+        activation: Activation = "silu",
+        *,
+        weighs_inputs: bool = False,
     ) -> Tensor:
         """The weighted sum of each token's experts (arXiv:1701.06538): `x` [num_tokens, hidden] → the same shape.
 
-        An expert is a gated layer and the linear layer after it. `ids` [num_tokens, top_k] int64 are below the number
-        of experts; `weights` [num_tokens, top_k] are float32. The sums of a token are added in the order of its ids.
+        An expert is a gated layer, or a linear layer with a plain activation, and the linear layer after it. `ids`
+        [num_tokens, top_k] int64 are below the number of experts; `weights` [num_tokens, top_k] are float32. The sums
+        of a token are added in the order of its ids. If `weighs_inputs`, the weights multiply what an expert reads
+        instead of what it gives.
         """
 
     @abstractmethod
-    def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def kv_cache_shape(
+        self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
         """Shape of one layer's KV cache; only the backend knows what its dimensions mean.
 
         Pages, the first dimension, may lie apart in memory; each page is dense.

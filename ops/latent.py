@@ -2,15 +2,31 @@
 
 That key is [latent | rotated key]; its latent, of `rank` numbers, is the value, too. A layer's cache is
 [num_pages, block_size, rank + rotary_dim], and its pages and rows may lie apart.
+
+In sparse attention (arXiv:2512.02556, section 2.1) a token has an index key besides, in a cache like that of latents.
+Index queries choose the tokens that attention sees.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 Batch = TypeVar("Batch")
 """See `quire.ops.backend.Batch`."""
+
+
+class Selection(NamedTuple):
+    """The tokens that each token of a step attends to, in the order of their positions.
+
+    Attributes:
+        slots: [num_tokens, top_k] int32; the first `counts` of a row are places in the layer's pages, as those of
+            `AttentionBatch.slot_mapping`.
+        counts: [num_tokens] int64; at least 1.
+    """
+
+    slots: Tensor
+    counts: Tensor
 
 
 class LatentOperations(ABC, Generic[Batch]):
@@ -48,9 +64,37 @@ class LatentOperations(ABC, Generic[Batch]):
         """
 
     @abstractmethod
-    def latent_attention(self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: Batch, *, scale: float) -> Tensor:
+    def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+        """Stores `x` [num_tokens, size] in the slots of `slot_mapping` [num_tokens] int64 as finite numbers.
+
+        `cache` is [num_pages, block_size, size].
+        """
+
+    @abstractmethod
+    def select_tokens(
+        self, q: Tensor, weights: Tensor, cache: Tensor, batch: Batch, *, top_k: int, scale: float
+    ) -> Selection:
+        """The `top_k` tokens of the highest scores, of a token and those before it; all if they are not more.
+
+        The score of a key is the sum over heads of `weight * relu(scale * q·key)`, in float32; of equal scores, the
+        earlier token is taken. `q` [num_tokens, heads, size] and `weights` [num_tokens, heads] are of one dtype;
+        `cache` [num_pages, block_size, size] has the keys, those of the step's new tokens included.
+        """
+
+    @abstractmethod
+    def latent_attention(
+        self,
+        q: Tensor,
+        q_rotated: Tensor,
+        cache: Tensor,
+        batch: Batch,
+        *,
+        scale: float,
+        selection: Selection | None = None,
+    ) -> Tensor:
         """Causal attention in the latent space.
 
         `q` [num_tokens, heads, rank] and `q_rotated` [num_tokens, heads, rotary_dim], of one dtype, are the two parts
-        of the queries. The latents of the step's new tokens must have been stored. Returns [num_tokens, heads, rank].
+        of the queries. The latents of the step's new tokens must have been stored. With a `selection`, a token sees
+        those tokens alone. Returns [num_tokens, heads, rank].
         """

@@ -129,6 +129,52 @@ class RecurrentOperations(ABC):
         """
 
     @abstractmethod
+    def wkv(self, k: Tensor, v: Tensor, first: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+        """The averages of RWKV 4 (arXiv:2305.13048, section 3.2): [num_tokens, channels], like `v`.
+
+        out = (sum + exp(first + k) * v) / (weight + exp(first + k)), then sum = exp(log_decay) * sum + exp(k) * v and
+        weight = exp(log_decay) * weight + exp(k). `k` and `v` are [num_tokens, channels], of one dtype; `first` and
+        `log_decay` (negative) are [channels], `state` is [num_slots, 3, channels], all float32: sum and weight, both
+        divided by exp of the third number, the greatest exponent so far.
+        """
+
+    @abstractmethod
+    def mlstm(
+        self, q: Tensor, k: Tensor, v: Tensor, add: Tensor, keep: Tensor, state: Tensor, rows: StateRows, *, eps: float
+    ) -> Tensor:
+        """The matrix memory of xLSTM (arXiv:2405.04517, section 2.3): [num_tokens, heads, value_dim], like `v`.
+
+        With most = max(log(sigmoid(keep)) + most, add): memory = exp(log(sigmoid(keep)) + most before - most) * memory
+        + exp(add - most) * (k ⊗ v'), where v' is v and a 1 behind it; out = memory · q * key_dim**-0.5, whose last
+        number, or exp(-most) if that is greater, divides the others after `eps` is added.
+
+        `q` and `k` are [num_tokens, heads, key_dim], `v` is [num_tokens, heads, value_dim], `add` and `keep` are
+        [num_tokens, heads], all of one dtype. `state` [num_slots, heads, key_dim + 1, value_dim + 1] is float32: the
+        memory, and in the last place `most`, which begins as 0.
+        """
+
+    @abstractmethod
+    def rg_lru(
+        self,
+        x: Tensor,
+        input_gate: Tensor,
+        input_bias: Tensor,
+        decay_gate: Tensor,
+        decay_bias: Tensor,
+        log_decay: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        """The real-gated linear recurrent unit (arXiv:2402.19427, section 2.4): [num_tokens, channels], like `x`.
+
+        With a = exp(log_decay * sigmoid(decay_gate + decay_bias)): state = a * state + sqrt(1 - a²) * x *
+        sigmoid(input_gate + input_bias); out = state. The factor sqrt(1 - a²) is 1 at the first token of a sequence.
+
+        `x` and the gates are [num_tokens, channels], of one dtype. The biases and `log_decay` (negative) are
+        [channels], `state` is [num_slots, channels], all float32.
+        """
+
+    @abstractmethod
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
         """RMS norm with a gate: `rms_norm(x * silu(gate))` if `gate_first`, otherwise `rms_norm(x) * silu(gate)`.
 

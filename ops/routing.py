@@ -1,11 +1,18 @@
 """How a router chooses experts, as `Backend.route` takes it."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-Score = Literal["softmax", "sigmoid"]
-"""What a router makes of its logits: shares of all experts, or each expert's own probability."""
+Score = Literal["softmax", "sigmoid", "sparse_mixer"]
+"""What a router makes of its logits: shares of all experts, each expert's own probability, or shares of near experts
+(SparseMixer, arXiv:2409.12136, at inference).
+
+Those near the best expert not chosen yet, with the logit m, are the ones not chosen yet whose logit l is within
+(m - l) / max(|l|, m) <= `Routing.distance`. The weight of that expert is its share of a softmax of these alone.
+"""
+
+SCORES: tuple[Score, ...] = get_args(Score)
 
 
 class Routing(NamedTuple):
@@ -19,6 +26,7 @@ class Routing(NamedTuple):
         renormalise: weights are divided by their sum, which counts as at least `floor`. With `softmax` this is the
             softmax of the chosen experts' logits.
         scale: multiplies all weights in the end.
+        distance: see `Score`.
     """
 
     top_k: int
@@ -29,6 +37,7 @@ class Routing(NamedTuple):
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    distance: float = 0.0
 
 
 class Router(NamedTuple):
@@ -39,9 +48,11 @@ class Router(NamedTuple):
         bias: [num_experts] of the layer, or None.
         correction: [num_experts] float32; added to the scores where experts are chosen, and not to their weights
             (arXiv:2408.15664).
+        shares: [num_experts] float32; the weight of an expert is multiplied by its own in the end.
     """
 
     routing: Routing
     weight: Tensor
     bias: Tensor | None = None
     correction: Tensor | None = None
+    shares: Tensor | None = None

@@ -6,6 +6,7 @@ checkpoint continues exactly as if it had never stopped.
 
     python scripts/train_demo_model.py              # train, evaluate and write quire/demo_model
     python scripts/train_demo_model.py --evaluate   # evaluate quire/demo_model; fails if a category is below 95 %
+    python scripts/train_demo_model.py --held-out items.jsonl   # write what `--evaluate` asks, with the answers
 """
 
 from __future__ import annotations
@@ -380,17 +381,29 @@ def load_shipped(folder: Path) -> tuple[Any, PreTrainedTokenizerFast]:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
 
 
-def report(folder: Path, count: int, show: int, quantization: str | None) -> bool:
+def write_held_out(path: Path, folder: Path, count: int, seed: int = 1) -> None:
+    """Write `count` held-out items of each category as lines of `prompt` and `completion`, as the model reads them."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with path.open("w") as file:
+        for category in [*mixture.CATEGORIES, "conversations"]:
+            for sample in mixture.evaluation_set(category, count, seed):
+                prompt = tok.conversation_text(tokenizer, sample, prompt_only=True)
+                rest = tok.conversation_text(tokenizer, sample).removeprefix(prompt)
+                completion = rest[: rest.index(tokenizer.eos_token) + len(tokenizer.eos_token)]
+                file.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
+
+
+def report(folder: Path, count: int, show: int, served_with: dict[str, str]) -> bool:
     """Evaluate a written checkpoint and print a table; returns whether every category reaches the goal.
 
-    Transformers answers, in float32; with a `quantization`, Quire does.
+    Transformers answers, in float32; with options to be `served_with`, Quire does.
     """
-    if quantization is None:
+    if not served_with:
         model, tokenizer = load_shipped(folder)
         scores = evaluate(partial(greedy, model, tokenizer), tokenizer, count, show=show)
     else:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        with LLM(str(folder), quantization=quantization) as llm:
+        with LLM(str(folder), **served_with) as llm:
             scores = evaluate(partial(served, llm, tokenizer), tokenizer, count, show=show)
     print("| category | right | items | share |\n|---|---:|---:|---:|")
     for category, (right, items) in scores.items():
@@ -403,7 +416,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=SHIPPED, help="folder of the checkpoint")
     parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint in the output folder")
+    parser.add_argument("--held-out", type=Path, help="only write held-out items to this file")
     parser.add_argument("--quantization", help="evaluate what Quire serves with this option of it, such as int8")
+    parser.add_argument("--kv-cache-dtype", help="likewise")
     parser.add_argument("--items", type=int, default=400, help="evaluation items per category")
     parser.add_argument("--show", type=int, default=0, help="wrong answers to show per category")
     parser.add_argument("--threads", type=int, default=2)
@@ -419,12 +434,17 @@ def main() -> int:
     """Train or evaluate; the exit status says whether the goal is reached."""
     options = parse_options()
     torch.set_num_threads(options.threads)
+    if options.held_out is not None:
+        write_held_out(options.held_out, options.output, options.items)
+        return 0
     if not options.evaluate:
         recipe = Recipe(**{name: getattr(options, name) for name in vars(Recipe())})
         model, tokenizer, at = train(recipe, options.work, options.resume, options.probe_every)
         save_model(options.output, model, tokenizer)
         print(f"trained on {at.tokens / 1e6:.1f}M tokens in {at.seconds / 60:.1f} minutes", flush=True)
-    return 0 if report(options.output, options.items, options.show, options.quantization) else 1
+    asked = {name: getattr(options, name) for name in ("quantization", "kv_cache_dtype")}
+    served_with = {name: value for name, value in asked.items() if value is not None}
+    return 0 if report(options.output, options.items, options.show, served_with) else 1
 
 
 if __name__ == "__main__":

@@ -18,20 +18,25 @@ from transformers import (
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Ernie4_5_MoeConfig,
     FalconConfig,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GlmConfig,
+    GlmMoeDsaConfig,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
@@ -40,8 +45,10 @@ from transformers import (
     Olmo2Config,
     Olmo3Config,
     OlmoeConfig,
+    OpenAIGPTConfig,
     OPTConfig,
     Phi3Config,
+    PhimoeConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -54,9 +61,10 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 Family = Literal[
-    *("falcon", "gpt2", "gpt_neox", "opt", "starcoder2"),
-    *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "glm", "glm4", "glm4_moe", "granite", "llama", "mistral"),
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
+    *("falcon", "gpt2", "gpt_neox", "openai_gpt", "opt", "starcoder2"),
+    *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm", "glm4"),
+    *("glm4_moe", "granite", "llama", "llama4", "mistral", "phimoe"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu"),
     *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("ernie4_5_moe", "gpt_oss", "granite_moe", "minimax_m2", "olmoe"),
 ]
@@ -66,22 +74,28 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "falcon": (FalconConfig, "FalconForCausalLM"),
     "gpt2": (GPT2Config, "GPT2LMHeadModel"),
     "gpt_neox": (GPTNeoXConfig, "GPTNeoXForCausalLM"),
+    "openai_gpt": (OpenAIGPTConfig, "OpenAIGPTLMHeadModel"),
     "opt": (OPTConfig, "OPTForCausalLM"),
     "cohere": (CohereConfig, "CohereForCausalLM"),
     "cohere2": (Cohere2Config, "Cohere2ForCausalLM"),
     "deepseek_v2": (DeepseekV2Config, "DeepseekV2ForCausalLM"),
     "deepseek_v3": (DeepseekV3Config, "DeepseekV3ForCausalLM"),
+    "deepseek_v32": (DeepseekV32Config, "DeepseekV32ForCausalLM"),
     "gemma": (GemmaConfig, "GemmaForCausalLM"),
     "gemma2": (Gemma2Config, "Gemma2ForCausalLM"),
     "gemma3": (Gemma3TextConfig, "Gemma3ForCausalLM"),
+    "gemma3n": (Gemma3nTextConfig, "Gemma3nForCausalLM"),
+    "gemma4": (Gemma4TextConfig, "Gemma4ForCausalLM"),
     "glm": (GlmConfig, "GlmForCausalLM"),
     "glm4": (Glm4Config, "Glm4ForCausalLM"),
     "glm4_moe": (Glm4MoeConfig, "Glm4MoeForCausalLM"),
     "glm4_moe_lite": (Glm4MoeLiteConfig, "Glm4MoeLiteForCausalLM"),
+    "glm_moe_dsa": (GlmMoeDsaConfig, "GlmMoeDsaForCausalLM"),
     "gpt_oss": (GptOssConfig, "GptOssForCausalLM"),
     "granite": (GraniteConfig, "GraniteForCausalLM"),
     "granite_moe": (GraniteMoeConfig, "GraniteMoeForCausalLM"),
     "llama": (LlamaConfig, "LlamaForCausalLM"),
+    "llama4": (Llama4TextConfig, "Llama4ForCausalLM"),
     "minicpm3": (MiniCPM3Config, "MiniCPM3ForCausalLM"),
     "minimax_m2": (MiniMaxM2Config, "MiniMaxM2ForCausalLM"),
     "mistral": (MistralConfig, "MistralForCausalLM"),
@@ -90,6 +104,7 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "olmo3": (Olmo3Config, "Olmo3ForCausalLM"),
     "olmoe": (OlmoeConfig, "OlmoeForCausalLM"),
     "phi3": (Phi3Config, "Phi3ForCausalLM"),
+    "phimoe": (PhimoeConfig, "PhimoeForCausalLM"),
     "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
     "qwen2_moe": (Qwen2MoeConfig, "Qwen2MoeForCausalLM"),
     "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
@@ -97,6 +112,11 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "starcoder2": (Starcoder2Config, "Starcoder2ForCausalLM"),
     "youtu": (YoutuConfig, "YoutuForCausalLM"),
 }
+
+_SPARSE_SIZES = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "first_k_dense_replace": 1,
+    "n_group": 1, "topk_group": 1, "index_n_heads": 16, "index_head_dim": 20, "index_topk": 11,
+}  # fmt: skip
 
 EXPERT_SIZES: dict[Family, dict[str, Any]] = {
     "deepseek_v2": {
@@ -106,6 +126,8 @@ EXPERT_SIZES: dict[Family, dict[str, Any]] = {
         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "first_k_dense_replace": 1,
         "n_group": 4, "topk_group": 2,
     },
+    "deepseek_v32": _SPARSE_SIZES,
+    "glm_moe_dsa": _SPARSE_SIZES,
     "glm4_moe_lite": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
     "ernie4_5_moe": {
         "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 20, "moe_num_shared_experts": 2,
@@ -113,6 +135,8 @@ EXPERT_SIZES: dict[Family, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
     "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16},
     "granite_moe": {"num_local_experts": 7, "num_experts_per_tok": 3},
+    "llama4": {"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size_mlp": 72, "head_dim": 16},
+    "phimoe": {"num_local_experts": 6, "router_jitter_noise": 0.2},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
@@ -129,7 +153,7 @@ LATENT_SIZES = {
 """Of multi-head latent attention; none is a multiple of another."""
 
 
-_ALL_HEADS = ("falcon", "gpt2", "gpt_neox", "opt")
+_ALL_HEADS = ("falcon", "gpt2", "gpt_neox", "openai_gpt", "opt")
 """Families whose queries share no keys, or that say it in a field of their own."""
 
 VOCAB_SIZE = 320
@@ -185,12 +209,19 @@ def make_checkpoint(
     if family == "mistral" or sliding_window is not None:
         config["sliding_window"] = sliding_window
     config = {**EXPERT_SIZES.get(family, {}), **config}
+    if family == "gemma3n":  # the last of more than four layers share the keys and values of those before them
+        types = ["sliding_attention", "full_attention"] * num_hidden_layers
+        config = {
+            "layer_types": types[:num_hidden_layers],
+            "num_kv_shared_layers": max(0, num_hidden_layers - 4),
+            **config,
+        }
     if hasattr(kind, "kv_lora_rank"):
         config = {**LATENT_SIZES, **config}
         num_key_value_heads = num_attention_heads
     if head_dim is not None:
         config["head_dim"] = head_dim
-    elif family in ("gemma", "gemma2", "gemma3", "glm", "glm4", "qwen3"):
+    elif family in ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm", "glm4", "qwen3"):
         config["head_dim"] = hidden_size // num_attention_heads
     if rope is not None:
         config["rope_parameters"] = rope
@@ -246,15 +277,17 @@ def _save_weights(folder: Path, hf_config: PretrainedConfig, dtype: torch.dtype,
     model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    is_gemma = hf_config.model_type.startswith("gemma")  # it stores norms less 1, and multiplies embeddings
+    is_gemma = hf_config.model_type.startswith("gemma")  # it multiplies embeddings
+    is_offset = hf_config.model_type in ("gemma", "gemma2", "gemma3_text")  # norms are stored less 1
+    ends_in_norms = hf_config.model_type == "openai-gpt"  # whose biases would outweigh all tokens
     stored = model.state_dict()
     named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if name in stored)]
     for name, parameter in named:  # a tied parameter once, under the embedding's name
         noise = torch.randn(parameter.shape, generator=generator)
-        if re.search(r"(norm|ln_\w+)\.weight$", name):
-            value = 0.2 * noise + (0 if is_gemma else 1)
+        if re.search(r"((norm|ln_\w+|layernorm_\d)\.weight|scalar|scale)$", name):
+            value = 0.2 * noise + (0 if is_offset else 1)
         elif parameter.dim() == 1:
-            value = 0.5 * noise
+            value = (0.05 if ends_in_norms else 0.5) * noise
         elif re.search(r"embed|wte|wpe", name):
             value = (0.05 if is_gemma else 0.3) * noise
         else:

@@ -10,9 +10,17 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
 
+from quire.ops.cpu.compiler import cache_folder
 from tests.checkpoints import make_checkpoint
 from tests.servers import ServerProcess
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before all fixtures: a test's random tensors are the same whichever tests ran before it in its process."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +46,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return get
+
+
+@pytest.fixture
+def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, for this process and its children, with the kernels of the user's."""
+    root = tmp_path / "cache"
+    root.mkdir()
+    kernels = cache_folder()
+    kernels.mkdir(parents=True, exist_ok=True)
+    (root / kernels.name).symlink_to(kernels)
+    monkeypatch.setenv("QUIRE_CACHE_ROOT", str(root))
+    return root
 
 
 @pytest.fixture(scope="session")

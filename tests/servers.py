@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 
 def free_port() -> int:
@@ -64,8 +64,8 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(with_signal)
         try:
-            return self.process.wait(timeout=20)
+            return self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise AssertionError(f"the server did not end within 20 s:\n{self.logs()}") from None
+            raise AssertionError(f"the server did not end within 60 s:\n{self.logs()}") from None

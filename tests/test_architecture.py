@@ -27,6 +27,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "executor": {
         "parallel": "",
         "weights": "",
+        "backends": "",
         "timed_ops": "",
         "torch_profile": "",
         "transfers": "",
@@ -35,8 +36,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "models": "weights layers",
         "memory": "parallel weights layers models",
         "step": "transfers sampling models",
-        "worker": "parallel weights transfers sampling timed_ops torch_profile models memory step",
-        "inspection": "parallel weights layers models memory",
+        "worker": "backends parallel weights transfers sampling timed_ops torch_profile models memory step",
+        "inspection": "backends parallel weights layers models memory",
         "processes": "parallel worker",
     },
     "frontend": {
@@ -50,7 +51,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "grammar": "text",
         "parsing": "grammar text",
         "requests": "checkpoint metrics outputs text grammar",
-        "control": "requests",
+        "control": "metrics requests",
         "async_llm": "checkpoint metrics outputs launch text parsing requests control",
         "offline": "metrics outputs launch text requests async_llm",
         "llm": "metrics outputs progress launch text requests async_llm offline",

@@ -60,7 +60,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "config of the wrong type": (configure(hidden_size="big"), "hidden_size must be a positive whole number"),
     "rope of the wrong type": (configure(rope_parameters=5), "rope_parameters must be an object"),
     "EOS of the wrong type": (configure(eos_token_id="</s>"), "eos_token_id must be a token id"),
-    "quantised": (configure(quantization_config={"quant_method": "awq"}), "use the unquantised checkpoint"),
+    "quantised in an unknown way": (configure(quantization_config={"quant_method": "exl3"}), "quantised (exl3)"),
 }
 
 
@@ -94,7 +94,8 @@ def test_bad_checkpoint_is_told_in_one_line(checkpoint: Callable[..., Path], tmp
     shutil.copytree(checkpoint("llama"), folder)
     change, message = CHECKPOINTS[fault]
     change(folder)
-    [line] = refused(str(folder)).splitlines()
+    # Meanwhile the engine may have begun to load.
+    [line] = [line for line in refused(str(folder)).splitlines() if " INFO " not in line]
     assert line.startswith("quire serve: ")
     assert message in line
 
@@ -310,7 +311,7 @@ ROUTES: list[tuple[str, str, int]] = [
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=base_url, timeout=30) as client:
+    with httpx.Client(base_url=base_url, timeout=60) as client:
         yield client
 
 
@@ -321,7 +322,7 @@ def _nothing_is_left_behind(server: ServerProcess, client: httpx.Client) -> Iter
     for path, body in GOOD.items():
         assert client.post(path, json=body).status_code == 200
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(gauge(client, name) for name in gauges):
         assert time.monotonic() < deadline, "a request still runs, or its pages are still held"
         time.sleep(0.02)

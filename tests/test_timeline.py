@@ -29,7 +29,7 @@ def test_a_server_writes_what_its_engine_and_worker_did(
         "--profiler-config", json.dumps({"profiler": "timeline", "torch_profiler_dir": str(traces)}),
     ).wait_until_ready()  # fmt: skip
     try:
-        with httpx.Client(base_url=server.base_url, timeout=30) as client:
+        with httpx.Client(base_url=server.base_url, timeout=60) as client:
             body = {"prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True}
             client.post("/v1/completions", json=body).raise_for_status()
             client.post("/start_profile").raise_for_status()

@@ -1,12 +1,28 @@
 """Options: memory for the KV cache."""
 
+import importlib.util
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from quire.core.config.types import Positive
+from quire.core.errors import ConfigError
 
 DEFAULT_MEMORY_SHARE = 0.92
+
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
+_HASH_PACKAGES: dict[HashAlgorithm, tuple[str, ...]] = {
+    "sha256": (),
+    "sha256_cbor": ("cbor2",),
+    "xxhash": ("xxhash",),
+    "xxhash_cbor": ("xxhash", "cbor2"),
+}
+"""What each algorithm needs beside the standard library."""
+
+KVCacheDtype = Literal[
+    "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_per_token_head", "int8",
+    "int8_per_token_head", "int4", "int4_per_token_head",
+]  # fmt: skip
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True):
@@ -30,12 +46,21 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"],
+        KVCacheDtype,
         Meta(
-            description="Type of cached keys and values; auto is the model's.",
-            extra={"otherwise": "Keys and values in 8 bits or less are not there yet."},
+            description="Type of cached keys and values; auto is the model's. int8 and fp8 (e4m3 or e5m2) hold twice "
+            "as many tokens as 16 bits, int4 four times; every token and head has a scale of its own, and needs no "
+            "calibration.",
+            extra={"otherwise": "int4 takes the fewest bytes."},
         ),
     ] = "auto"
+    kv_cache_dtype_skip_layers: Annotated[
+        list[str],
+        Meta(
+            description="Layers that keep keys and values in the model's own type: numbers among the layers that have "
+            "a KV cache, from 0, or sliding_window for all with a window."
+        ),
+    ] = []
     num_gpu_blocks_override: Annotated[
         Positive | None, Meta(description="Use exactly this many pages, on any device; for tests of preemption.")
     ] = None
@@ -51,14 +76,20 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     prefix_caching_hash_algo: Annotated[
-        Literal["sha256"],
+        HashAlgorithm,
         Meta(
-            description="Hash that names a page's content; collision-resistant, so nobody can forge a hit.",
-            extra={
-                "otherwise": "Drop this flag: the hash is of token ids alone, which is reproducible in any process."
-            },
+            description="Hash that names a page's content. sha256 resists collisions, so nobody can forge a hit; "
+            "xxhash (128 bits) does not. With _cbor it is of canonical CBOR. All but sha256 need quire[hashes].",
         ),
     ] = "sha256"
+
+    def __post_init__(self) -> None:
+        names = _HASH_PACKAGES[self.prefix_caching_hash_algo]
+        if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+            raise ConfigError(
+                f"--prefix-caching-hash-algo {self.prefix_caching_hash_algo} needs {' and '.join(missing)}, not "
+                "installed here: pip install 'quire[hashes]', or choose sha256."
+            )
 
     @property
     def memory_share(self) -> float:

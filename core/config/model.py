@@ -4,7 +4,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-Quantization = Literal["int8"]
+Quantization = Literal[
+    "int8", "int4", "fp8", "mxfp4", "bitsandbytes", "int8_per_channel_weight_only", "fp8_per_channel",
+    "compressed-tensors", "gptq", "gptq_marlin", "auto_gptq", "awq", "awq_marlin", "auto_awq", "auto-round", "inc",
+    "fbgemm_fp8", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "hqq", "quark", "gpt_oss_mxfp4",
+    "mxfp8", "torchao",
+]  # fmt: skip
+"""Those of the first line make weights smaller at load; the others (and some of these) name a checkpoint's own."""
 ModelImplementation = Literal["auto", "quire", "transformers"]
 TokenizerMode = Literal["auto", "hf", "mistral"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -14,7 +20,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     """The checkpoint and how to read it."""
 
     model: Annotated[
-        str | None, Meta(description="Folder or hub id of the checkpoint; the embedded demo model when left out.")
+        str | None,
+        Meta(description="Folder, hub id or GGUF file of the checkpoint; the embedded demo model when left out."),
     ] = None
     tokenizer: Annotated[str | None, Meta(description="Folder or hub id of the tokenizer, if not the model's own.")] = (
         None
@@ -61,11 +68,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Meta(
-            description="Make weights smaller as they are loaded: int8 keeps those of linear layers, embeddings and "
-            "the output layer left out, as one byte each with a scale for each output.",
+            description="Make weights of linear layers smaller as they are loaded: int8, fp8, int4, mxfp4, or "
+            "bitsandbytes (NF4). Quantised checkpoints are read without it; their format's name is taken.",
             extra={
                 "aliases": ["-q"],
-                "otherwise": "Quantised checkpoints are not read yet; use one in bfloat16, float16 or float32.",
+                "otherwise": "docs/quantization.md lists the formats that are read, and those that are made at load.",
             },
         ),
     ] = None

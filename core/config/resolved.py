@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from quire.core.config.cache import CacheConfig
+from quire.core.config.cache import CacheConfig, HashAlgorithm
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import LogprobsMode, ModelImplementation, Quantization
 from quire.core.config.observability import ProfilerConfig
@@ -47,6 +47,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     async_scheduling: bool = True
     block_size: int = 16
     enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: HashAlgorithm = "sha256"
 
     @property
     def largest_chunk(self) -> int:
@@ -78,4 +79,4 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     trace_folder: str | None = None  # where timelines are written; None records none
     torch_profile: ProfilerConfig | None = None  # of torch's profiler, with an absolute folder; None: no such profiles
     allow_insecure_serialization: bool = False  # workers run functions that the program sends
-    first_touch_seconds: float = 1.0  # that start-up may spend on having the KV cache's memory at hand; CPUs only
+    first_touch_seconds: float = 1.0  # for having the KV cache's memory at hand, beside the first requests; CPUs only

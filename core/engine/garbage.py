@@ -1,5 +1,6 @@
 """The garbage collector, tuned for processes that make many short-lived objects and hardly any cycles."""
 
+import atexit
 import gc
 
 
@@ -10,4 +11,5 @@ def calm_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # else nothing frees them at exit, which bindings made with nanobind report as leaks
     gc.set_threshold(50_000, 50, 1000)

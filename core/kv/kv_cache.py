@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from quire.core.kv.block_hashes import hash_blocks
+from quire.core.kv.block_hashes import BlockHasher
 from quire.core.kv.block_table import BlockTable, CachedPrefix
 from quire.core.kv.groups import KVGroup, make_groups
 from quire.core.kv.page_pool import PagePool
@@ -34,6 +34,7 @@ class KVCacheManager:
         block_size: tokens of a page.
         largest_chunk: the most tokens of a request that one step computes.
         enable_prefix_caching: whether full pages stay findable when no request uses them.
+        hash_algorithm: what names the content of full pages; see `hash_functions.py`.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class KVCacheManager:
         block_size: int,
         largest_chunk: int,
         enable_prefix_caching: bool = True,
+        hash_algorithm: str = "sha256",
     ) -> None:
         self._pool = PagePool(num_pages)
         self._block_size = block_size
+        self._hasher = BlockHasher(block_size, hash_algorithm)
         paged = [group for group in kv_groups if not group.is_recurrent]
         self._groups = make_groups(paged, block_size=block_size, largest_chunk=largest_chunk)
         self._snapshots: Snapshots | None = None
@@ -113,7 +116,7 @@ class KVCacheManager:
             return CachedPrefix(0, [BlockTable(group) for group in self._groups], [])
         hashes = request.block_hashes
         num_blocks = (request.num_tokens - 1) // self._block_size
-        hash_blocks(request, num_blocks, self._block_size)
+        self._hasher.extend(request, num_blocks)
         num_agreed = 0  # groups in a row that can continue after `num_blocks` blocks
         for longest_prefix in itertools.cycle(self._searches):
             longest = longest_prefix(hashes, num_blocks)
@@ -215,7 +218,7 @@ class KVCacheManager:
         end = min(request.num_planned_tokens, request.num_known_tokens) // self._block_size
         if end <= start:
             return
-        hash_blocks(request, end, self._block_size)
+        self._hasher.extend(request, end)
         for index, table in enumerate(request.block_tables):
             for block in range(max(start, table.first), end):
                 self._pool.name(table.pages[block - table.first], (request.block_hashes[block], index))

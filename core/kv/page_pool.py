@@ -1,31 +1,13 @@
 """The pages of the KV cache: which are free, in use or cached, and the content hashes of full ones.
 
-The pool owns page ids and content hashes. It knows nothing of requests, and of tokens only the bytes that it hashes.
+The pool owns page ids and the names of their contents. It knows nothing of requests and tokens.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from hashlib import sha256
 
 PageKey = tuple[bytes, int]
 """Identifies a full page's content: the chained hash of its tokens, and the KV group whose layers wrote it."""
-
-
-def root_hash(cache_salt: str | None) -> bytes:
-    """The parent of a sequence's first block. Requests share pages only if their salts are equal (or both absent)."""
-    return sha256(
-        b"unsalted" if cache_salt is None else b"salt:" + cache_salt.encode("utf-8", "surrogatepass")
-    ).digest()
-
-
-def block_hash(parent: bytes, token_bytes: bytes, extra: bytes = b"") -> bytes:
-    """SHA-256 of everything that a full block's keys and values depend on.
-
-    `parent` (32 bytes) stands for all tokens before the block, and `token_bytes` has one fixed length for all blocks
-    of a pool, so different inputs never give the same bytes. `extra` stands for anything else that changes the content
-    (an adapter, an image).
-    """
-    return sha256(parent + token_bytes + extra).digest()
 
 
 class PagePool:

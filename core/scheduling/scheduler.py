@@ -80,6 +80,7 @@ class Scheduler:
             block_size=limits.block_size,
             largest_chunk=limits.largest_chunk,
             enable_prefix_caching=limits.enable_prefix_caching,
+            hash_algorithm=limits.prefix_caching_hash_algo,
         )
         self._requests: dict[str, Request] = {}  # all unfinished
         self._running: list[Request] = []  # in priority order: the last is preempted first

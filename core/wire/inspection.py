@@ -26,9 +26,10 @@ class LoadPlan(Struct, array_like=True, tag="planned"):
     num_pages: int
     max_model_len: int
     obstacle: str | None = None  # why the model does not fit, and what would make it
+    quantization: str | None = None  # the checkpoint's own, or the one that was asked for
 
 
-class ShardsSaved(Struct, array_like=True, tag="saved"):
+class FilesSaved(Struct, array_like=True, tag="saved"):
     """The files of all ranks together."""
 
     num_files: int
@@ -41,4 +42,54 @@ class Refused(Struct, array_like=True, tag="refused"):
     message: str
 
 
-InspectionAnswer = LoadPlan | ShardsSaved | Refused
+class LayerShape(Struct):
+    """The sizes of one decoder layer; the defaults are Qwen3-0.6B's, and Qwen3-30B-A3B's experts, fewer of them."""
+
+    hidden_size: int = 1024
+    intermediate_size: int = 3072
+    num_heads: int = 16
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    num_experts: int = 32
+    top_k: int = 8
+    expert_hidden_size: int = 2048
+    expert_size: int = 768
+    context: int = 1024  # tokens that a row attends to
+
+
+class OpsQuestion(Struct):
+    """Which kernels are to be timed: each operation for each dtype that it has and each number of rows."""
+
+    shape: LayerShape
+    operations: list[str]
+    dtypes: list[str]
+    rows: list[int]
+    seconds: float  # for each of them
+    num_threads: int | None = None  # None: all that torch has
+
+
+class OpTiming(Struct):
+    """The best of several rounds of one operation, and its floor: what its bytes or its multiplications take."""
+
+    operation: str
+    dtype: str
+    rows: int
+    num_bytes: int  # of weights, keys and values
+    num_operations: int  # multiplications and additions
+    best_s: float
+    read_s: float  # to read the bytes
+    multiply_s: float  # to multiply at the level's best
+
+
+class OpsTimed(Struct, array_like=True, tag="timed"):
+    """What the kernels of one level take, and what the processor can do at that level."""
+
+    isa: str
+    available: list[str]  # the processor's levels, the best first
+    num_threads: int
+    bytes_per_second: float
+    operations_per_second: dict[str, float]  # by the dtype that is multiplied: float32 and bfloat16
+    timings: list[OpTiming]
+
+
+InspectionAnswer = LoadPlan | FilesSaved | OpsTimed | Refused

@@ -4,7 +4,9 @@ It reads an `EngineConfig` from standard input and writes an `InspectionAnswer` 
 The questions:
 
 - `plan [BYTES]`, with the bytes of the device's memory if it is another than this machine's;
-- `save-shards FOLDER`.
+- `save-shards FOLDER`;
+- `pack FOLDER`;
+- `time-ops`, which is about no model: an `OpsQuestion` stands for the configuration.
 """
 
 import os
@@ -15,31 +17,47 @@ import msgspec
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
-from quire.core.logging import configure
-from quire.core.wire.inspection import InspectionAnswer, Refused
+from quire.core.logging import LoggingConfig, configure
+from quire.core.wire.inspection import InspectionAnswer, OpsQuestion, Refused
 
 
 def main() -> None:
     """Answers the question that the arguments ask."""
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    question, *rest = sys.argv[1:]
+    message = sys.stdin.buffer.read()
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)  # what libraries print must not stand in the answer
-        configure("inspection", config.logging)
-        answer.write(msgspec.msgpack.encode(_answer(config, sys.argv[1:])))
+        answer.write(msgspec.msgpack.encode(_answer(message, question, rest)))
 
 
-def _answer(config: EngineConfig, arguments: list[str]) -> InspectionAnswer:
-    # Imported here: after the logging is set up, which the import of torch may use.
-    from quire.executor.inspection.load_plan import plan_load
-    from quire.executor.inspection.shard_writer import save_shards
-
-    question, *rest = arguments
+def _answer(message: bytes, question: str, rest: list[str]) -> InspectionAnswer:
     try:
-        if question == "save-shards":
-            return save_shards(config, Path(rest[0]))
-        return plan_load(config, int(rest[0]) if rest else None)
+        if question == "time-ops":
+            return _time_ops(msgspec.msgpack.decode(message, type=OpsQuestion))
+        return _inspect(msgspec.msgpack.decode(message, type=EngineConfig), question, rest)
     except ConfigError as error:
         return Refused(str(error))
+
+
+def _time_ops(question: OpsQuestion) -> InspectionAnswer:
+    configure("ops", LoggingConfig())
+    from quire.executor.inspection.ops_timing import time_ops  # imported here: see below
+
+    return time_ops(question)
+
+
+def _inspect(config: EngineConfig, question: str, rest: list[str]) -> InspectionAnswer:
+    configure("inspection", config.logging)
+    # Imported here: after the logging is set up, which the import of torch may use.
+    from quire.executor.inspection.load_plan import plan_load
+    from quire.executor.inspection.pack_writer import pack_model
+    from quire.executor.inspection.shard_writer import save_shards
+
+    if question == "save-shards":
+        return save_shards(config, Path(rest[0]))
+    if question == "pack":
+        return pack_model(config, Path(rest[0]))
+    return plan_load(config, int(rest[0]) if rest else None)
 
 
 if __name__ == "__main__":

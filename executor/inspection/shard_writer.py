@@ -1,7 +1,6 @@
 """Writes a checkpoint as shards: the tensors that each rank would read, in files of its own."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from quire import ops
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ModelLoadError
-from quire.core.wire.inspection import ShardsSaved
+from quire.core.wire.inspection import FilesSaved
+from quire.executor.backends import bind
+from quire.executor.inspection.folders import copy_others, make_empty
 from quire.executor.layers.context import ModelContext
 from quire.executor.memory.dry_build import Read, ShapeReader, dry_build
 from quire.executor.parallel.groups import ParallelGroup
@@ -23,10 +22,9 @@ from quire.executor.weights.sharded_state import MANIFEST, Manifest, file_name, 
 
 PART_BYTES = 4 << 30
 """About the most bytes of one file, all of which are in memory before it is written."""
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
-def save_shards(config: EngineConfig, folder: Path) -> ShardsSaved:
+def save_shards(config: EngineConfig, folder: Path) -> FilesSaved:
     """Writes what each of `config`'s ranks reads of the checkpoint, and copies the checkpoint's other files.
 
     The model is built without memory to learn what it reads, so no rank has to run.
@@ -36,25 +34,25 @@ def save_shards(config: EngineConfig, folder: Path) -> ShardsSaved:
     """
     spec, size = config.spec, config.tensor_parallel_size
     dtype, device = getattr(torch, spec.dtype), torch.device(config.device)
-    _make_empty(folder)
+    make_empty(folder)
     num_files = num_bytes = 0
     with (
         contextlib.closing(open_weights(spec, config.load, dtype, seed=config.seed)) as weights,
         torch.inference_mode(),
     ):
         for rank in range(size):
-            reader = ShapeReader(dtype, weights.shapes)
-            context = ModelContext.of(config, ops.bind(config.device), ParallelGroup(rank, size), device, reader)
+            reader = ShapeReader(dtype, weights)
+            context = ModelContext.of(config, bind(config.device), ParallelGroup(rank, size), device, reader)
             dry_build(spec, context, reader)
             for part, tensors in enumerate(_parts(weights, reader.reads)):
                 save_file(tensors, folder / file_name(rank, part))
                 num_files += 1
                 num_bytes += sum(tensor.nbytes for tensor in tensors.values())
         shapes = dict(weights.shapes or {read.name: read.shape for read in reader.reads})
-    _copy_others(Path(spec.path), folder)
+    copy_others(Path(spec.path), folder)
     manifest = Manifest(tensor_parallel_size=size, dtype=spec.dtype, quantization=config.quantization, shapes=shapes)
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))  # last: a folder without it was not finished
-    return ShardsSaved(num_files, num_bytes)
+    return FilesSaved(num_files, num_bytes)
 
 
 def _parts(weights: WeightReader, reads: list[Read]) -> Iterator[dict[str, Tensor]]:
@@ -72,19 +70,3 @@ def _parts(weights: WeightReader, reads: list[Read]) -> Iterator[dict[str, Tenso
             part = {}
     if part:
         yield part
-
-
-def _make_empty(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ModelLoadError(f"{folder} holds files already; name a new folder with --output.")
-
-
-def _copy_others(source: Path, target: Path) -> None:
-    """Copies configuration, tokenizer and templates, which are small."""
-    for path in source.iterdir():
-        if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name != MANIFEST:
-            shutil.copyfile(path, target / path.name)
-    templates = "additional_chat_templates"
-    if (source / templates).is_dir():
-        shutil.copytree(source / templates, target / templates)

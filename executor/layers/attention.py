@@ -1,5 +1,6 @@
 """Grouped-query self-attention over the paged cache (arXiv:2305.13245)."""
 
+import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,23 +9,30 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.linear import ColumnLinear, RowLinear
+from quire.executor.layers.linear import AdaptedLinear, ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import AttentionForm, Backend
+from quire.ops.cache_rows import LARGEST_CODE
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Sizes of the whole model's attention, before it is split over ranks."""
+    """Sizes of the whole model's attention, before it is split over ranks.
+
+    Attributes:
+        hidden_size: of what is projected to queries, keys and values.
+        output_size: of the outputs; None: `hidden_size`.
+    """
 
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    output_size: int | None = None
 
 
 class LayerKV(NamedTuple):
@@ -44,9 +52,16 @@ class LayerKV(NamedTuple):
         """For a log line."""
         return "full attention" if self.window is None else f"windows of {self.window} tokens"
 
-    def cache_shape(self, ops: Backend, num_pages: int, block_size: int) -> tuple[int, ...]:
-        """Shape of the layer's cache."""
-        return ops.kv_cache_shape(num_pages, block_size, self.num_kv_heads, self.head_dim)
+    def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+        """Shape of the layer's cache.
+
+        Raises:
+            ModelLoadError: `dtype` cannot hold this layer.
+        """
+        try:
+            return ops.kv_cache_shape(num_pages, block_size, self.num_kv_heads, self.head_dim, dtype)
+        except ValueError as error:
+            raise ModelLoadError(f"--kv-cache-dtype: {error}") from None
 
 
 class LatentKV(NamedTuple):
@@ -60,8 +75,16 @@ class LatentKV(NamedTuple):
         """For a log line."""
         return "latent attention"
 
-    def cache_shape(self, ops: Backend, num_pages: int, block_size: int) -> tuple[int, ...]:
-        """Shape of the layer's cache."""
+    def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+        """Shape of the layer's cache.
+
+        Raises:
+            ModelLoadError: `dtype` has codes, which latents are not kept in.
+        """
+        if dtype in LARGEST_CODE:
+            raise ModelLoadError(
+                "--kv-cache-dtype: latent attention keeps its latents, which are few, in 16 or 32 bits; use auto."
+            )
         return (num_pages, block_size, self.size)
 
 
@@ -76,7 +99,8 @@ class LayerPlace:
     Attributes:
         index: among all layers of the model.
         number: among the layers that this rank builds and that keep keys and values (or, if this one is recurrent, a
-            state), and so among their caches (or states).
+            state), and so among their caches (or states). A layer that keeps none has the number of the one whose keys
+            and values it reads.
         is_last: no layer of the model attends to its outputs.
     """
 
@@ -98,6 +122,7 @@ class Attention:
 
     Attributes:
         kv: the keys and values that the layer keeps of a sequence.
+        parts: of the projection to queries, keys and values.
         activation_size: numbers that the layer makes of each token: the projections, rotated queries, their outputs.
     """
 
@@ -133,7 +158,7 @@ class Attention:
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
         queries, gates = _query_parts(f"{name}.q_proj", shape, q_shard, is_gated=is_gated)
-        parts = [
+        self.parts = parts = [
             *queries,
             Part(f"{name}.k_proj", shape.num_kv_heads * head_dim, kv_shard),
             Part(f"{name}.v_proj", shape.num_kv_heads * head_dim, kv_shard),
@@ -141,9 +166,9 @@ class Attention:
         ]
         self._qkv_size = (self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
         self._is_gated = is_gated
-        self._qkv = ColumnLinear(context, parts, shape.hidden_size, bias=qkv_bias)
+        self._project: ColumnLinear | AdaptedLinear = ColumnLinear(context, parts, shape.hidden_size, bias=qkv_bias)
         self._output = RowLinear(
-            context, f"{name}.o_proj", shape.num_heads * head_dim, shape.hidden_size,
+            context, f"{name}.o_proj", shape.num_heads * head_dim, shape.output_size or shape.hidden_size,
             Shard(1, q_shard.start, q_shard.stop), bias=output_bias,
         )  # fmt: skip
         self._qk_norm: tuple[Tensor, float] | None = None
@@ -156,7 +181,7 @@ class Attention:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
         batch = step.attention[group]
-        projected = self._qkv(x)
+        projected = self._project(x)
         heads = projected[:, : self._qkv_size].unflatten(1, (-1, self._head_dim))
         q = self._store(heads, step, pages, batch.slot_mapping)
         if self._place.is_last and step.wanted is not None:
@@ -166,6 +191,14 @@ class Attention:
             gate = self.outputs_of(projected[:, self._qkv_size :], step)
             out = self._ops.recurrent.multiply_gate(out, gate, "sigmoid")
         return self._output(out)
+
+    def used_at(self, place: LayerPlace, adapter: LowRankLinear | None) -> "Attention":
+        """The same weights in another layer, with an adapter of the projection to queries, keys and values."""
+        twin = copy.copy(self)
+        twin._place = place
+        if adapter is not None:
+            twin._project = AdaptedLinear(self._ops, self._project, adapter)
+        return twin
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
         """Normalises and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""

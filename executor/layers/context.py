@@ -8,9 +8,10 @@ from torch import Tensor
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation.scheme import LinearScheme
+from quire.executor.weights.packing import PackAtLoad, Packing
+from quire.executor.weights.quantisation.scheme import LinearScheme, Part
 from quire.executor.weights.quantisation.schemes import choose_scheme
-from quire.executor.weights.readers import Shard, WeightReader
+from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource, WeightReader
 from quire.ops.backend import Backend
 
 
@@ -18,7 +19,7 @@ from quire.ops.backend import Backend
 class ModelContext:
     """A rank's kernels, tensor-parallel group and weights. A layer reads its shard of a weight when it is made.
 
-    Linear layers of the model's blocks read theirs through `scheme`.
+    Linear layers read theirs through `scheme`, and `packing` hands them out packed.
     """
 
     ops: Backend
@@ -27,14 +28,24 @@ class ModelContext:
     device: torch.device
     weights: WeightReader
     scheme: LinearScheme
+    packing: Packing
     layers: range  # indices of the model's layers that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
 
     @classmethod
     def of(
-        cls, config: EngineConfig, ops: Backend, group: ParallelGroup, device: torch.device, weights: WeightReader
+        cls,
+        config: EngineConfig,
+        ops: Backend,
+        group: ParallelGroup,
+        device: torch.device,
+        weights: WeightReader,
+        packing: Packing | None = None,
     ) -> "ModelContext":
-        """The context that `config` asks for. Raises ModelLoadError for a quantisation that is not supported."""
+        """The context that `config` asks for; without `packing`, weights are packed as they are read.
+
+        Raises ModelLoadError for a quantisation that is not supported.
+        """
         spec = config.spec
         return cls(
             ops=ops,
@@ -43,6 +54,7 @@ class ModelContext:
             device=device,
             weights=weights,
             scheme=choose_scheme(spec, config.quantization),
+            packing=packing or PackAtLoad(ops),
             layers=range(spec.num_layers),
             max_model_len=config.max_model_len,
         )
@@ -52,6 +64,19 @@ class ModelContext:
     ) -> Tensor:
         """A weight or its shard, in `dtype` or else the model's, on the rank's device."""
         return self.weights.read(name, shape, shard, dtype).to(self.device)
+
+    def read_numbers(self, part: Part, in_features: int) -> Tensor:
+        """See `LinearScheme.read_numbers`; in the model's dtype."""
+        return self.packing.numbers(lambda: self.scheme.read_numbers(self, part, in_features, self.dtype))
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        """See `WeightReader.find`."""
+        return self.weights.find(name, otherwise)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        """See `WeightReader.locate`."""
+        rows = self.weights.locate(layer, out_features)
+        return rows._replace(reader=_OnDevice(rows.reader, self.device))
 
     def share(self, size: int, what: str) -> int:
         """This rank's part of `size`, equal on all ranks.
@@ -70,3 +95,22 @@ class ModelContext:
         """This rank's equal part of a dimension of `size`."""
         part = self.share(size, what)
         return Shard(dim, self.group.rank * part, (self.group.rank + 1) * part)
+
+
+@dataclass(frozen=True)
+class _OnDevice:
+    """See `TensorSource`: a checkpoint's tensors on the rank's device."""
+
+    source: TensorSource
+    device: torch.device
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        return self.source.read(name, shape, shard, dtype).to(self.device)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        return self.source.find(name, otherwise)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return self.source.locate(layer, out_features)

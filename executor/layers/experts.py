@@ -9,10 +9,12 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
-from quire.executor.weights.quantisation import mxfp4
+from quire.executor.weights.quantisation import cuts
+from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, mxfp4
 from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops.backend import Activation, ExpertWeights
+from quire.ops.quantised import QuantisedWeight
 
 
 class ExpertShape(NamedTuple):
@@ -45,43 +47,67 @@ class Experts:
         shape: ExpertShape,
         top_k: int,
         activation: Activation = "silu",
+        *,
+        weighs_inputs: bool = False,
     ) -> None:
+        """`weighs_inputs` as for `Backend.experts`."""
         if top_k > shape.num_experts:
             raise ModelLoadError(f"config.json asks for {top_k} experts a token; the model has {shape.num_experts}.")
         shard = context.shard(0, shape.size, "intermediate dimensions of an expert")
         self.activation_size = top_k * (3 * (shard.stop - shard.start) + 2 * shape.hidden_size)
         self._ops = context.ops
         self._activation = activation
-        experts = (stored.read(context, shape, index, shard) for index in range(shape.num_experts))
-        self._packed = context.ops.pack_experts(experts, shape.num_experts)
+        self._weighs_inputs = weighs_inputs
+        self._packed = context.packing.experts(
+            lambda: (stored.read(context, shape, index, shard) for index in range(shape.num_experts)),
+            shape.num_experts,
+        )
 
     def partial(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """`Backend.experts` with the rank's part of each expert: summed over ranks, these are the outputs."""
-        return self._ops.experts(x, self._packed, ids, weights, self._activation)
+        return self._ops.experts(
+            x, self._packed, ids, weights, self._activation, weighs_inputs=self._weighs_inputs
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SeparateExperts:
-    """Three tensors for each expert. `name` is that of an expert, with `{}` for its number."""
+    """Three tensors for each expert, or two without a `gate`. `name` is an expert's, with `{}` for its number.
+
+    If `has_bias`, each has a bias, too.
+    """
 
     name: str
-    gate: str = "gate_proj"
+    gate: str | None = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    has_bias: bool = False
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         """See `StoredExperts`."""
         name = self.name.format(index)
+        first = [self.up] if self.gate is None else [self.gate, self.up]
         return ExpertWeights(
             context.scheme.read_weight(
-                context, [Part(f"{name}.{part}", shape.size, shard) for part in (self.gate, self.up)], shape.hidden_size
+                context, [Part(f"{name}.{part}", shape.size, shard) for part in first], shape.hidden_size
             ),
             context.scheme.read_weight(
                 context,
                 [Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop))],
                 shape.size,
             ),
+            *self._biases(context, shape, name, [f"{name}.{part}.bias" for part in first], shard),
         )
+
+    def _biases(
+        self, context: ModelContext, shape: ExpertShape, name: str, first: list[str], shard: Shard
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if not self.has_bias:
+            return None, None
+        gate_up = torch.cat([context.read(part, (shape.size,), shard) for part in first])
+        down = context.read(f"{name}.{self.down}.bias", (shape.hidden_size,))
+        # Ranks' results are added up, so only one rank may add the bias.
+        return gate_up, down if context.group.rank == 0 else torch.zeros_like(down)
 
 
 @dataclass(frozen=True)
@@ -119,6 +145,13 @@ class FusedExperts:
         """One expert's weight [out, in]."""
         out, inputs = size
         stored = (inputs, out) if self.is_transposed else (out, inputs)
+        found = context.find(name)
+        if found is not None and found.dtype.itemsize == 1:
+            kind = str(found.dtype).removeprefix("torch.")
+            raise ModelLoadError(
+                f"{name} holds {kind} for all experts together, which is not read; take a checkpoint whose quantised "
+                "experts are stored one by one."
+            )
         weight = context.read(name, (shape.num_experts, *stored), Shard(0, index, index + 1))[0]
         return weight.T if self.is_transposed else weight
 
@@ -142,19 +175,39 @@ class FusedExperts:
         return rows[: len(rows) // 2], rows[len(rows) // 2 :]
 
 
-class Mxfp4Experts(FusedExperts):
-    """Fused experts whose weights are MXFP4: `gate_up`_blocks and _scales, in rows of inputs, and `down`'s likewise."""
+def stored_experts(context: ModelContext, name: str) -> StoredExperts:
+    """The experts called `name`, in whichever form the checkpoint has them: `FusedExperts`, or else one by one."""
+    fused = f"{name}.gate_up_proj"
+    ending = fused.removeprefix("model.")  # whatever prefix the checkpoint has
+    if any(stored.endswith(ending) for stored in context.weights.shapes or ()):
+        return FusedExperts(fused, f"{name}.down_proj")
+    return SeparateExperts(f"{name}.{{}}")
 
-    def _weight(
-        self, context: ModelContext, name: str, shape: ExpertShape, index: int, size: tuple[int, int]
-    ) -> Tensor:
+
+class Mxfp4Experts(FusedExperts):
+    """Fused experts in MXFP4, which stay so: `gate_up`_blocks and _scales, in rows of inputs, and those of `down`."""
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        _, hidden_size, size = shape
+        gate_up = self._quantised(context, self.gate_up, shape.num_experts, index, (2 * size, hidden_size))
+        down = self._quantised(context, self.down, shape.num_experts, index, (hidden_size, size))
+        rows = torch.arange(2 * size)
+        own = torch.cat([half[shard.start : shard.stop] for half in self._halves(rows)])
+        return ExpertWeights(
+            cuts.take_outputs(gate_up, own.to(context.device)),
+            cuts.take_inputs(down, shard.start, shard.stop, context.dtype, self.down),
+            *self._biases(context, shape, index, shard),
+        )
+
+    def _quantised(
+        self, context: ModelContext, name: str, num_experts: int, index: int, size: tuple[int, int]
+    ) -> QuantisedWeight:
         out, inputs = size
-        if inputs % mxfp4.BLOCK:
-            raise ModelLoadError(f"{name}: {inputs} inputs are no multiple of {mxfp4.BLOCK}, the block of MXFP4.")
-        stored, own = (shape.num_experts, out, inputs // mxfp4.BLOCK), Shard(0, index, index + 1)
-        blocks = context.read(f"{name}_blocks", (*stored, mxfp4.BLOCK // 2), own, torch.uint8)
-        scales = context.read(f"{name}_scales", stored, own, torch.uint8)
-        return mxfp4.unpack(blocks[0], scales[0], context.dtype)
+        if inputs % MX_GROUP:
+            raise ModelLoadError(f"{name}: {inputs} inputs are no multiple of {MX_GROUP}, the group of MXFP4.")
+        stored, own = (num_experts, out, inputs // MX_GROUP), Shard(0, index, index + 1)
+        blocks = context.read(f"{name}_blocks", (*stored, MX_GROUP // 2), own, torch.uint8)
+        return mxfp4(blocks[0].flatten(1), context.read(f"{name}_scales", stored, own, torch.uint8)[0])
 
 
 class _OneExpert:
@@ -170,3 +223,10 @@ class _OneExpert:
         if shard is not None:
             weight = weight.narrow(shard.dim, shard.start, shard.stop - shard.start)
         return weight if dtype is None else weight.to(dtype)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        weight = self._weights.get(name.removesuffix(".weight"))
+        return None if weight is None else Stored(tuple(weight.shape), weight.dtype)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)

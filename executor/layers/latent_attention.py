@@ -3,6 +3,8 @@
 Keys and values of all heads are linear in one latent vector a token, so the cache holds the latent alone, and one more
 key, which carries the positions. Attention is computed in the latent space: the matrix that expands latents into keys
 is applied to the queries instead, and the one that expands them into values to the outputs.
+
+Sparse attention sees only some tokens. The keys by which they are chosen lie behind the latents in the cache.
 """
 
 from dataclasses import dataclass
@@ -11,12 +13,12 @@ from torch import Tensor
 
 from quire.executor.layers.attention import LatentKV, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.linear import ColumnLinear, RowLinear
+from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.token_selection import TokenSelector
 from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.readers import Shard
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,12 @@ class LatentAttention:
         scale: float,
         bias: bool = False,
         is_interleaved: bool = True,
+        selector: TokenSelector | None = None,
     ) -> None:
         """`scale` multiplies the scores; `bias` is that of the projections into latents and of the output.
 
-        `is_interleaved`: the checkpoint rotates pairs (2i, 2i + 1), not (i, i + rope_head_dim / 2).
+        `is_interleaved`: the checkpoint rotates pairs (2i, 2i + 1), not (i, i + rope_head_dim / 2). Without a
+        `selector`, a token sees all tokens before it.
         """
         name, hidden_size = f"{place.name}.self_attn", shape.hidden_size
         self._ops = context.ops
@@ -78,16 +82,18 @@ class LatentAttention:
         self._scale = scale
         self._is_interleaved = is_interleaved
         self._num_heads = context.share(shape.num_heads, "attention heads")
-        self.kv = LatentKV(shape.kv_lora_rank + shape.rope_head_dim)
-        self.activation_size = (shape.q_lora_rank or 0) + self.kv.size + self._num_heads * (
+        self._selector = selector
+        self._latent_size = shape.kv_lora_rank + shape.rope_head_dim
+        self.kv = LatentKV(self._latent_size + (selector.key_size if selector is not None else 0))
+        self.activation_size = (shape.q_lora_rank or 0) + self._latent_size + self._num_heads * (
             shape.q_head_dim + shape.rope_head_dim + 2 * shape.kv_lora_rank + shape.v_head_dim
-        )  # fmt: skip
+        ) + (selector.activation_size if selector is not None else 0)  # fmt: skip
 
-        down = [_whole(f"{name}.kv_a_proj_with_mqa", self.kv.size)]
+        down = [whole(f"{name}.kv_a_proj_with_mqa", self._latent_size)]
         q_name, q_inputs = f"{name}.q_proj", hidden_size
         self._q_norm: RMSNorm | None = None
         if shape.q_lora_rank is not None:
-            down.insert(0, _whole(f"{name}.q_a_proj", shape.q_lora_rank))
+            down.insert(0, whole(f"{name}.q_a_proj", shape.q_lora_rank))
             q_name, q_inputs = f"{name}.q_b_proj", shape.q_lora_rank
             self._q_norm = RMSNorm(context, f"{name}.q_a_layernorm", shape.q_lora_rank, _NORM)
         self._down = ColumnLinear(context, down, hidden_size, bias=bias)
@@ -104,21 +110,25 @@ class LatentAttention:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
         batch = step.attention[group]
-        latent = self._down(x)
+        latents, keys = pages[..., : self._latent_size], pages[..., self._latent_size :]
+        latent, q_input = self._down(x), x
         if self._q_norm is not None:
-            rank = latent.shape[1] - self.kv.size
-            x, latent = self._q_norm(latent[:, :rank]), latent[:, rank:]
-        q = self._q(x)
+            rank = latent.shape[1] - self._latent_size
+            q_input, latent = self._q_norm(latent[:, :rank]), latent[:, rank:]
+        q = self._q(q_input)
         cos, sin = step.rotation(self._rotary)
         q_rotated = self._ops.latent.rotate_and_store_latent(
-            self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, pages,
+            self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, latents,
             batch.slot_mapping, is_interleaved=self._is_interleaved,
         )  # fmt: skip
+        selection = None if self._selector is None else self._selector(x, q_input, step, keys, group)
         if self._place.is_last and step.wanted is not None:
             q, batch = self.outputs_of(q, step), step.wanted.attention[group]
             q_rotated = self.outputs_of(q_rotated.flatten(1), step).unflatten(1, q_rotated.shape[1:])
         q_latent = self._ops.latent.head_linear(self._heads(q)[..., : self._shape.nope_head_dim], self._to_latent)
-        out = self._ops.latent.latent_attention(q_latent, q_rotated, pages, batch, scale=self._scale)
+        out = self._ops.latent.latent_attention(
+            q_latent, q_rotated, latents, batch, scale=self._scale, selection=selection
+        )
         return self._output(self._ops.latent.head_linear(out, self._to_values).flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
@@ -135,11 +145,6 @@ _NORM = NormStyle(1e-6)
 """The latents' norms, whose eps does not follow config.json."""
 
 
-def _whole(name: str, size: int) -> Part:
-    """A layer whose outputs every rank has."""
-    return Part(name, size, Shard(0, 0, size))
-
-
 def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[Tensor, Tensor]:
     """The rank's heads of the layer that expands latents into keys and values, as factors of queries and outputs.
 
@@ -147,7 +152,8 @@ def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[T
     """
     head_dim = shape.nope_head_dim + shape.v_head_dim
     size = shape.num_heads * head_dim
-    weight = context.read(f"{name}.weight", (size, shape.kv_lora_rank), context.shard(0, size, "key and value outputs"))
+    part = Part(name, size, context.shard(0, size, "key and value outputs"))
+    weight = context.read_numbers(part, shape.kv_lora_rank)
     heads = weight.view(-1, head_dim, shape.kv_lora_rank)
     keys, values = heads.split((shape.nope_head_dim, shape.v_head_dim), dim=1)
     return keys.contiguous(), values.transpose(1, 2).contiguous()

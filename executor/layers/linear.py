@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import Activation, LinearWeight
+from quire.ops.backend import Activation, Backend, LinearWeight
 
 
 class ColumnLinear:
@@ -18,7 +18,7 @@ class ColumnLinear:
 
     def __init__(self, context: ModelContext, parts: list[Part], in_features: int, *, bias: bool = False) -> None:
         self._ops = context.ops
-        self._packed = context.ops.pack_linear(*_read(context, parts, in_features, bias))
+        self._packed = context.packing.linear(lambda: _read(context, parts, in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._ops.linear(x, self._packed)
@@ -39,10 +39,39 @@ class GatedLinear:
     ) -> None:
         self._ops = context.ops
         self._activation = activation
-        self._packed = context.ops.pack_gated_linear(*_read(context, [gate, up], in_features, bias))
+        self._packed = context.packing.gated_linear(lambda: _read(context, [gate, up], in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._ops.gated_linear(x, self._packed, self._activation)
+
+
+class AdaptedLinear:
+    """The sum of a layer and its adapter: [num_tokens, in] → [num_tokens, out]."""
+
+    def __init__(self, ops: Backend, base: "ColumnLinear | AdaptedLinear", adapter: "LowRankLinear") -> None:
+        self._ops = ops
+        self._base = base
+        self._adapter = adapter
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ops.add(self._adapter(x), self._base(x))
+
+
+class LowRankLinear:
+    """Layers with the same input, each a product of two thin ones (LoRA, arXiv:2106.09685): see `ColumnLinear`."""
+
+    def __init__(self, context: ModelContext, layers: list[list[Part]], in_features: int, rank: int) -> None:
+        """A layer is given as its parts; the thin layers of the one called `name` are `name.0` and `name.1`."""
+        self._ops = context.ops
+        self._rank = rank
+        self._down = ColumnLinear(context, [whole(f"{parts[0].name}.0", rank) for parts in layers], in_features)
+        self._up = [
+            ColumnLinear(context, [part._replace(name=f"{part.name}.1") for part in parts], rank) for parts in layers
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inner, rank = self._down(x), self._rank
+        return self._ops.join([up(inner[:, i * rank : (i + 1) * rank]) for i, up in enumerate(self._up)])
 
 
 class RowLinear:
@@ -56,9 +85,11 @@ class RowLinear:
         self._group = context.group
         # Partial results are added up, so only one rank may add the bias.
         has_bias = bias and context.group.rank == 0
-        self._packed = context.ops.pack_linear(
-            context.scheme.read_weight(context, [Part(name, out_features, shard)], in_features),
-            context.read(f"{name}.bias", (out_features,)) if has_bias else None,
+        self._packed = context.packing.linear(
+            lambda: (
+                context.scheme.read_weight(context, [Part(name, out_features, shard)], in_features),
+                context.read(f"{name}.bias", (out_features,)) if has_bias else None,
+            )
         )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -67,6 +98,11 @@ class RowLinear:
     def partial(self, x: Tensor) -> Tensor:
         """The rank's part of the outputs: summed over ranks, they are `__call__`'s."""
         return self._ops.linear(x, self._packed)
+
+
+def whole(name: str, size: int) -> Part:
+    """A layer whose outputs every rank has."""
+    return Part(name, size, Shard(0, 0, size))
 
 
 def _read(context: ModelContext, parts: list[Part], in_features: int, bias: bool) -> tuple[LinearWeight, Tensor | None]:

@@ -36,11 +36,15 @@ class RoutedExperts:
         *,
         bias: bool = False,
         correction: str | Tensor | None = None,
+        weighs_inputs: bool = False,
     ) -> None:
-        """`router` is the name of a linear layer, with a `bias` or not; `correction` is `Router`'s, or its name."""
+        """`router` is the name of a linear layer, with a `bias` or not; `correction` is `Router`'s, or its name.
+
+        `weighs_inputs` as for `Backend.experts`.
+        """
         self._ops = context.ops
-        self._router = _read_router(context, router, routing, shape, bias, correction)
-        self._experts = Experts(context, stored, shape, routing.top_k, activation)
+        self._router = read_router(context, router, routing, shape, bias=bias, correction=correction)
+        self._experts = Experts(context, stored, shape, routing.top_k, activation, weighs_inputs=weighs_inputs)
         self.activation_size = self._experts.activation_size
 
     def partial(self, x: Tensor) -> Tensor:
@@ -67,8 +71,14 @@ class Mixture:
         return self._group.all_reduce(total)
 
 
-def _read_router(
-    context: ModelContext, name: str, routing: Routing, shape: ExpertShape, bias: bool, correction: str | Tensor | None
+def read_router(
+    context: ModelContext,
+    name: str,
+    routing: Routing,
+    shape: ExpertShape,
+    *,
+    bias: bool = False,
+    correction: str | Tensor | None = None,
 ) -> Router:
     """In float32, whatever the model's dtype: a rounded score may be another expert's."""
 

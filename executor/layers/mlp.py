@@ -43,6 +43,44 @@ class GatedMLP:
         return self._down.partial(self._gate_up(x))
 
 
+class SparseMLP:
+    """`GatedMLP` with sparse gates: what is left of a token's gates beyond a cutoff is activated, the others are zero.
+
+    The cutoff is the mean of all gates of the token plus `deviations` times their standard deviation.
+
+    Attributes:
+        activation_size: numbers that the layer makes of each token: gates of all ranks, ups, and their product.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: PlainActivation,
+        deviations: float,
+    ) -> None:
+        shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
+        parts = [Part(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj")]
+        self._size = shard.stop - shard.start
+        self.activation_size = intermediate_size + 3 * self._size
+        self._ops = context.ops
+        self._group = context.group
+        self._activation: PlainActivation = activation
+        self._deviations = deviations
+        self._gate_up = ColumnLinear(context, parts, hidden_size)
+        self._down = RowLinear(context, f"{name}.down_proj", intermediate_size, hidden_size, shard._replace(dim=1))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden] → [num_tokens, hidden]."""
+        gate_up = self._gate_up(x)
+        gates = gate_up[:, : self._size]
+        whole = gates if self._group.size == 1 else self._group.all_gather(gates.contiguous(), dim=-1)
+        self._ops.streams.keep_outliers(gates, whole, self._deviations)
+        return self._down(self._ops.activate_and_mul(gate_up, self._activation))
+
+
 class MLP:
     """`down(activation(up(x)))`.
 
@@ -72,3 +110,7 @@ class MLP:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] → [num_tokens, hidden]."""
         return self._down(self._ops.activate(self._up(x), self._activation))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """The rank's part of the outputs: summed over ranks, they are `__call__`'s."""
+        return self._down.partial(self._ops.activate(self._up(x), self._activation))

@@ -29,12 +29,14 @@ class NormStyle:
         eps: added to the mean square.
         is_offset: the checkpoint stores the weight minus 1. The product with the weight is computed in float32, because
             1 plus a small number loses most of that number's digits in a half-precision type.
+        is_wide: the product with the weight is computed in float32 in any case.
         is_centred: layer norm (arXiv:1607.06450), not root-mean-square norm.
         has_weight: and `has_bias`: what a layer norm has.
     """
 
     eps: float
     is_offset: bool = False
+    is_wide: bool = False
     is_centred: bool = False
     has_weight: bool = True
     has_bias: bool = False
@@ -47,7 +49,9 @@ class NormStyle:
         """The weight [size] of the norm called `name`."""
         stored = context.read(f"{name}.weight", (size,))
         # In place, on a copy: a sum that makes a new tensor imports torch's compiler in a dry build.
-        return stored.to(torch.float32, copy=True).add_(1) if self.is_offset else stored
+        if self.is_offset:
+            return stored.to(torch.float32, copy=True).add_(1)
+        return stored.to(torch.float32) if self.is_wide else stored
 
 
 class RMSNorm:

@@ -11,7 +11,12 @@ from quire.executor.layers.rotary_kinds import KINDS, Rotation
 
 
 class RotaryEmbedding:
-    """Positions [num_tokens] → cosines and sines for `ops.rotary`, once a step for all layers."""
+    """Positions [num_tokens] → cosines and sines for `ops.rotary`, once a step for all layers.
+
+    Attributes:
+        dim: rotated dimensions of a head.
+        scale: multiplies cosines and sines.
+    """
 
     def __init__(
         self, context: ModelContext, config: Mapping[str, Any], head_dim: int, *, layer_type: str | None = None
@@ -21,7 +26,7 @@ class RotaryEmbedding:
         Raises:
             ModelLoadError: an unknown or incomplete kind of scaling.
         """
-        frequencies, self._scale = rotary_frequencies(config, head_dim, context.max_model_len, layer_type)
+        frequencies, self.scale = rotary_frequencies(config, head_dim, context.max_model_len, layer_type)
         self.dim = 2 * len(frequencies)
         self._frequencies = frequencies.to(context.device)
         self._ops = context.ops
@@ -29,7 +34,7 @@ class RotaryEmbedding:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, both [num_tokens, 1, rotary_dim]."""
-        return self._ops.rotation(positions, self._frequencies, self._scale, self._dtype)
+        return self._ops.rotation(positions, self._frequencies, self.scale, self._dtype)
 
 
 def rotary_frequencies(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.ops.backend import AttentionBatch
+from quire.ops.latent import Selection
 from quire.ops.recurrent import StateRows
 
 
@@ -56,6 +57,7 @@ class StepContext:
         given: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
         states: by recurrent layer that the rank builds, its tensors; the first dimension is the slot of a sequence.
+        selection: the tokens that the last layer with an indexer attended to, for layers that share its choice.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class StepContext:
         self.given = given
         self.wanted = wanted
         self.states = states
+        self.selection: Selection | None = None
         self._rows = rows
         self._rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}
+        self._wanted_rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}
 
     @property
     def rows(self) -> StateRows:
@@ -89,4 +93,13 @@ class StepContext:
         found = self._rotations.get(rotary)
         if found is None:
             found = self._rotations[rotary] = rotary(self.positions)
+        return found
+
+    def wanted_rotation(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor]:
+        """Like `rotation`, of the wanted tokens alone."""
+        if self.wanted is None:
+            return self.rotation(rotary)
+        found = self._wanted_rotations.get(rotary)
+        if found is None:
+            found = self._wanted_rotations[rotary] = rotary(self.positions[self.wanted.tokens])
         return found

@@ -1,12 +1,16 @@
 """The two ends of a model, split over ranks by token id: embedding and language-model head."""
 
+import functools
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard, Stored
+from quire.ops.backend import LinearWeight
 
 
 class VocabularyWeight:
@@ -17,12 +21,41 @@ class VocabularyWeight:
     """
 
     def __init__(self, context: ModelContext, name: str, vocab_size: int, hidden_size: int) -> None:
-        rows = -(-vocab_size // context.group.size)
         self.vocab_size = vocab_size
+        self._context = context
+        self._name = name
+        self._hidden_size = hidden_size
+        self._num_rows = rows = -(-vocab_size // context.group.size)
         self.start = min(context.group.rank * rows, vocab_size)
-        stop = min(self.start + rows, vocab_size)
-        weight = context.read(name, (vocab_size, hidden_size), Shard(0, self.start, stop))
-        self.rows = F.pad(weight, (0, 0, 0, rows - len(weight))) if len(weight) < rows else weight
+        self._stop = min(self.start + rows, vocab_size)
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """[rows of a rank, hidden], in the model's dtype; read when it is first asked for."""
+        shard = Shard(0, self.start, self._stop)
+        weight = _read_rows(self._context, self._name, self.vocab_size, self._hidden_size, shard)
+        missing = self._num_rows - len(weight)
+        return F.pad(weight, (0, 0, 0, missing)) if missing else weight
+
+    def for_product(self, context: ModelContext) -> LinearWeight:
+        """The rows as the head multiplies by them."""
+        part = Part(self._name.removesuffix(".weight"), self.vocab_size, Shard(0, self.start, self._stop))
+        return context.scheme.head_weight(context, part, self.rows.shape[1], self.rows)
+
+    def read_bias(self, context: ModelContext, name: str) -> Tensor:
+        """The numbers of `name` [vocab_size] that belong to the rank's rows; zeros where a row is past the end."""
+        bias = context.read(name, (self.vocab_size,), Shard(0, self.start, self._stop))
+        return F.pad(bias, (0, len(self.rows) - len(bias)))
+
+
+def _read_rows(context: ModelContext, name: str, vocab_size: int, hidden_size: int, shard: Shard) -> Tensor:
+    """Rows in the model's dtype, also of a weight that the checkpoint has quantised."""
+    plain = Stored((vocab_size, hidden_size), context.dtype)
+    found = context.find(name, plain)
+    if found is not None and found.dtype.itemsize > 1:
+        return context.read(name, plain.shape, shard)
+    part = Part(name.removesuffix(".weight"), vocab_size, shard)
+    return context.read_numbers(part, hidden_size)
 
 
 class VocabEmbedding:
@@ -39,12 +72,13 @@ class VocabEmbedding:
         self._scale = scale
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        embedded = self._embed(token_ids)
+        embedded = self.rows_of(token_ids)
         if step.given is not None:
             embedded[step.given.places] = step.given.rows
         return embedded
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def rows_of(self, token_ids: Tensor) -> Tensor:
+        """The tokens' own rows, whatever the step gives."""
         if self._group.size == 1:
             return self._ops.take_rows(self._rows, token_ids, self._scale)
         local_ids = token_ids - self._start
@@ -84,14 +118,23 @@ class LanguageModelHead:
     """
 
     def __init__(
-        self, context: ModelContext, weight: VocabularyWeight, *, scale: float = 1.0, softcap: float | None = None
+        self,
+        context: ModelContext,
+        weight: VocabularyWeight,
+        *,
+        scale: float = 1.0,
+        softcap: float | None = None,
+        bias: str | None = None,
     ) -> None:
+        """`bias` is its name, if the layer has one."""
         self._ops = context.ops
         self._group = context.group
         self._vocab_size = weight.vocab_size
         self._scale, self._softcap = scale, softcap
         self._is_shaped = scale != 1 or softcap is not None
-        self._packed = context.ops.pack_linear(weight.rows)
+        self._packed = context.packing.linear(
+            lambda: (weight.for_product(context), None if bias is None else weight.read_bias(context, bias))
+        )
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits = self._ops.linear(hidden, self._packed)

@@ -18,7 +18,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.models.base import Model
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.readers import Shard, shard_shape
+from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader, shard_shape
 from quire.ops.backend import Backend
 
 META = torch.device("meta")
@@ -37,19 +37,30 @@ class ShapeReader:
     """See `WeightReader`: any tensor, as a shape. Notes what is read.
 
     Args:
-        shapes: those of a checkpoint, for models that look at its tensors before they read; None: any are there.
+        like: reads the checkpoint, for models and formats that look at its tensors before they read; None: any are
+            there.
     """
 
-    def __init__(self, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, like: WeightReader | None = None) -> None:
         self._dtype = dtype
-        self.shapes = shapes
+        self._like = like
         self.reads: list[Read] = []
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        return None if self._like is None else self._like.shapes
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         self.reads.append(Read(name, tuple(shape), shard, dtype or self._dtype))
         return torch.empty(shard_shape(shape, shard), dtype=dtype or self._dtype, device=META)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        return otherwise if self._like is None else self._like.find(name, otherwise)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -65,7 +76,9 @@ def dry_build(spec: ModelSpec, context: ModelContext, reader: ShapeReader | None
         ModelLoadError: as `build_model`, except for faults that show only when tensors are read.
     """
     with _LightMeta():
-        return build_model(spec, replace(context, device=META, weights=reader or ShapeReader(context.dtype)))
+        return build_model(
+            spec, replace(context, device=META, weights=reader or ShapeReader(context.dtype, context.weights))
+        )
 
 
 def held_bytes(thing: object) -> int:
@@ -78,13 +91,30 @@ def held_bytes(thing: object) -> int:
 
 
 class _LightMeta(TorchFunctionMode):
-    """Joins tensors of the meta device by their shapes alone: torch's own `cat` imports its compiler, which takes
-    seconds and a hundred megabytes."""
+    """Joins tensors of the meta device, and computes with their elements, by shapes alone: torch's own operations on
+    that device import its compiler, which takes seconds and a hundred megabytes."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is torch.cat and args[0][0].is_meta:
             return _join(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "").strip("_")
+        if name in _ELEMENTWISE and any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
+            return _combine(*args[:2])
         return func(*args, **(kwargs or {}))
+
+
+_ELEMENTWISE = frozenset(
+    operation
+    for name in ("add", "sub", "mul", "div", "truediv", "and", "or", "xor", "lshift", "rshift")
+    for operation in (name, f"r{name}")
+)
+"""Operations whose result is of the common shape and type of two operands."""
+
+
+def _combine(one: Any, other: Any) -> Tensor:
+    tensors = [each for each in (one, other) if isinstance(each, Tensor)]
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    return torch.empty(shape, dtype=torch.result_type(one, other), device=META)
 
 
 def _join(tensors: list[Tensor], dim: int = 0) -> Tensor:

@@ -13,6 +13,9 @@ from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_groups import form_groups
 from quire.ops.backend import Backend
 
+_ALIGNMENT = 64
+"""Bytes of which a layer's part of a page is a multiple, if the types of layers differ."""
+
 
 class KVLayout:
     """A page of the pool is a row of every tensor, and may serve any group.
@@ -26,15 +29,23 @@ class KVLayout:
     """
 
     def __init__(
-        self, layers: Sequence[AttentionKV], ops: Backend, *, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Sequence[AttentionKV],
+        ops: Backend,
+        *,
+        block_size: int,
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
     ) -> None:
-        """`layers` are the model's, in order; `dtype` is that of keys and values in the cache."""
+        """`layers` are the model's, in order; `dtypes` are those of their keys and values in the cache."""
         self._layers = layers
         self._ops = ops
         self._block_size = block_size
-        self._dtype = dtype
+        self._dtypes = dtypes
         self._device = device
-        self._layer_page_bytes = [math.prod(self._shape(layer, 1)) * dtype.itemsize for layer in layers]
+        self._layer_page_bytes = [self._used_bytes(layer) for layer in range(len(layers))]
+        if len(set(dtypes)) > 1:  # a layer of longer numbers may follow one of codes
+            self._layer_page_bytes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._layer_page_bytes]
         self.groups = form_groups(layers, self._layer_page_bytes)
         self.page_bytes = self.groups[0].page_bytes
 
@@ -49,12 +60,10 @@ class KVLayout:
         for number, group in enumerate(self.groups):
             place = 0  # in a page, in bytes
             for layer in group.layers:
-                begin, size = place % row_bytes, self._layer_page_bytes[layer]
-                numbers = tensors[place // row_bytes][:, begin : begin + size].view(self._dtype)
-                caches[layer] = LayerCache(
-                    numbers.unflatten(1, self._shape(self._layers[layer], num_pages)[1:]), number
-                )
-                place += size
+                begin = place % row_bytes
+                memory = tensors[place // row_bytes][:, begin : begin + self._used_bytes(layer)]
+                caches[layer] = LayerCache(memory.view(self._dtypes[layer]).unflatten(1, self._page(layer)), number)
+                place += self._layer_page_bytes[layer]
         return tensors, [caches[layer] for layer in range(len(self._layers))]
 
     def __str__(self) -> str:
@@ -68,8 +77,13 @@ class KVLayout:
         parts.append(f"{self.page_bytes} bytes a page of {self._block_size} tokens")
         return "; ".join([*parts, f"{token_bytes} bytes a token"])
 
-    def _shape(self, layer: AttentionKV, num_pages: int) -> tuple[int, ...]:
-        return layer.cache_shape(self._ops, num_pages, self._block_size)
+    def _page(self, layer: int) -> tuple[int, ...]:
+        """Shape of the layer's part of a page."""
+        return self._layers[layer].cache_shape(self._ops, 1, self._block_size, self._dtypes[layer])[1:]
+
+    def _used_bytes(self, layer: int) -> int:
+        """Bytes of the layer's part of a page."""
+        return math.prod(self._page(layer)) * self._dtypes[layer].itemsize
 
 
 def zeros(num_bytes: int, device: torch.device) -> Tensor:

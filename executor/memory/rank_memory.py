@@ -6,6 +6,7 @@ import torch
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.executor.memory.kv_dtypes import layer_dtypes
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.memory.plan import CachePlan, DeviceMemory, MemoryNeeds, RequestPages, plan_cache, workspace_bytes
 from quire.executor.memory.state_layout import StateLayout, StatePages
@@ -31,9 +32,8 @@ class RankMemory:
         states = StateLayout(model.state_layers, device)
         pages: KVLayout | StatePages = StatePages(states.state_bytes, device)
         if model.kv_layers:
-            asked = config.cache.kv_cache_dtype
-            dtype = getattr(torch, spec.dtype if asked == "auto" else asked)
-            pages = KVLayout(model.kv_layers, ops, block_size=limits.block_size, dtype=dtype, device=device)
+            dtypes = layer_dtypes(config.cache, model.kv_layers, getattr(torch, spec.dtype))
+            pages = KVLayout(model.kv_layers, ops, block_size=limits.block_size, dtypes=dtypes, device=device)
         groups = [*pages.groups, *states.groups(pages.groups, pages.page_bytes, config.cache, limits)]
         workspace = workspace_bytes(spec, model, limits, config.max_model_len)
         return cls(states, pages, groups, MemoryNeeds(weights_bytes, workspace, pages.page_bytes, states.state_bytes))

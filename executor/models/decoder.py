@@ -27,8 +27,8 @@ class SelfAttention(Protocol):
     activation_size: int
 
     @property
-    def kv(self) -> AttentionKV:
-        """See `Attention.kv`."""
+    def kv(self) -> AttentionKV | None:
+        """See `Attention.kv`; None: the layer reads the keys and values of another one."""
         ...
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
@@ -92,7 +92,7 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._head = head
-        self.kv_layers = [layer.attention.kv for layer in layers]
+        self.kv_layers = [kv for layer in layers if (kv := layer.attention.kv) is not None]
         self.state_layers: Sequence[LayerState] = ()
         self.activation_size = max(layer.attention.activation_size + layer.mlp.activation_size for layer in layers)
 
@@ -167,16 +167,18 @@ def vocabulary_ends(
     scale: float = 1.0,
     logit_scale: float = 1.0,
     softcap: float | None = None,
+    head_bias: bool = False,
 ) -> tuple[VocabEmbedding, LanguageModelHead]:
     """A model's embedding, which multiplies by `scale`, and its head, which has the same weight if it is tied.
 
-    `logit_scale` and `softcap` are the head's.
+    `logit_scale`, `softcap` and `head_bias` are the head's.
     """
     weight = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     embed = VocabEmbedding(context, weight, scale)
     if not is_tied:
         weight = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
-    return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap)
+    bias = "lm_head.bias" if head_bias else None
+    return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap, bias=bias)
 
 
 def layer_places(spec: ModelSpec, context: ModelContext) -> list[LayerPlace]:

@@ -1,6 +1,6 @@
 """The DeepSeek family: multi-head latent attention (arXiv:2405.04434, 2412.19437)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.core.config.resolved import ModelSpec
@@ -10,6 +10,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.latent_attention import LatentAttention, LatentShape
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.rotary_kinds import yarn_mscale
+from quire.executor.layers.token_selection import TokenSelector
 from quire.executor.models.decoder import PreNormDecoder, size_of
 from quire.executor.models.glm4_moe import mixture_maker
 from quire.ops.routing import Routing
@@ -41,13 +42,24 @@ class YoutuForCausalLM(PreNormDecoder):
         super().__init__(spec, context, LatentAttentionMaker(spec, context))
 
 
+SelectorMaker = Callable[[LayerPlace, RotaryEmbedding], TokenSelector]
+"""Builds what chooses the tokens that a layer sees; it may rotate as the layer does."""
+
+
 class LatentAttentionMaker:
     """Builds the attention of each layer, as config.json describes it for DeepSeek V2 and its relatives.
 
     `is_interleaved` says how families rotate whose config.json does not.
     """
 
-    def __init__(self, spec: ModelSpec, context: ModelContext, *, is_interleaved: bool = True) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        *,
+        is_interleaved: bool = True,
+        make_selector: SelectorMaker | None = None,
+    ) -> None:
         config = spec.hf_config
         self._context = context
         self._shape = latent_shape(spec)
@@ -55,11 +67,13 @@ class LatentAttentionMaker:
         self._scale = _temperature(config) ** 2 * self._shape.q_head_dim**-0.5
         self._bias = config.get("attention_bias", False)
         self._is_interleaved = config.get("rope_interleave", is_interleaved)
+        self._make_selector = make_selector
 
     def __call__(self, place: LayerPlace) -> LatentAttention:
         return LatentAttention(
             self._context, place, self._shape, self._rotary, scale=self._scale, bias=self._bias,
             is_interleaved=self._is_interleaved,
+            selector=self._make_selector and self._make_selector(place, self._rotary),
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mamba2 import Mamba2Mixer, Mamba2Shape
@@ -20,7 +21,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.bamba import mamba2_shape
 from quire.executor.models.decoder import activation_of, attention_shape, layer_places, norm_style, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, MixerBlock
-from quire.executor.weights.readers import Shard, WeightReader
+from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
 from quire.ops.backend import Backend
 
 
@@ -134,6 +135,12 @@ class _MultipliedWeights:
         start = shard.start if shard is not None and shard.dim == 0 else 0
         factor = next(factor for end, factor in found.outputs if start < end)
         return tensor.mul_(factor * found.inputs if match[2] == "weight" else factor)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        return self._reader.find(name, otherwise)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        raise ModelLoadError(f"{layer}: quantised weights of Falcon-H1 are not read; serve the unquantised checkpoint.")
 
     def close(self) -> None:
         self._reader.close()

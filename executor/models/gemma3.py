@@ -33,7 +33,7 @@ class Gemma3ForCausalLM(Decoder):
         style = gemma_norm(spec)
         types = _layer_types(config, spec.num_layers)
         windows = layer_windows(types, config.get("sliding_window", 4096), spec.num_layers)
-        rotaries = {kind: RotaryEmbedding(context, _rope_config(config, kind), spec.head_dim) for kind in set(types)}
+        rotaries = {kind: RotaryEmbedding(context, gemma_rope(config, kind), spec.head_dim) for kind in set(types)}
         bias = config.get("attention_bias", False)
         scale = config.get("query_pre_attn_scalar", 256) ** -0.5
         activation = activation_of(spec, "hidden_activation")
@@ -72,7 +72,7 @@ def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
     return ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
 
 
-def _rope_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def gemma_rope(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """`config` with the rotation of one type of layer where other models have that of all layers."""
     older = {
         "sliding_attention": {"rope_theta": config.get("rope_local_base_freq", 10_000.0)},

@@ -4,10 +4,11 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, FusedExperts, Mxfp4Experts
+from quire.executor.layers.experts import ExpertShape, FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, attention_shape, layer_windows, size_of
+from quire.executor.weights.quantisation.schemes import OF_EXPERTS, OF_GGUF
 from quire.ops.backend import SWIGLU_ALPHA, SWIGLU_LIMIT, AttentionForm
 from quire.ops.routing import Routing
 
@@ -44,8 +45,11 @@ class GptOssForCausalLM(PreNormDecoder):
         super().__init__(spec, context, attention, mixture)
 
 
-def _stored_experts(spec: ModelSpec, name: str) -> FusedExperts:
-    is_mxfp4 = (spec.hf_config.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+def _stored_experts(spec: ModelSpec, name: str) -> StoredExperts:
+    method = (spec.hf_config.get("quantization_config") or {}).get("quant_method")
+    if method == OF_GGUF:
+        return SeparateExperts(f"{name}.{{}}", has_bias=True)
+    is_mxfp4 = method == OF_EXPERTS
     form = Mxfp4Experts if is_mxfp4 else FusedExperts
     return form(
         f"{name}.gate_up_proj", f"{name}.down_proj", is_transposed=not is_mxfp4, is_interleaved=True, has_bias=True

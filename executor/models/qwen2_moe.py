@@ -5,7 +5,7 @@ from collections.abc import Callable
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts
+from quire.executor.layers.experts import ExpertShape, SeparateExperts, stored_experts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.models.decoder import FeedForward, MLPMaker, activation_of, mlp_maker, size_of
 from quire.executor.models.qwen2 import Qwen2ForCausalLM, sliding_windows
@@ -20,8 +20,13 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
         super().__init__(spec, context, mlps, windows=_windows(spec))
 
 
-def mixture_maker(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlace], Mixture]:
-    """Builds the experts of a layer: those that are routed, and a shared one that each token weights."""
+def mixture_maker(
+    spec: ModelSpec, context: ModelContext, *, renormalise: bool | None = None
+) -> Callable[[LayerPlace], Mixture]:
+    """Builds the experts of a layer: those that are routed, and a shared one that each token weights.
+
+    `renormalise` as for `routed_experts`.
+    """
     shape = ExpertShape(1, spec.hidden_size, size_of(spec, "shared_expert_intermediate_size"))
 
     def mixture(place: LayerPlace) -> Mixture:
@@ -30,7 +35,7 @@ def mixture_maker(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlac
             context, f"{name}.shared_expert_gate", Routing(1, "sigmoid"), SeparateExperts(f"{name}.shared_expert"),
             shape, activation_of(spec, "hidden_act"),
         )  # fmt: skip
-        return Mixture(context, [routed_experts(spec, context, name), shared])
+        return Mixture(context, [routed_experts(spec, context, name, renormalise=renormalise), shared])
 
     return mixture
 
@@ -44,12 +49,19 @@ def _windows(spec: ModelSpec) -> list[int | None]:
     return [window if index % 2 == 0 and index < first_full else None for index in range(spec.num_layers)]
 
 
-def routed_experts(spec: ModelSpec, context: ModelContext, name: str) -> RoutedExperts:
-    """The experts among which a router chooses in the block called `name`, as Qwen describes them in config.json."""
+def routed_experts(
+    spec: ModelSpec, context: ModelContext, name: str, *, renormalise: bool | None = None
+) -> RoutedExperts:
+    """The experts among which a router chooses in the block called `name`, as Qwen describes them in config.json.
+
+    `renormalise`: whether the weights of a token's experts sum to 1; None: as config.json says.
+    """
     num_experts = size_of(spec, "num_experts", "num_local_experts")
     shape = ExpertShape(num_experts, spec.hidden_size, size_of(spec, "moe_intermediate_size"))
-    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=spec.hf_config.get("norm_topk_prob", False))
-    stored = SeparateExperts(f"{name}.experts.{{}}")
+    if renormalise is None:
+        renormalise = spec.hf_config.get("norm_topk_prob", False)
+    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=renormalise)
+    stored = stored_experts(context, f"{name}.experts")
     return RoutedExperts(context, f"{name}.gate", routing, stored, shape, activation_of(spec, "hidden_act"))
 
 

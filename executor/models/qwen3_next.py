@@ -53,6 +53,15 @@ class Qwen3_5ForCausalLM(_Qwen3NextDecoder):
         super().__init__(spec, context, _parts_one_by_one, mlp_maker(spec, context))
 
 
+class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
+    """Qwen3.5 with mixtures of experts as in Qwen2-MoE; the weights of the routed ones sum to 1."""
+
+    SIZES = ("max_position_embeddings",)
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        super().__init__(spec, context, _parts_one_by_one, mixture_maker(spec, context, renormalise=True))
+
+
 class Qwen3NextForCausalLM(_Qwen3NextDecoder):
     """Two projections for what a delta rule reads, each ordered by key head; mixtures of experts as in Qwen2-MoE."""
 

@@ -4,6 +4,7 @@ FD is a memfd with a `WorkerAssignment`. The process loads its shard, reports it
 ranks can, and answers plans until the plan ring closes, its parent dies or a step fails. It never decides anything.
 """
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -102,6 +103,7 @@ class WorkerProcess:
         self._send(ready)
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again
+        atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
         StepLoop(worker, self, self._report, self._send).run()
 
     def wait(self) -> StepPlan | WorkerCall:

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from quire.executor.weights.readers import Shard, shard_index, shard_range
+from quire.executor.weights.readers import Shard, Stored, StoredRows, shard_index, shard_range
 
 _MEAN_BYTE = 100
 """Of packed weights. As exponents with a bias of 127, such bytes are small numbers."""
@@ -17,7 +17,7 @@ class DummyWeights:
 
     Element i of a tensor is element (i + offset) of one block of normal numbers, repeated; the offset comes from the
     tensor's name. The block's length is prime, so that no two rows of a weight are alike. Numbers are scaled by the
-    last dimension, a layer's inputs. Of one-dimensional tensors, norms are ones and others zeros.
+    last dimension, a layer's inputs. Of one-dimensional tensors, norms and factors are ones and others zeros.
     """
 
     _PERIOD = 1_048_573
@@ -35,7 +35,7 @@ class DummyWeights:
     ) -> Tensor:
         dtype = dtype or self._dtype
         if len(shape) < 2:
-            full = torch.full(shape, 1.0 if _is_norm(name) else 0.0, dtype=dtype)
+            full = torch.full(shape, 1.0 if _is_factor(name) else 0.0, dtype=dtype)
             return full if shard is None else full[shard_index(shard)].clone()
         # Read as [outer, rows, inner]: an outer slice is one run of the sequence, cut where the shard cuts its rows.
         dim = 0 if shard is None else shard.dim
@@ -49,6 +49,12 @@ class DummyWeights:
             self._repeat(scaled, first % self._PERIOD, part)
         return out.view(*shape[:dim], len(rows), *shape[dim + 1 :])
 
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        return otherwise
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -60,8 +66,8 @@ class DummyWeights:
             done, start = done + len(part), 0
 
 
-def _is_norm(name: str) -> bool:
-    """Whether a one-dimensional tensor multiplies what is normalised: `model.norm.weight`, `ln_1.weight`."""
+def _is_factor(name: str) -> bool:
+    """Whether a one-dimensional tensor multiplies what is normalised (`model.norm.weight`), or all (`layer_scalar`)."""
     layer, _, kind = name.rpartition(".")
     layer = layer.rpartition(".")[2]
-    return kind == "weight" and ("norm" in layer or layer.startswith("ln"))
+    return kind.endswith("scalar") or (kind == "weight" and ("norm" in layer or layer.startswith("ln")))

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.files import WeightFiles
 from quire.executor.weights.names import Names
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.executor.weights.tensor_files import TensorFile, open_file
 
 if TYPE_CHECKING:
@@ -66,17 +66,28 @@ class FileWeights:
             raise ModelLoadError(
                 f"Tensor {stored!r} in {path} is {list(file.shape(stored))}; config.json asks for {list(shape)}."
             )
-        tensor = self._names.arrange(name, file.read(stored, shard))
+        tensor = self._names.arrange(name, file.read(stored, shard, dtype))
         if tensor.dtype != dtype and not (tensor.is_floating_point() and dtype.is_floating_point):
             raise ModelLoadError(
-                f"Tensor {stored!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}: quantised weights "
-                "are not supported yet. Serve a bfloat16, float16 or float32 checkpoint."
+                f"Tensor {stored!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}, where "
+                f"{str(dtype).removeprefix('torch.')} is expected: does config.json lack the checkpoint's "
+                "quantization_config?"
             )
         self._num_read += 1
         if self._progress is not None:
             self._progress(self._num_read, len(self._files))
         # A copy: the mapping must not stay alive behind a tensor that is kept.
         return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        stored = self._names.find(name, self._files)
+        if stored is None:
+            return None
+        _, file = self._files[stored]
+        return Stored(file.shape(stored), file.dtype(stored))
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
 
     def close(self) -> None:
         self._files = {}

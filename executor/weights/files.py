@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from quire.core.errors import ModelLoadError
+from quire.core.wire import gguf_table
 
-FileFormat = Literal["auto", "safetensors", "pt", "mistral"]
+FileFormat = Literal["auto", "safetensors", "pt", "mistral", "bitsandbytes", "gguf"]
 
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states")
 """What a trainer saves beside a model, under names that weights could have."""
@@ -21,11 +22,13 @@ class WeightFiles:
         names: tensors that the index says each file holds; None: whatever is in the file.
         index: the index, if there is one.
         has_mistral_names: tensors are named and ordered as in Mistral's own releases.
+        is_gguf: the one file is the table of a GGUF model's tensors, wherever these are.
     """
 
     names: dict[Path, list[str] | None]
     index: Path | None = None
     has_mistral_names: bool = False
+    is_gguf: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,21 @@ _SAFETENSORS = _Layout("model.safetensors.index.json", "model.safetensors", ("*.
 _TORCH = _Layout("pytorch_model.bin.index.json", "pytorch_model.bin", ("*.bin", "*.pt", "*.pth"), "consolidated")
 _MISTRAL = _Layout("consolidated.safetensors.index.json", "consolidated.safetensors", ("consolidated*.safetensors",))
 
+_GGUF = _Layout("\0", gguf_table.FILE_NAME, ())
+
 _LAYOUTS: dict[FileFormat, tuple[_Layout, ...]] = {
-    "auto": (_SAFETENSORS, _TORCH, _MISTRAL),
+    "auto": (_GGUF, _SAFETENSORS, _TORCH, _MISTRAL),
+    "bitsandbytes": (_SAFETENSORS, _TORCH),
     "safetensors": (_SAFETENSORS,),
     "pt": (_TORCH,),
     "mistral": (_MISTRAL,),
+    "gguf": (_GGUF,),
 }
 
 
 def find_files(folder: Path, load_format: FileFormat) -> WeightFiles:
-    """The files in `folder` that hold the weights. `auto` takes safetensors if there are any, else pickled weights.
+    """The files in `folder` that hold the weights. `auto` takes safetensors if there are any, else pickled weights,
+    except in a folder that stands for a GGUF model.
 
     Raises:
         ModelLoadError: no file of this format, or an index that cannot be used.
@@ -68,7 +76,7 @@ def _find(folder: Path, layout: _Layout) -> WeightFiles | None:
     if (folder / layout.index).is_file():
         return WeightFiles(_read_index(folder / layout.index), folder / layout.index, is_mistral)
     if (folder / layout.single).is_file():
-        return WeightFiles({folder / layout.single: None}, has_mistral_names=is_mistral)
+        return WeightFiles({folder / layout.single: None}, None, is_mistral, layout is _GGUF)
     paths = [path for pattern in layout.patterns for path in sorted(folder.glob(pattern))]
     paths = [path for path in paths if not path.name.startswith((*_BESIDE_WEIGHTS, layout.without))]
     return WeightFiles(dict.fromkeys(paths), has_mistral_names=is_mistral) if paths else None
@@ -81,7 +89,7 @@ def _nothing_found(folder: Path, load_format: FileFormat) -> str:
     if other is not None:
         return f"{text}, but others: drop --load-format {load_format}."
     if gguf := sorted(path.name for path in folder.glob("*.gguf")):
-        return f"{text}, only {gguf[0]}: convert it to safetensors, or take the repository that it was made from."
+        return f"{text}, only {gguf[0]}: drop --load-format, or serve that file by its path."
     return f"{text}; load_format=dummy runs on random ones."
 
 

@@ -9,9 +9,11 @@ import torch
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
+from quire.core.wire.gguf_table import read_gguf_table
 from quire.executor.weights.dummy import DummyWeights
 from quire.executor.weights.file_weights import FileWeights
-from quire.executor.weights.files import find_files
+from quire.executor.weights.files import WeightFiles, find_files
+from quire.executor.weights.gguf_names import GgufNames
 from quire.executor.weights.names import HubNames, MistralNames, Names
 from quire.executor.weights.readers import WeightReader
 from quire.executor.weights.sharded_state import MANIFEST, ShardedWeights
@@ -42,8 +44,16 @@ def open_weights(
     if load.load_format == "sharded_state" or (load.load_format == "auto" and (folder / MANIFEST).is_file()):
         return ShardedWeights(folder, dtype, quantization, rank, num_ranks)
     files = find_files(folder, load.load_format)
-    names: Names = MistralNames(spec.head_dim) if files.has_mistral_names else HubNames()
-    return FileWeights(files, names, dtype, _progress_bar() if show_progress and load.use_tqdm_on_load else None)
+    return FileWeights(
+        files, _names(files, spec), dtype, _progress_bar() if show_progress and load.use_tqdm_on_load else None
+    )
+
+
+def _names(files: WeightFiles, spec: ModelSpec) -> Names:
+    if files.is_gguf:
+        [table] = files.names
+        return GgufNames(read_gguf_table(table).architecture, spec.num_layers, spec.head_dim)
+    return MistralNames(spec.head_dim) if files.has_mistral_names else HubNames()
 
 
 def _progress_bar() -> "ProgressBar | None":

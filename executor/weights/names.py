@@ -74,7 +74,10 @@ class MistralNames:
         return stored if stored in present else None
 
     def arrange(self, name: str, tensor: Tensor) -> Tensor:
-        if not _ROTATED.search(name):
-            return tensor
-        pairs = tensor.reshape(-1, self._head_dim // 2, 2, *tensor.shape[1:])
-        return pairs.transpose(1, 2).reshape(tensor.shape)
+        return halves_apart(tensor, self._head_dim) if _ROTATED.search(name) else tensor
+
+
+def halves_apart(tensor: Tensor, head_dim: int) -> Tensor:
+    """Rows of heads of `head_dim` whose rotation turns neighbours, in the order where it turns the two halves."""
+    pairs = tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)

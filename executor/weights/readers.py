@@ -15,13 +15,31 @@ class Shard(NamedTuple):
     stop: int
 
 
-class WeightReader(Protocol):
-    """Tensors by checkpoint name."""
+class Stored(NamedTuple):
+    """A tensor as it lies in a checkpoint."""
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
-        """The shapes of all tensors; None if there is a tensor of any name."""
-        ...
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class StoredRows(NamedTuple):
+    """Where the outputs of a linear layer lie in a checkpoint, whatever the format of its weight.
+
+    Attributes:
+        reader: hands out the stored layer's tensors as they lie in the checkpoint.
+        name: the stored layer's.
+        out_features: all of its outputs.
+        outputs: [outputs of the model's layer] int64: which of them are the model's; None: all in order.
+    """
+
+    reader: "TensorSource"
+    name: str
+    out_features: int
+    outputs: Tensor | None = None
+
+
+class TensorSource(Protocol):
+    """Hands out tensors by name: a `WeightReader`, or a `ModelContext`, which puts them on its device."""
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
@@ -33,6 +51,27 @@ class WeightReader(Protocol):
         Raises:
             ModelLoadError: no such tensor, another shape, or a file that cannot be read.
         """
+        ...
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        """What the checkpoint has under `name`: None, if nothing; `otherwise`, if there is a tensor of any name."""
+        ...
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        """Where the checkpoint has the linear layer that the model calls `layer`.
+
+        Raises:
+            ModelLoadError: the layer's numbers are not rows of one stored layer.
+        """
+        ...
+
+
+class WeightReader(TensorSource, Protocol):
+    """Tensors by checkpoint name."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        """The shapes of all tensors; None if there is a tensor of any name."""
         ...
 
     def close(self) -> None:

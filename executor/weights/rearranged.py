@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.executor.weights.readers import Shard, WeightReader
+from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 
@@ -74,14 +74,34 @@ class RearrangedWeights:
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         module, _, kind = name.rpartition(".")
-        match = _LAYER.fullmatch(module)
-        if match is None:
-            return self._reader.read(f"{self._ends.get(module, module)}.{kind}", shape, shard, dtype)
-        index, inner = match.groups()
-        piece = self._pieces.get(inner, Piece(inner))
-        stored = piece._replace(name=f"{self._layer.format(index)}.{piece.name}.{kind}")
+        piece = self._piece(module)
+        stored = piece._replace(name=f"{piece.name}.{kind}")
         rows = self._read(stored, shape, shard, dtype)
         return rows if piece.pairs is None else _unpaired(rows, piece.pairs)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        module, _, kind = name.rpartition(".")
+        return self._reader.find(f"{self._piece(module).name}.{kind}", otherwise)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        piece = self._piece(layer)
+        if not piece.rows and piece.pairs is None:
+            return self._reader.locate(piece.name, out_features)
+        index = torch.arange(piece.block * piece.num_blocks if piece.rows else out_features)
+        if piece.rows:
+            index = index.view(piece.num_blocks, piece.block)[:, piece.first : piece.first + piece.rows].flatten()
+        if piece.pairs is not None:
+            index = _unpaired(index, piece.pairs)
+        return StoredRows(self._reader, piece.name, max(len(index), piece.block * piece.num_blocks), index)
+
+    def _piece(self, module: str) -> Piece:
+        """Where a model's module lies, by its whole name."""
+        match = _LAYER.fullmatch(module)
+        if match is None:
+            return Piece(self._ends.get(module, module))
+        index, inner = match.groups()
+        piece = self._pieces.get(inner, Piece(inner))
+        return piece._replace(name=f"{self._layer.format(index)}.{piece.name}")
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:

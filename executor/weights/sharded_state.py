@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quire.core.config.model import Quantization
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.names import HubNames
+from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.executor.weights.tensor_files import SafetensorsFile
 
 MANIFEST = "sharded_state.json"
@@ -86,6 +87,17 @@ class ShardedWeights:
                 "again with `quire save-sharded-state`."
             )
         return self._files[key].read(key, None).to(dtype or self._dtype, copy=True)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        stored = HubNames().find(name, self.shapes)
+        if stored is None:
+            return None
+        key = next((key for key in self._files if key.partition("[")[0] == name), None)
+        # A tensor that no rank reads has a shape alone.
+        return Stored(self.shapes[stored], self._dtype if key is None else self._files[key].dtype(key))
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
 
     def close(self) -> None:
         self._files = {}

@@ -11,7 +11,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.core.wire import gguf_table
+from quire.executor.weights.gguf_file import GgufFiles
 from quire.executor.weights.readers import Shard, shard_index
+
+SAFETENSORS_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
+    "F64": torch.float64,
+}  # fmt: skip
 
 
 class TensorFile(Protocol):
@@ -21,8 +30,12 @@ class TensorFile(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def read(self, name: str, shard: Shard | None) -> Tensor:
+    def dtype(self, name: str) -> torch.dtype: ...
+
+    def read(self, name: str, shard: Shard | None, dtype: torch.dtype) -> Tensor:
         """The tensor or its shard in the file's dtype; it may be a view into the file.
+
+        `dtype` is what the model wants: numbers that a file packs in blocks are unpacked to it.
 
         Raises:
             ModelLoadError: the file is damaged.
@@ -36,6 +49,8 @@ class TensorFile(Protocol):
 
 def open_file(path: Path) -> TensorFile:
     """The file, by its ending. Raises ModelLoadError for one that is damaged, or that holds something else."""
+    if path.name == gguf_table.FILE_NAME:
+        return GgufFiles(path)
     return SafetensorsFile(path) if path.suffix == ".safetensors" else PickledFile(path)
 
 
@@ -50,10 +65,18 @@ class SafetensorsFile:
             raise ModelLoadError(f"{path} is corrupt or cut short ({error}). Download it again.") from None
         self.names = frozenset(self._file.keys())
 
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Texts by name, which the file has beside its tensors."""
+        return self._file.metadata() or {}
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape())
 
-    def read(self, name: str, shard: Shard | None) -> Tensor:
+    def dtype(self, name: str) -> torch.dtype:
+        return SAFETENSORS_DTYPES.get(self._file.get_slice(name).get_dtype(), torch.uint8)
+
+    def read(self, name: str, shard: Shard | None, dtype: torch.dtype | None = None) -> Tensor:
         try:
             return self._file.get_tensor(name) if shard is None else self._file.get_slice(name)[shard_index(shard)]
         except SafetensorError as error:
@@ -87,7 +110,10 @@ class PickledFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
 
-    def read(self, name: str, shard: Shard | None) -> Tensor:
+    def dtype(self, name: str) -> torch.dtype:
+        return self._tensors[name].dtype
+
+    def read(self, name: str, shard: Shard | None, dtype: torch.dtype | None = None) -> Tensor:
         tensor = self._tensors[name]
         return tensor if shard is None else tensor[shard_index(shard)]
 

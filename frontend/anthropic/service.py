@@ -65,6 +65,8 @@ class Messages:
         return TokenCount(len(prompt.token_ids), ContextManagement(len(prompt.token_ids)))
 
     def _read(self, request: CountTokensRequest) -> ChatInput:
+        if not request.model:
+            raise ParameterError("model must name a model that is served.", param="model")
         self._model.check_name(request.model)
         request.check()
         with renamed(**NAMES):

@@ -15,6 +15,7 @@ from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.flags.parser import CommandParser, add_engine_options
+from quire.frontend.flags.ranges import COUNT
 
 SCHEMA: dict[str, Any] = {
     "type": "array",
@@ -57,9 +58,11 @@ def add_arguments(parser: CommandParser) -> None:
     """Adds this benchmark's own flags, and all engine options."""
     add_engine_options(parser)
     group = parser.add_argument_group("grammar")
-    group.add_argument("--num-streams", type=int, default=16, help="Requests at once (default: %(default)s).")
-    group.add_argument("--output-len", type=int, default=256, help="Output tokens of each (default: %(default)s).")
-    group.add_argument("--num-rounds", type=int, default=5, help="Rounds of each kind, in turn (default: %(default)s).")
+    group.add_argument("--num-streams", type=COUNT, default=16, help="Requests at once (default: %(default)s).")
+    group.add_argument("--output-len", type=COUNT, default=256, help="Output tokens of each (default: %(default)s).")
+    group.add_argument(
+        "--num-rounds", type=COUNT, default=5, help="Rounds of each kind, in turn (default: %(default)s)."
+    )
     group.add_argument("--backend", default="auto", help="Grammar backend (default: %(default)s).")
     group.add_argument("--output-json", help="File for the figures.")
 

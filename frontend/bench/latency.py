@@ -10,6 +10,7 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
 from quire.frontend.flags.parser import CommandParser, add_engine_options
+from quire.frontend.flags.ranges import COUNT, COUNT_OR_NONE
 from quire.frontend.llm import LLM
 from quire.frontend.progress import open_progress
 
@@ -20,12 +21,12 @@ def add_arguments(parser: CommandParser) -> None:
     """Adds vLLM's flags, and all engine options."""
     add_engine_options(parser)
     group = parser.add_argument_group("latency")
-    group.add_argument("--input-len", type=int, default=32, help="Prompt tokens (default: %(default)s).")
-    group.add_argument("--output-len", type=int, default=128, help="Output tokens (default: %(default)s).")
-    group.add_argument("--batch-size", type=int, default=8, help="Prompts per batch (default: %(default)s).")
-    group.add_argument("--n", type=int, default=1, help="Completions per prompt (default: 1).")
-    group.add_argument("--num-iters-warmup", type=int, default=10, help="Batches before the measurement.")
-    group.add_argument("--num-iters", type=int, default=30, help="Batches measured (default: %(default)s).")
+    group.add_argument("--input-len", type=COUNT, default=32, help="Prompt tokens (default: %(default)s).")
+    group.add_argument("--output-len", type=COUNT, default=128, help="Output tokens (default: %(default)s).")
+    group.add_argument("--batch-size", type=COUNT, default=8, help="Prompts per batch (default: %(default)s).")
+    group.add_argument("--n", type=COUNT, default=1, help="Completions per prompt (default: 1).")
+    group.add_argument("--num-iters-warmup", type=COUNT_OR_NONE, default=10, help="Batches before the measurement.")
+    group.add_argument("--num-iters", type=COUNT, default=30, help="Batches measured (default: %(default)s).")
     group.add_argument("--disable-detokenize", action="store_true", help="Leave output ids as they are.")
     group.add_argument("--output-json", help="File for the figures.")
     add_profile_argument(group, "one batch after the warm-up, instead of the measurement")

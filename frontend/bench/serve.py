@@ -20,6 +20,7 @@ from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.load import Target, run_load
 from quire.frontend.bench.profile import add_profile_argument, server_recording
 from quire.frontend.bench.result_file import add_result_arguments, details, result_path, settings
+from quire.frontend.flags.ranges import COUNT, COUNT_OR_NONE, POSITIVE
 from quire.frontend.text.tokenizer import Tokenizer
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -42,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-check-timeout-sec", type=float, default=0, help="Seconds to wait for the server to be ready."
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--max-concurrency", type=int, help="Most requests in flight.")
-    load.add_argument("--request-rate", type=float, default=float("inf"), help="Arrivals per second (default: inf).")
-    load.add_argument("--burstiness", type=float, default=1.0, help="1 is Poisson arrivals, less is burstier.")
-    load.add_argument("--num-warmups", type=int, default=0, help="Requests sent before the measurement.")
+    load.add_argument("--max-concurrency", type=COUNT, help="Most requests in flight.")
+    load.add_argument("--request-rate", type=POSITIVE, default=float("inf"), help="Arrivals per second (default: inf).")
+    load.add_argument("--burstiness", type=POSITIVE, default=1.0, help="1 is Poisson arrivals, less is burstier.")
+    load.add_argument("--num-warmups", type=COUNT_OR_NONE, default=0, help="Requests sent before the measurement.")
     load.add_argument("--seed", type=int, default=0, help="Seed of lengths, tokens and arrival times.")
     load.add_argument("--ignore-eos", action="store_true", help="Generate the full length.")
     for name in SAMPLING:

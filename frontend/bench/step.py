@@ -16,6 +16,7 @@ from quire.frontend.bench.figures import write_json
 from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
 from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser, add_engine_options
+from quire.frontend.flags.ranges import COUNT
 from quire.frontend.llm import LLM
 
 DEFAULT_BLOCK_SIZE = 16
@@ -26,10 +27,14 @@ def add_arguments(parser: CommandParser) -> None:
     add_engine_options(parser)
     group = parser.add_argument_group("step")
     group.add_argument(
-        "--batch-sizes", type=int, nargs="+", default=[1, 32, 256], help="Running requests; one engine for each number."
+        "--batch-sizes",
+        type=COUNT,
+        nargs="+",
+        default=[1, 32, 256],
+        help="Running requests; one engine for each number.",
     )
-    group.add_argument("--input-len", type=int, default=128, help="Prompt tokens (default: %(default)s).")
-    group.add_argument("--output-len", type=int, default=64, help="Output tokens (default: %(default)s).")
+    group.add_argument("--input-len", type=COUNT, default=128, help="Prompt tokens (default: %(default)s).")
+    group.add_argument("--output-len", type=COUNT, default=64, help="Output tokens (default: %(default)s).")
     group.add_argument("--output-json", help="File for the figures.")
 
 

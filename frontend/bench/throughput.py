@@ -11,6 +11,7 @@ from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
 from quire.frontend.checkpoint.model_source import find_model, find_tokenizer
 from quire.frontend.flags.parser import CommandParser, add_engine_options
+from quire.frontend.flags.ranges import COUNT, COUNT_OR_NONE
 from quire.frontend.llm import LLM
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.text.tokenizer import Tokenizer
@@ -21,8 +22,8 @@ def add_arguments(parser: CommandParser) -> None:
     add_engine_options(parser)
     add_dataset_arguments(parser)
     group = parser.add_argument_group("throughput")
-    group.add_argument("--n", type=int, default=1, help="Completions per prompt (default: 1).")
-    group.add_argument("--num-warmups", type=int, default=0, help="Requests run before the measurement.")
+    group.add_argument("--n", type=COUNT, default=1, help="Completions per prompt (default: 1).")
+    group.add_argument("--num-warmups", type=COUNT_OR_NONE, default=0, help="Requests run before the measurement.")
     group.add_argument("--disable-detokenize", action="store_true", help="Leave output ids as they are.")
     group.add_argument("--output-json", help="File for the figures.")
     add_profile_argument(group, "the measured run")

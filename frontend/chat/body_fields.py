@@ -78,6 +78,8 @@ def read_sampling(body: Struct) -> dict[str, Any]:
 
 def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:
     """`logit_bias` with integer keys, because JSON's keys are strings."""
-    if not all(len(token_id) < 16 and token_id.isascii() and token_id.isdigit() for token_id in logit_bias):
-        raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
+    wrong = [key for key in logit_bias if not (len(key) < 16 and key.isascii() and key.isdigit())]
+    if wrong:
+        shown = ", ".join(repr(key[:16]) for key in wrong[:8])
+        raise ParameterError(f"logit_bias must map token ids to numbers; no ids: {shown}.", param="logit_bias")
     return {int(token_id): bias for token_id, bias in logit_bias.items()}

@@ -1,18 +1,21 @@
-"""Finds a checkpoint: the embedded demo model, a local folder, or a repository on the Hugging Face hub.
+"""Finds a checkpoint: the embedded demo model, a local folder, a GGUF file, or a repository on the Hugging Face hub.
 
-This module handles names and folders, and reads no file.
+This module handles names and folders, and reads no file; `gguf/` makes a folder of GGUF files.
 """
 
 import difflib
 import importlib.resources
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.errors import ConfigError
+from quire.frontend.checkpoint import gguf
 from quire.frontend.checkpoint.model_spec import read_model_spec
+
+T = TypeVar("T")
 
 __all__ = ["DEMO_MODEL_NAME", "find_model", "find_tokenizer", "read_model_spec"]
 
@@ -44,16 +47,24 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
     """
     if model.model is None:
         return _demo_folder()
+    local = _local_gguf(model.model, load)
+    if local is not None:
+        return gguf.make_folder(local)
+    repository, tag = _split_tag(model.model)
+    if tag is not None or load.load_format == "gguf":
+        return gguf.make_folder(_download_gguf(repository, tag, model, load))
     if load.load_format == "dummy":
         return _find(model.model, "--model", model.revision, _TOKENIZER, model, load)
-    asked = "safetensors" if load.load_format == "sharded_state" else load.load_format
+    asked = {"sharded_state": "safetensors", "bitsandbytes": "auto"}.get(load.load_format, load.load_format)
     formats = list(_WEIGHTS) if asked == "auto" else [asked]
     for name in formats:  # a repository may have the same weights in several formats: the first is enough
         files, without = _WEIGHTS[name]
         wanted = _Wanted([*files, *_TOKENIZER.files], without)
         folder = _find(model.model, "--model", model.revision, wanted, model, load)
         if any(path for pattern in files for path in folder.glob(pattern)):
-            break
+            return folder
+    if asked == "auto" and not Path(model.model).expanduser().is_dir() and _listed_gguf(repository, model, load):
+        return gguf.make_folder(_download_gguf(repository, None, model, load))
     return folder
 
 
@@ -62,6 +73,54 @@ def find_tokenizer(model: ModelConfig, load: LoadConfig, model_folder: Path) -> 
     revision = model.tokenizer_revision
     name = model.tokenizer or (model.model if revision not in (None, model.revision) else None)
     return model_folder if name is None else _find(name, "--tokenizer", revision, _TOKENIZER, model, load)
+
+
+def _local_gguf(name: str, load: LoadConfig) -> list[Path] | None:
+    """The GGUF files that `name` stands for on this machine: a file, a folder that has no other weights, or a folder
+    and the tag of one of its files. None: it stands for something else."""
+    path, (base, tag) = Path(name).expanduser(), _split_tag(name)
+    if path.suffix.lower() == ".gguf" and (path.is_file() or _is_path(name)):
+        if not path.is_file():
+            raise ConfigError(f"--model: there is no file {name!r}.")
+        if load.load_format not in ("auto", "gguf", "dummy"):
+            raise ConfigError(f"--model: {name!r} is a GGUF file: drop --load-format {load.load_format}.")
+        return gguf.parts_of(path.absolute())  # the hub's cache has links to files without names
+    folder = path if tag is None or path.is_dir() else Path(base).expanduser()
+    if not folder.is_dir() or load.load_format not in ("auto", "gguf", "dummy"):
+        return None
+    names = [each.name for each in folder.iterdir() if each.suffix.lower() == ".gguf"]
+    patterns = [pattern for wanted in _WEIGHTS.values() for pattern in wanted.files]
+    has_others = any(path for pattern in patterns for path in folder.glob(pattern))
+    if folder == path and load.load_format != "gguf" and (has_others or not names):
+        return None
+    return [folder.absolute() / each for each in gguf.choose(names, tag if folder != path else None, str(folder))]
+
+
+def _split_tag(name: str) -> tuple[str, str | None]:
+    """(repository or folder, the quantisation after its colon): `owner/name:Q4_K_M`."""
+    base, colon, tag = name.rpartition(":")
+    return (base, tag) if colon and base and tag and "/" not in tag and "\\" not in tag else (name, None)
+
+
+def _download_gguf(repository: str, tag: str | None, model: ModelConfig, load: LoadConfig) -> list[Path]:
+    """The files of one model in a repository, which may have it in many quantisations."""
+    names = gguf.choose(_listed_gguf(repository, model, load), tag, repository)
+    folder = _find(repository, "--model", model.revision, _Wanted(names, []), model, load)
+    return [folder / name for name in names]
+
+
+def _listed_gguf(repository: str, model: ModelConfig, load: LoadConfig) -> list[str]:
+    """The GGUF files that a repository has; without the hub, those that were downloaded before."""
+    import huggingface_hub
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        folder = _find(repository, "--model", model.revision, _Wanted(["*.gguf"], []), model, load)
+        return [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+    hub = huggingface_hub.HfApi(token=model.hf_token)
+    listed = _ask_hub(
+        repository, "--model", model.revision, lambda: hub.list_repo_files(repository, revision=model.revision)
+    )
+    return [name for name in listed if name.endswith(".gguf")]
 
 
 def _demo_folder() -> Path:
@@ -76,7 +135,10 @@ def _find(name: str, flag: str, revision: str | None, wanted: _Wanted, model: Mo
     if folder.is_dir():
         return folder.resolve()
     if folder.is_file():
-        raise ConfigError(f"{flag}: {name!r} is a file; name the folder that holds it, with its config.json.")
+        raise ConfigError(
+            f"{flag}: {name!r} is a file; name the folder that holds it, with its config.json. (A GGUF file ends in "
+            ".gguf.)"
+        )
     if _is_path(name):
         raise ConfigError(f"{flag}: there is no folder {name!r}. {_hint(folder)}")
     return _download(name, flag, revision, wanted, model.hf_token, load.download_dir)
@@ -104,6 +166,24 @@ def _download(
 ) -> Path:
     # Imported here, because a local model does not need the hub client, whose import takes 0.3 s.
     import huggingface_hub
+
+    return Path(
+        _ask_hub(
+            repository, flag, revision,
+            lambda: huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                token=token,
+                cache_dir=cache,
+                allow_patterns=wanted.files,
+                ignore_patterns=wanted.without,
+            ),
+        )
+    )  # fmt: skip
+
+
+def _ask_hub(repository: str, flag: str, revision: str | None, question: Callable[[], T]) -> T:
+    """The hub's answer. Raises ConfigError with what to do when there is none."""
     from huggingface_hub import errors
 
     def refuse(reason: str) -> ConfigError:
@@ -136,16 +216,7 @@ def _download(
         (OSError, lambda: "downloading it failed; check the network and the space on disk."),
     ]
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repository,
-                revision=revision,
-                token=token,
-                cache_dir=cache,
-                allow_patterns=wanted.files,
-                ignore_patterns=wanted.without,
-            )
-        )
+        return question()
     except Exception as error:
         for kind, reason in reasons:
             if isinstance(error, kind):

@@ -188,8 +188,10 @@ def _flatten(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_only_states(config: dict[str, Any]) -> bool:
-    """Whether the model is a state-space model without attention, whose tokens have no positions."""
-    return config.get("state_size") is not None and config.get("num_attention_heads") is None
+    """Whether the model keeps states (Mamba, RWKV, xLSTM) and has no attention: its tokens have no positions."""
+    fields = ("state_size", "attention_hidden_size", "inference_state_dtype")
+    has_states = any(config.get(name) is not None for name in fields)
+    return has_states and config.get("num_attention_heads") is None
 
 
 def _architecture(config: dict[str, Any], path: Path) -> str:

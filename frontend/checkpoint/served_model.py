@@ -33,8 +33,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         return self.names[0]
 
     def check_name(self, name: str | None) -> None:
-        """Raises NotFoundError for a name that is not served; None stands for the only model there is."""
-        if name is not None and name not in self.names:
+        """Raises NotFoundError for a name that is not served; None and "" stand for the only model there is."""
+        if name and name not in self.names:
             raise NotFoundError(
                 f"The model {name!r} is not served here; use {' or '.join(map(repr, self.names))}.", param="model"
             )

@@ -19,7 +19,7 @@ SWEEP = Program(
 )
 
 BENCH = Program(
-    "Measure throughput, latency, a running server, start-up, a step's parts, or the host's own cost.",
+    "Measure throughput, latency, a running server, start-up, a step's parts, kernels, the host's cost, or quality.",
     {
         "throughput": Command(
             "quire.frontend.bench.throughput", "Requests and tokens per second of the engine.", ("bench",)
@@ -40,6 +40,10 @@ BENCH = Program(
             "quire.frontend.bench.grammar", "What schemas cost a token, and hostile ones everybody else.", ("bench",)
         ),
         "step": Command("quire.frontend.bench.step", "Where the time of a decode step goes.", ("bench",)),
+        "ops": Command("quire.frontend.bench.ops", "The CPU kernels against the processor's own limits.", ("bench",)),
+        "quality": Command(
+            "quire.frontend.bench.quality", "What weights or a KV cache of fewer bits change, on a text.", ("bench",)
+        ),
         "sweep": SWEEP,
     },
     refused={

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from quire.core import process_start  # noqa: F401  (first, because it tells when the program began)
 from quire.frontend.cli.bench import BENCH
-from quire.frontend.cli.program import FAILED, Command, Program, complain
+from quire.frontend.cli.program import FAILED, Command, Program, Terminated, complain
 
 INTERRUPTED = 130
 
@@ -24,6 +24,7 @@ QUIRE = Program(
         "save-sharded-state": Command(
             "quire.frontend.cli.save_sharded_state", "Write a checkpoint as files that each rank reads alone."
         ),
+        "pack": Command("quire.frontend.cli.pack", "Write a checkpoint as packed weights, which a start maps."),
         "completions": Command(
             "quire.frontend.cli.completions", "Print what completes Quire's commands in your shell."
         ),
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = QUIRE.run("quire", list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
+    except Terminated:
+        code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output is gone

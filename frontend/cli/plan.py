@@ -84,7 +84,7 @@ def as_json(config: EngineConfig, plan: LoadPlan) -> dict[str, Any]:
         "implementation": "quire" if plan.is_native else "transformers",
         "parameters": plan.num_parameters,
         "dtype": spec.dtype,
-        "quantization": config.quantization,
+        "quantization": plan.quantization,
         "device": config.device,
         "workers": [{name: getattr(rank, name) for name in rank.__struct_fields__} for rank in plan.ranks],
         "block_size": size,
@@ -113,7 +113,7 @@ def as_text(config: EngineConfig, plan: LoadPlan) -> Iterator[str]:
     """Lines for people."""
     spec, ranks, limits = config.spec, plan.ranks, config.limits
     path = "native" if plan.is_native else "Transformers' class with Quire's layers"
-    kept = f"{spec.dtype}, {config.quantization}" if config.quantization else spec.dtype
+    kept = f"{spec.dtype}, {plan.quantization}" if plan.quantization else spec.dtype
     yield f"model       {spec.name} ({spec.architecture}, {path})"
     yield f"parameters  {plan.num_parameters:,} in {kept}"
     yield f"device      {config.device}, workers: {len(ranks)}, each with {_size(ranks[0].free_bytes)} free"

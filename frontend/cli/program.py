@@ -19,7 +19,7 @@ import quire
 FAILED = 1
 USAGE_ERROR = 2
 ROOMY = 72  # terminal width from which a summary fits beside its command
-INDENT = 16
+GAP = 2  # least number of columns between a command and its summary
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,11 @@ class Program:
         """The text of `prog --help`, for any width of terminal."""
         width = max(24, min(100, shutil.get_terminal_size().columns))
         rows = [f"Usage: {prog} COMMAND [options]", "", textwrap.fill(self.summary, width), ""]
+        indent = " " * (2 + max(map(len, self.commands)) + GAP)
         for name, command in self.commands.items():
             if width >= ROOMY:
-                left = f"  {name}".ljust(INDENT)
-                rows.append(textwrap.fill(left + command.summary, width, subsequent_indent=" " * INDENT))
+                left = f"  {name}".ljust(len(indent))
+                rows.append(textwrap.fill(left + command.summary, width, subsequent_indent=indent))
             else:
                 rows.append(f"  {name}")
                 rows.append(textwrap.fill(command.summary, width, initial_indent="    ", subsequent_indent="    "))
@@ -96,8 +97,12 @@ class Program:
         return "\n".join(rows)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came to a service. Python's compiler, which runs in imports, swallows all other errors of a handler."""
+
+
 def _leave(*_: object) -> None:
-    sys.exit(0)
+    raise Terminated
 
 
 def complain(prog: str, message: str, code: int) -> int:

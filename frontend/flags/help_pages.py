@@ -1,6 +1,7 @@
 """The pages of `--help`: a short one, everything, one group, one option, or a search. Plain text, any width."""
 
 import argparse
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -8,6 +9,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from msgspec import NODEFAULT
+
+from quire.frontend.flags.ranges import Number
 
 if TYPE_CHECKING:
     from quire.frontend.flags.parser import CommandParser
@@ -124,11 +127,16 @@ def _spelling(parser: "CommandParser", action: argparse.Action) -> str:
         return names + (f", {negated}" if negated in parser.flags else "")
     value = action.metavar if isinstance(action.metavar, str) else None
     if value is None:
-        plain = {int: "N", float: "X"}.get(action.type, "TEXT") if isinstance(action.type, type) else "TEXT"
-        value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else plain
+        value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else _placeholder(action.type)
     if action.nargs in ("+", "*"):
         value += " ..."
     return f"{names} {f'[{value}]' if action.nargs == '?' else value}"
+
+
+def _placeholder(kind: object) -> str:
+    if isinstance(kind, Number):
+        return kind.metavar
+    return "N" if kind is int else "X" if kind is float else "TEXT"
 
 
 def _description(parser: "CommandParser", action: argparse.Action) -> str:
@@ -204,7 +212,7 @@ def _row(left: str, text: str) -> str:
     columns = width()
     if columns < NARROW:
         return "\n".join(part for part in (_fold(left, columns), _wrap(text, "      ")) if part.strip())
-    body = textwrap.wrap(text, columns - COLUMN) or [""]
+    body = textwrap.wrap(text, columns - COLUMN, break_on_hyphens=False) or [""]
     if len(left) > COLUMN - 2:
         return "\n".join([_fold(left, columns), *(" " * COLUMN + line for line in body if line)])
     return "\n".join([left.ljust(COLUMN) + body[0], *(" " * COLUMN + line for line in body[1:])]).rstrip()
@@ -212,7 +220,7 @@ def _row(left: str, text: str) -> str:
 
 def _fold(left: str, columns: int) -> str:
     """`left` within `columns`; long lists of choices break after a comma."""
-    spaced = left.replace(",", ", ") if len(left) > columns else left
+    spaced = re.sub(r",(?=\S)", ", ", left) if len(left) > columns else left
     indent = " " * (len(left) - len(left.lstrip()))
     return textwrap.fill(
         spaced.strip(), columns, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False

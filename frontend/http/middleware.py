@@ -1,4 +1,4 @@
-"""Counts every HTTP request, gives it an id and limits its body's time, on all routes.
+"""Counts every HTTP request, gives it an id and limits its body's time, on all routes. Answers HEAD as GET.
 
 Its answers tell which fields of the body were ignored.
 """
@@ -110,6 +110,9 @@ class RequestObserver:
 
     async def _observe(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
+        method = scope["method"]
+        if method == "HEAD":  # as GET; the server, whose scope stays as it is, leaves the body out
+            scope = cast(HTTPScope, {**scope, "method": "GET"})
         if self._root_path and scope["path"].startswith(self._root_path + "/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         request_id = _ensure_request_id(scope) if self._request_id_headers else None
@@ -120,7 +123,7 @@ class RequestObserver:
             seconds = time.monotonic() - started_at
             handler = str(scope.get("path_template") or "none")
             self._metrics.count(
-                scope["method"], exchange.status, handler, exchange.request_bytes, exchange.response_bytes, seconds
+                method, exchange.status, handler, exchange.request_bytes, exchange.response_bytes, seconds
             )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -15,6 +15,23 @@ _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 class _HeadTooLong(Exception):
     """Raised in a callback of httptools, to end its parsing. The message is the client's answer."""
+
+
+class _ClosesAfterTheRequest:
+    """The transport of an answer after which the connection ends: it ends when the whole request has been read.
+
+    A connection that is closed before is reset, and a client that still sends (urllib does, however early the answer
+    comes) sees a broken pipe instead of the answer.
+    """
+
+    def __init__(self, protocol: "HttpProtocol") -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        """Ends the connection, or has it end with the request's last byte or at its deadline."""
+        self._protocol.close_after_request()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -41,6 +58,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._max_headers = max_headers
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = True
+        self._is_complete = False
+        self._closes_after_request = False
         self._num_messages = 0
         self._num_head_bytes = 0
 
@@ -51,6 +70,12 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
         super().connection_lost(exc)
+
+    def close_after_request(self) -> None:
+        """Closes the connection once the request that is being read is complete or late; what comes is dropped."""
+        self._closes_after_request = True
+        if self._is_complete:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         num_messages = self._num_messages
@@ -98,7 +123,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._in_head = True
+        self._in_head, self._is_complete = True, False
         self._num_messages += 1
         self._num_head_bytes = 0
         self._start_deadline()
@@ -116,12 +141,26 @@ class HttpProtocol(HttpToolsProtocol):
             raise _HeadTooLong(f"The request has more than {self._max_headers} headers; send fewer.")
         self._in_head = False
         super().on_headers_complete()
+        if not self.cycle.keep_alive:
+            self.cycle.transport = cast(asyncio.Transport, _ClosesAfterTheRequest(self))
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._stop_deadline()
+        self._is_complete = True
+        if self._closes_after_request:
+            self.transport.close()
         super().on_message_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends an idle connection. One whose request was answered early is not idle: the rest is read, and dropped."""
+        if self._is_complete:
+            super().timeout_keep_alive_handler()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     # Half-sent requests.
 

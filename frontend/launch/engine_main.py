@@ -33,7 +33,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
-    start = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=EngineStart)
+    message = sys.stdin.buffer.read(size)
+    if not message or len(message) < size:
+        sys.exit()  # the parent was told to end while it started us
+    start = msgspec.msgpack.decode(message, type=EngineStart)
     configure("engine", start.config.logging, hints=not start.config.is_restart)
     code = uvloop.run(_run_engine(start))
     if start.address.startswith("ipc://") and _outlives(parent):  # a dead parent cannot remove its folder

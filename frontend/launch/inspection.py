@@ -1,15 +1,18 @@
-"""Asks a process of its own about a model that is not run: it imports torch, which a frontend never does."""
+"""Asks a process of its own about what no engine runs: it imports torch, which a frontend never does."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.core.wire.inspection import InspectionAnswer, LoadPlan, Refused, ShardsSaved
+from quire.core.wire.inspection import FilesSaved, InspectionAnswer, LoadPlan, OpsQuestion, OpsTimed, Refused
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.options import resolve
 
@@ -32,26 +35,53 @@ def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[Engine
     return config, answer
 
 
-def save_shards(args: EngineArgs, folder: Path) -> ShardsSaved:
+def save_shards(args: EngineArgs, folder: Path) -> FilesSaved:
     """Writes the checkpoint to `folder` as each rank would read it.
 
     Raises:
         ConfigError: an option or the checkpoint is wrong, or the folder is not empty.
     """
+    return _save(args, "save-shards", folder)
+
+
+def pack_model(args: EngineArgs, folder: Path) -> FilesSaved:
+    """Writes the checkpoint's weights to `folder` as each rank's backend packs them.
+
+    Raises:
+        ConfigError: an option or the checkpoint is wrong, or the folder is not empty.
+    """
+    return _save(args, "pack", folder)
+
+
+def _save(args: EngineArgs, question: str, folder: Path) -> FilesSaved:
     source = model_source.find_model(args.model, args.load)
     config = resolve(args, model_source.read_model_spec(source, args.model), "server")
-    answer = _ask(config, "save-shards", str(folder))
-    assert isinstance(answer, ShardsSaved)
+    answer = _ask(config, question, str(folder))
+    assert isinstance(answer, FilesSaved)
     return answer
 
 
-def _ask(config: EngineConfig, *question: str) -> InspectionAnswer:
+def time_ops(question: OpsQuestion, isa: str | None) -> OpsTimed:
+    """How long the CPU kernels take at the level `isa` of instructions, or else at the best.
+
+    Raises:
+        ConfigError: the processor does not have the level, or there are no kernels, or a name is wrong.
+    """
+    environment = {} if isa is None else {"QUIRE_CPU_ISA": isa}
+    answer = _ask(question, "time-ops", environment=environment)
+    assert isinstance(answer, OpsTimed)
+    return answer
+
+
+def _ask(
+    about: EngineConfig | OpsQuestion, *question: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> InspectionAnswer:
     command = [sys.executable, "-P", "-m", "quire.executor.inspection.process", *question]
-    done = subprocess.run(command, input=msgspec.msgpack.encode(config), stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        command, input=msgspec.msgpack.encode(about), stdout=subprocess.PIPE, env={**os.environ, **environment}
+    )
     if done.returncode:
-        raise QuireError(
-            f"the process that looks at the model ended with code {done.returncode}; its messages say why."
-        )
+        raise QuireError(f"the process that was asked ended with code {done.returncode}; its messages say why.")
     answer = msgspec.msgpack.decode(done.stdout, type=InspectionAnswer)
     if isinstance(answer, Refused):
         raise ConfigError(answer.message)

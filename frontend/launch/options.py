@@ -31,6 +31,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     executor = args.parallel.distributed_executor_backend or ("uni" if world_size == 1 else "mp")
     if executor == "uni" and world_size > 1:
         raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")
+    _check_heads(world_size, spec.num_attention_heads)
     profiler = _absolute(args.observability.profiler_config)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
     return EngineConfig(
@@ -44,7 +45,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         max_model_len=max_model_len,
         fit_max_model_len=fit,
         seed=args.model.seed,
-        quantization=args.model.quantization,
+        quantization=args.model.quantization or ("bitsandbytes" if args.load.load_format == "bitsandbytes" else None),
         log_stats=not args.observability.disable_log_stats,
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],
@@ -53,9 +54,22 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         logging=args.observability.logging,
         trace_folder=profiler.torch_profiler_dir if profiler.profiler == "timeline" else None,
         torch_profile=profiler if profiler.profiler == "torch" else None,
-        # Offline work has all its requests at the start; a server should answer its first request soon.
+        # Offline work has all its requests at the start; a server's first ones are seldom many.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
+
+
+def _check_heads(world_size: int, num_heads: int) -> None:
+    """Refuses what every layer would refuse, before as many processes are started.
+
+    A model without attention counts as one head; its layers know what they can be divided into.
+    """
+    if num_heads > 1 and num_heads % world_size:
+        divisors = [str(size) for size in range(1, num_heads + 1) if num_heads % size == 0]
+        raise ConfigError(
+            f"--tensor-parallel-size {world_size} does not divide the model's {num_heads} attention heads; "
+            f"choose one of {', '.join(divisors)}."
+        )
 
 
 def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:
@@ -109,6 +123,7 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int) -> 
         async_scheduling=asked.async_scheduling is not False,
         block_size=block_size,
         enable_prefix_caching=caching,
+        prefix_caching_hash_algo=args.cache.prefix_caching_hash_algo,
     )
 
 

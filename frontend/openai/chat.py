@@ -89,7 +89,9 @@ class ChatCompletions:
             finish = Finish(each.finish_reason, each.stop_reason)  # type: ignore[arg-type]
             message = ChatMessage(role=role, content=each.text)
             if events is not None:
-                message, finish = read_message(role, events[each.index])
+                message, finish = read_message(
+                    role, events[each.index], is_forced=request.names_call or request.tool_choice == "required"
+                )
             if echoed:
                 message.content = echoed + (message.content or "")
             choices.append(

@@ -37,8 +37,13 @@ from quire.frontend.parsing.events import (
 )
 
 
-def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finish]:
-    """The message that all events of one choice make, and why the choice ended: the last event."""
+def read_message(role: str, events: Sequence[Event], *, is_forced: bool = False) -> tuple[ChatMessage, Finish]:
+    """The message that all events of one choice make, and why the choice ended: the last event.
+
+    Args:
+        is_forced: whether the client insists on a call; a message of calls alone then has empty content, as vLLM's, and
+            else none.
+    """
     texts, reasoning = [], []
     calls: list[ToolCall | CustomToolCall] = []
     *events, finish = events
@@ -61,7 +66,7 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finis
     content = "".join(texts)
     message = ChatMessage(
         role=role,
-        content=content if content or not calls else None,
+        content=content if content or is_forced or not calls else None,
         reasoning=thoughts,
         reasoning_content=thoughts,
         tool_calls=calls or UNSET,
@@ -71,7 +76,7 @@ def read_message(role: str, events: Sequence[Event]) -> tuple[ChatMessage, Finis
 
 def told_reason(finish: Finish, request: ChatRequest) -> str:
     """The finish_reason of a choice: `stop` and not `tool_calls` where the client named the function to call."""
-    return "stop" if finish.reason == "tool_calls" and isinstance(request.tool_choice, dict) else finish.reason
+    return "stop" if finish.reason == "tool_calls" and request.names_call else finish.reason
 
 
 def delta_of(event: Event) -> ChatDelta | None:

@@ -209,6 +209,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise ParameterError("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.logprob_token_ids and not self.logprobs:
             raise ParameterError("logprob_token_ids needs logprobs=true.", param="logprob_token_ids")
+        if self.tools is None and self.tool_choice == "auto":
+            raise ParameterError("tool_choice is auto, but there are no tools.", param="tool_choice")
         if isinstance(self.tool_choice, dict) and self.format_field not in (None, "response_format"):
             raise ParameterError(
                 f"{self.format_field} and a tool_choice that names a function contradict each other: the answer is a "
@@ -252,6 +254,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
         ).checked()
+
+    @property
+    def names_call(self) -> bool:
+        """Whether the request names the function that is called."""
+        return isinstance(self.tool_choice, dict) and self.tool_choice.get("type") != "allowed_tools"
 
     def echoed(self, role: str) -> str:
         """With `echo`, the last message's text if the answer continues in the same role; else empty."""

@@ -1,15 +1,19 @@
 """Grammars for whole answers: the model's reasoning, then the client's format or the calls that it requires."""
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.wire.sampling_params import SamplingParams
 from quire.core.wire.structured_outputs import CONSTRAINT_KINDS, StructuredOutputsParams
 from quire.frontend.grammar.structural_tag import read_format
+from quire.frontend.parsing.checkpoint_marks import read_marks
 from quire.frontend.parsing.parsers import CallConstraint, OutputParsers, ReasoningMarks
+from quire.frontend.text.tokenizer import Tokenizer
 
 _END_TOKENS = 64
 """Tokens at a prompt's end that are searched for a mark of reasoning."""
@@ -62,6 +66,21 @@ class ConstraintsAfterReasoning:
     def __init__(self, parsers: OutputParsers, decode: Callable[[list[int]], str]) -> None:
         self._parsers = parsers
         self._decode = decode
+
+    @classmethod
+    def from_options(cls, options: ReasoningConfig, tokenizer: Tokenizer) -> "ConstraintsAfterReasoning":
+        """For the reasoning parser that the options name.
+
+        Raises:
+            ConfigError: there is no parser of that name, or a plugin cannot be loaded.
+        """
+        parsers = OutputParsers(
+            None,
+            options.reasoning_parser,
+            reasoning_plugin=options.reasoning_parser_plugin,
+            checkpoint=read_marks(tokenizer),
+        )
+        return cls(parsers, functools.partial(tokenizer.decode, skip_special_tokens=False))
 
     def apply(self, sampling: SamplingParams, prompt: str | None, token_ids: list[int]) -> SamplingParams:
         """The same parameters, with the constraint that holds for the whole output.

@@ -47,7 +47,9 @@ def read_template(source: str) -> str:
             text = Path(text).read_text(encoding="utf-8")
         ChatTemplate(text, {})
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template: cannot read {source!r}: {error}.") from None
+        raise ConfigError(
+            f"--chat-template: cannot read {source!r}: {getattr(error, 'strerror', None) or error}."
+        ) from None
     except ParameterError as error:
         raise ConfigError(f"--chat-template: {error}") from None
     return text

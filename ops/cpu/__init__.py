@@ -1,8 +1,8 @@
-"""The CPU backend: C++ kernels, compiled on the machine, and oneDNN for the linear layers that they do not cover."""
+"""The CPU backend: C++ kernels, and oneDNN for the linear layers that they do not cover."""
 
 from quire.ops.backend import Backend
-from quire.ops.cpu.compiler import load_kernels
 from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.libraries import load_kernels
 from quire.ops.cpu.memory import keep_freed_memory
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear

@@ -28,8 +28,6 @@ class Job:
     scratch: str
     """Folder for object files; this program makes it and removes it."""
     library: str
-    refusal: str
-    """File for the refusal: the reason in its first line, then the compiler's whole output."""
     max_seconds: float
     """A build that takes longer is ended, and counts as refused."""
 
@@ -43,27 +41,41 @@ class Interrupted(Exception):
 
 
 def main() -> None:
-    """Builds the job in the first argument (JSON). If that fails, the last line of stderr is the reason."""
-    job = Job(**json.loads(sys.argv[1]))
-    scratch = Path(job.scratch)
-    shutil.rmtree(scratch, ignore_errors=True)  # left by a build of this job that was killed
-    scratch.mkdir()
+    """Builds the job in the first argument (JSON). If that is interrupted, the last line of stderr is the reason.
+
+    The second argument is the path of a refusal: the reason in its first line, then the compiler's whole output.
+    """
+    job, refusal = Job(**json.loads(sys.argv[1])), sys.argv[2]
     try:
-        os.replace(_build(job, scratch), job.library)
+        build(job)
     except Refused as reason:
-        text = scratch / "refusal"
+        text = Path(f"{refusal}.new")
         text.write_text(f"{reason}\n")
-        os.replace(text, job.refusal)
+        os.replace(text, refusal)
     except Interrupted as reason:
         sys.exit(str(reason))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if Path(job.refusal).exists():
+    if Path(refusal).exists():
         # Children of a compiler that ran out of time may still run. This ends them, and this process with them.
         os.killpg(0, signal.SIGKILL)
 
 
-def _build(job: Job, scratch: Path) -> Path:
+def build(job: Job) -> None:
+    """Makes the library.
+
+    Raises:
+        Refused: the compiler fails, or takes too long.
+        Interrupted: a signal ended it.
+    """
+    scratch = Path(job.scratch)
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a build of this job that was killed
+    scratch.mkdir()
+    try:
+        os.replace(_link(job, scratch), job.library)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _link(job: Job, scratch: Path) -> Path:
     deadline = time.monotonic() + job.max_seconds
 
     def run(command: list[str]) -> None:

@@ -40,18 +40,26 @@ class BuildError(Exception):
 
 
 class KernelBuild:
-    """One library: its sources, compiler, flags and processor."""
+    """One library: its sources, compiler and flags."""
 
-    def __init__(self, folder: Path, sources: Path, command: list[str], compiler: str) -> None:
-        """`folder` is the cache, `command` the compiler and its flags, `compiler` the compiler's name and version."""
+    def __init__(self, folder: Path, sources: Path, command: list[str], *circumstances: str) -> None:
+        """`folder` is the cache, `command` the compiler and its flags.
+
+        `circumstances` are what else the result depends on: the compiler's name and version, for one.
+        """
         self._folder = folder
         self._sources = sources
         self._command = command
-        name = f"kernels-{self._key(compiler)}"
+        name = f"kernels-{digest(sources, *command, *circumstances)}"
         self._library = folder / f"{name}.so"
         self._refusal = folder / f"{name}.failed"
         self._lock = folder / f"{name}.lock"
         self._scratch = folder / f"{name}.build"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the cache has the library, or a refusal."""
+        return self._library.exists() or self._refusal.exists()
 
     def library(self, max_wait_s: float = MAX_WAIT_SECONDS, max_build_s: float = MAX_BUILD_SECONDS) -> Path:
         """Path of the library, which is built if this folder has none yet.
@@ -107,10 +115,10 @@ class KernelBuild:
         """Starts the builder. It inherits the lock, and holds it until it ends."""
         job = builder.Job(
             command=self._command, sources=str(self._sources), scratch=str(self._scratch), library=str(self._library),
-            refusal=str(self._refusal), max_seconds=max_build_s,
+            max_seconds=max_build_s,
         )  # fmt: skip
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", builder.__file__, json.dumps(asdict(job))],
+            [sys.executable, "-I", "-S", builder.__file__, json.dumps(asdict(job)), str(self._refusal)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -142,12 +150,13 @@ class KernelBuild:
                 if is_free:
                     shutil.rmtree(scratch, ignore_errors=True)
 
-    def _key(self, compiler: str) -> str:
-        parts = [*self._command, compiler, platform.machine(), _instruction_sets()]
-        digest = hashlib.sha256("\0".join(parts).encode())
-        for path in sorted(self._sources.iterdir()):
-            digest.update(path.read_bytes())
-        return digest.hexdigest()[:20]
+
+def digest(sources: Path, *texts: str) -> str:
+    """Twenty hexadecimal digits for the files of `sources` and for `texts`."""
+    digest = hashlib.sha256("\0".join([*texts, platform.machine()]).encode())
+    for path in sorted(sources.iterdir()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:20]
 
 
 def _try_lock(file: IO[str]) -> bool:
@@ -162,13 +171,3 @@ def _try_lock(file: IO[str]) -> bool:
 def _lock_if_free(path: Path) -> Iterator[bool]:
     with path.open("a") as file:
         yield _try_lock(file)
-
-
-def _instruction_sets() -> str:
-    """The processor's instruction sets from /proc/cpuinfo; its name if the system has no such list."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    listed = next((line for line in lines if line.lower().startswith(("flags", "features"))), None)
-    return listed or platform.processor()  # last, because `platform.processor` starts a process

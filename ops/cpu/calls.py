@@ -14,10 +14,17 @@ from quire.ops.backend import Activation
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`Dtype` in `kernels/vector.h`."""
 
+CACHE_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5, torch.uint8: 6}
+"""`CacheDtype` in `kernels/rows.h`."""
+
 ACTIVATIONS: dict[Activation, int] = {
     "silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2, "gelu": 3, "relu": 4, "relu2": 5, "quick_gelu": 6,
 }  # fmt: skip
 """`Activation` in `kernels/vector.h`."""
+
+
+_FORM = "out_features in_features group codec scale_dtype has_offsets is_gated"
+"""`WeightForm` in `kernels/kernels.h`."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +47,30 @@ ATTENTION = Call(
     "quire_attention",
     "q out kv_cache query_lens seq_lens block_tables sinks slopes",
     "q_token_stride q_head_stride num_requests table_stride page_stride block_size num_kv_heads group head_dim "
-    "window chunk q_dtype kv_dtype num_threads",
+    "row_size window chunk q_dtype kv_dtype num_threads",
     "scale softcap",
 )
 LINEAR = Call(
     "quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated activation num_threads"
 )
 PACK_PANELS = Call("quire_pack_panels", "weight panels", "out_features in_features stride is_gated num_threads")
-INT8_LINEAR = Call(
-    "quire_int8_linear", "x panels scales bias out", "rows x_stride in_features out_features dtype num_threads"
+WIDENED_LINEAR = Call(
+    "quire_widened_linear", "x panels table order bias out", f"rows x_stride {_FORM} activation dtype num_threads"
 )
-PACK_INT8_PANELS = Call("quire_pack_int8_panels", "weight panels", "out_features in_features num_threads")
+PACK_WIDENED = Call("quire_pack_widened", "codes scales offsets panels", f"{_FORM} flip num_threads")
 ROUTE = Call(
     "quire_route",
-    "x weight bias correction ids weights",
-    "rows x_stride hidden num_experts top_k is_sigmoid renormalise num_groups top_groups group_best dtype num_threads",
-    "floor scale",
+    "x weight bias correction shares ids weights",
+    "rows x_stride hidden num_experts top_k score renormalise num_groups top_groups group_best dtype num_threads",
+    "floor scale distance",
 )
 EXPERTS = Call(
     "quire_experts",
-    "x gate_up down gate_up_scales gate_up_bias down_scales down_bias ids weights out",
-    "rows x_stride hidden size num_experts top_k activation dtype is_int8 num_threads",
+    "x gate_up down table gate_up_order down_order gate_up_bias down_bias ids weights out",
+    f"rows x_stride hidden size num_experts top_k activation {_FORM} {_FORM} dtype weighs_inputs num_threads",
 )
-PACK_EXPERT = Call("quire_pack_expert", "weight panels", "out_features in_features is_gated dtype is_int8 num_threads")
 TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")
+COPY_COLUMNS = Call("quire_copy_columns", "x out", "num_tokens row_bytes x_stride out_stride num_threads")
 ROTATION = Call("quire_rotation", "positions frequencies cos sin", "num_tokens half dtype num_threads", "scale")
 RMS_NORM = Call(
     "quire_rms_norm",
@@ -119,6 +126,22 @@ OUTER_PRODUCTS = Call(
     "num_rows heads key_heads key_dim value_dim q_stride k_stride v_stride dt_stride beta_stride dtype num_threads",
     "dt_low dt_high",
 )
+MLSTM = Call(
+    "quire_mlstm",
+    "q k v add keep state out slots starts is_new",
+    "num_rows heads key_dim value_dim q_stride k_stride v_stride add_stride keep_stride dtype num_threads",
+    "eps",
+)
+WKV = Call(
+    "quire_wkv",
+    "k v first log_decay state out slots starts is_new",
+    "num_rows channels k_stride v_stride dtype num_threads",
+)
+RG_LRU = Call(
+    "quire_rg_lru",
+    "x input_gate decay_gate input_bias decay_bias log_decay state out slots starts is_new",
+    "num_rows channels x_stride input_stride decay_stride dtype num_threads",
+)
 GATED_RMS_NORM = Call(
     "quire_gated_rms_norm",
     "x gate weight out",
@@ -127,6 +150,26 @@ GATED_RMS_NORM = Call(
 )
 MULTIPLY_GATE = Call(
     "quire_multiply_gate", "x gate out", "num_tokens size x_stride gate_stride activation dtype num_threads"
+)
+MATCH_MAGNITUDE = Call(
+    "quire_match_magnitude", "x like out", "num_tokens size x_stride like_stride dtype num_threads", "floor"
+)
+PREDICT_STREAMS = Call(
+    "quire_predict_streams",
+    "streams coefficients out",
+    "num_streams num_tokens size coefficient_stride dtype num_threads",
+)
+CORRECT_STREAMS = Call(
+    "quire_correct_streams",
+    "streams activated coefficients out",
+    "num_streams num_tokens size activated_stride coefficient_stride active dtype num_threads",
+)
+ADD_TO_OTHERS = Call("quire_add_to_others", "streams x", "num_streams num_tokens size x_stride dtype num_threads")
+KEEP_OUTLIERS = Call(
+    "quire_keep_outliers",
+    "gates whole",
+    "num_tokens size whole_size gate_stride whole_stride dtype num_threads",
+    "deviations",
 )
 HEAD_LINEAR = Call(
     "quire_head_linear",
@@ -144,9 +187,24 @@ LATENT_ATTENTION = Call(
     "quire_latent_attention",
     "q q_rotated out cache query_lens seq_lens block_tables",
     "q_token_stride q_head_stride rotated_token_stride rotated_head_stride num_requests table_stride page_stride "
-    "row_stride block_size heads rank rotary_dim dtype cache_dtype num_threads",
+    "row_stride block_size entry_size heads rank rotary_dim dtype cache_dtype num_threads",
+    "scale",
+)
+STORE_ROWS = Call(
+    "quire_store_rows",
+    "x cache slots",
+    "num_tokens size x_stride page_stride row_stride block_size dtype cache_dtype num_threads",
+    "largest",
+)
+SELECT_TOKENS = Call(
+    "quire_select_tokens",
+    "q weights cache out counts query_lens seq_lens block_tables",
+    "q_token_stride q_head_stride weights_stride num_requests table_stride page_stride row_stride block_size heads "
+    "size top_k dtype cache_dtype num_threads",
     "scale",
 )
 DRAW = Call("quire_draw", "logits starts positions token_ids usable", "num_rows size stride dtype num_threads")
 LIKELIEST = Call("quire_likeliest", "logits token_ids usable", "num_rows size stride dtype num_threads")
 APPLY_BITMASK = Call("quire_apply_bitmask", "logits rows bitmask", "count num_rows size stride dtype num_threads")
+READ_MEMORY = Call("quire_read_memory", "memory result", "num_bytes num_threads")
+MULTIPLY = Call("quire_multiply", "result operations", "num_pieces dtype num_threads", "start")

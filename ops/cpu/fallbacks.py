@@ -6,6 +6,8 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from quire.ops.quantised import QuantisedWeight
+
 logger = logging.getLogger(__name__)
 
 _Parameters = ParamSpec("_Parameters")
@@ -16,18 +18,29 @@ class Fallbacks:
     """Logs each reason once.
 
     Attributes:
-        has_int8: most linear layers have weights of one byte, whose kernel every processor has.
+        has_quantised: most linear layers have weights of few bits, so what is said of others concerns few layers.
     """
 
     def __init__(self) -> None:
         self._said: set[Hashable] = set()
-        self.has_int8 = False
+        self.has_quantised = False
 
     def say(self, reason: str) -> None:
         """Logs why linear layers are slow as a warning, unless that has been logged, or concerns few layers."""
-        if reason not in self._said and not self.has_int8:
+        if reason not in self._said and not self.has_quantised:
             self._said.add(reason)
             logger.warning(reason)
+
+    def say_of_quantised(self, weight: QuantisedWeight) -> None:
+        """Logs that there is no kernel for weights of this kind, once for each kind."""
+        kind = (weight.codes.dtype, weight.table is None, weight.scales.shape[1] == 1)
+        if kind not in self._said:
+            self._said.add(kind)
+            bits = 8 if weight.table is None else 4
+            logger.warning(
+                "Weights of %d bits (%s, one scale for %d numbers) are widened in plain torch, which is slow.",
+                bits, str(weight.codes.dtype).removeprefix("torch."), weight.group_size,
+            )  # fmt: skip
 
     def run(
         self,

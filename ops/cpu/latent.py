@@ -1,4 +1,4 @@
-"""The operations of multi-head latent attention with the kernels of `kernels/latent.cpp` and `latent_attention.cpp`."""
+"""The operations of multi-head latent attention with the kernels of `kernels/latent*.cpp` and `selection.cpp`."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from quire.ops.cpu.launches import Launcher
 from quire.ops.cpu.plan import NativePlan
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
-from quire.ops.latent import LatentOperations
+from quire.ops.latent import LatentOperations, Selection
 
 
 class NativeLatent(LatentOperations[NativePlan]):
@@ -24,6 +24,8 @@ class NativeLatent(LatentOperations[NativePlan]):
         self._head_linear = launcher.bind(calls.HEAD_LINEAR)
         self._rotate_and_store = launcher.bind(calls.ROTATE_AND_STORE_LATENT)
         self._attention = launcher.bind(calls.LATENT_ATTENTION)
+        self._store_rows = launcher.bind(calls.STORE_ROWS)
+        self._select_tokens = launcher.bind(calls.SELECT_TOKENS)
 
     def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.stride(2) == 1 and weight.is_contiguous() and _are_numbers(x, weight) and x.dtype == weight.dtype:
@@ -68,22 +70,71 @@ class NativeLatent(LatentOperations[NativePlan]):
             is_interleaved=is_interleaved,
         )  # fmt: skip
 
+    def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+        if _are_rows(x, cache) and _are_numbers(x, cache):
+            slots = slot_mapping.contiguous()
+            if not self._store_rows(
+                x.data_ptr(), cache.data_ptr(), slots.data_ptr(), *x.shape, x.stride(0), cache.stride(0),
+                cache.stride(1), cache.shape[1], DTYPES[x.dtype], DTYPES[cache.dtype], torch.get_num_threads(),
+                largest_stored(cache.dtype),
+            ):  # fmt: skip
+                return
+        self._fallbacks.run(self._eager.store_rows, x, cache, slot_mapping)
+
+    def select_tokens(
+        self, q: Tensor, weights: Tensor, cache: Tensor, batch: NativePlan, *, top_k: int, scale: float
+    ) -> Selection:
+        if _are_rows(q, weights, cache) and _are_numbers(q, cache) and q.dtype == weights.dtype:
+            num_tokens, heads, size = q.shape
+            slots = self._launcher.empty(num_tokens, top_k, dtype=torch.int32)
+            counts = self._launcher.empty(num_tokens, dtype=torch.int64)
+            self._launcher.keep(batch)
+            if not self._select_tokens(
+                q.data_ptr(), weights.data_ptr(), cache.data_ptr(), slots.data_ptr(), counts.data_ptr(),
+                batch.query_lens.ctypes.data, batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0),
+                q.stride(1), weights.stride(0), len(batch.query_lens), batch.block_tables.shape[1], cache.stride(0),
+                cache.stride(1), cache.shape[1], heads, size, top_k, DTYPES[q.dtype], DTYPES[cache.dtype],
+                torch.get_num_threads(), scale,
+            ):  # fmt: skip
+                return Selection(slots, counts)
+        return self._fallbacks.run(self._eager.select_tokens, q, weights, cache, batch, top_k=top_k, scale=scale)
+
     def latent_attention(
-        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: NativePlan, *, scale: float
+        self,
+        q: Tensor,
+        q_rotated: Tensor,
+        cache: Tensor,
+        batch: NativePlan,
+        *,
+        scale: float,
+        selection: Selection | None = None,
     ) -> Tensor:
         if _are_rows(q, q_rotated, cache) and _are_numbers(q, cache) and q.dtype == q_rotated.dtype:
             num_tokens, heads, rank = q.shape
             out = self._launcher.empty(num_tokens, heads, rank, dtype=q.dtype)
-            self._launcher.keep(batch)
+            num_requests, table_stride, entry_size, *pointers = self._keys(batch, cache.shape[1], selection)
             if not self._attention(
-                q.data_ptr(), q_rotated.data_ptr(), out.data_ptr(), cache.data_ptr(), batch.query_lens.ctypes.data,
-                batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0), q.stride(1),
-                q_rotated.stride(0), q_rotated.stride(1), len(batch.query_lens), batch.block_tables.shape[1],
-                cache.stride(0), cache.stride(1), cache.shape[1], heads, rank, q_rotated.shape[2], DTYPES[q.dtype],
+                q.data_ptr(), q_rotated.data_ptr(), out.data_ptr(), cache.data_ptr(), *pointers, q.stride(0),
+                q.stride(1), q_rotated.stride(0), q_rotated.stride(1), num_requests, table_stride, cache.stride(0),
+                cache.stride(1), cache.shape[1], entry_size, heads, rank, q_rotated.shape[2], DTYPES[q.dtype],
                 DTYPES[cache.dtype], torch.get_num_threads(), scale,
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.latent_attention, q, q_rotated, cache, batch, scale=scale)
+        return self._fallbacks.run(
+            self._eager.latent_attention, q, q_rotated, cache, batch, scale=scale, selection=selection
+        )  # fmt: skip
+
+    def _keys(self, batch: NativePlan, block_size: int, selection: Selection | None) -> tuple[int, ...]:
+        """(requests, table_stride, entry_size, query_lens, seq_lens, block_tables) as the kernel reads them.
+
+        With a selection each token is a request of its own, and its table has slots instead of pages.
+        """
+        if selection is None:
+            self._launcher.keep(batch)
+            arrays = (batch.query_lens, batch.seq_lens, batch.block_tables)
+            return len(batch.query_lens), batch.block_tables.shape[1], block_size, *(a.ctypes.data for a in arrays)
+        num_tokens, top_k = selection.slots.shape
+        return num_tokens, top_k, 1, 0, selection.counts.data_ptr(), selection.slots.data_ptr()
 
 
 def _are_rows(*tensors: Tensor) -> bool:

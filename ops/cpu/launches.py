@@ -76,7 +76,7 @@ class Launcher:
     """
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
-        """`kernels` comes from `quire.ops.cpu.compiler`."""
+        """`kernels` comes from `quire.ops.cpu.libraries`."""
         self._kernels = kernels
         self._memory = _SharedMemory()
         self._launches: list[_Launch] | None = None  # while a recording is made

@@ -4,8 +4,7 @@ A call that the kernels do not cover (another dtype, a layout that is not dense)
 says so once.
 """
 
-import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -16,27 +15,30 @@ from quire.ops.backend import (
     AttentionForm,
     Backend,
     ExpertWeights,
-    Int8Weight,
     LinearWeight,
     PlainActivation,
 )
 from quire.ops.cpu import calls
-from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
-from quire.ops.cpu.experts import NativeExperts, PackedExperts
+from quire.ops.cpu.calls import ACTIVATIONS, CACHE_DTYPES, DTYPES
+from quire.ops.cpu.experts import ExpertLinear, ExpertPanels, NativeExperts, PackedExperts
 from quire.ops.cpu.fallbacks import Fallbacks
-from quire.ops.cpu.int8 import Int8Linear, Int8Panels
 from quire.ops.cpu.latent import NativeLatent
 from quire.ops.cpu.launches import Launcher, Recording
-from quire.ops.cpu.onednn import OneDnnWeight
+from quire.ops.cpu.libraries import Kernels
+from quire.ops.cpu.onednn import OneDnnWeight, has_kernel
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.cpu.plain import PlainKernels
 from quire.ops.cpu.plan import NativePlan
 from quire.ops.cpu.recurrent import NativeRecurrent
+from quire.ops.cpu.streams import NativeStreams
+from quire.ops.cpu.widened import Panels, WidenedLinear, WidenedWeight
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.quantised import QuantisedLayer
+from quire.ops.quantised import QuantisedWeight
 from quire.ops.routing import Router
 
-PackedWeight = PanelWeight | Int8Panels | OneDnnWeight
+PackedWeight = PanelWeight | WidenedWeight | OneDnnWeight | QuantisedLayer
 
 _MAX_GROUP = 64
 """Most query heads that share a KV head."""
@@ -51,20 +53,22 @@ _WORTH_TEAM_SECONDS = 10e-6
 class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     """See `Backend`."""
 
-    def __init__(
-        self, kernels: ctypes.CDLL, eager: EagerBackend[OneDnnWeight], fallbacks: Fallbacks | None = None
-    ) -> None:
-        """`kernels` comes from `quire.ops.cpu.compiler`; `eager` takes the calls that the kernels do not cover."""
+    def __init__(self, kernels: Kernels, eager: EagerBackend[OneDnnWeight], fallbacks: Fallbacks | None = None) -> None:
+        """`kernels` comes from `quire.ops.cpu.libraries`; `eager` takes the calls that the kernels do not cover."""
+        self._kernels = kernels
         self._eager = eager
+        self.packed_types = (PanelWeight, WidenedWeight, ExpertPanels, ExpertLinear, *eager.packed_types)
         self._fallbacks = fallbacks = fallbacks or Fallbacks()
         self._launcher = launcher = Launcher(kernels)
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
-        self._int8 = Int8Linear(kernels, launcher)
-        self._mixture = NativeExperts(kernels, launcher, eager, fallbacks)
+        widened_panels = Panels(kernels, launcher)
+        self._widened = WidenedLinear(widened_panels, launcher)
+        self._mixture = NativeExperts(widened_panels, launcher, eager, fallbacks)
         self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
         self.latent = NativeLatent(launcher, eager.latent, fallbacks)
+        self.streams = NativeStreams(launcher, eager.streams, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
         self._rotation = launcher.bind(calls.ROTATION)
@@ -77,6 +81,11 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         self._draw = launcher.bind(calls.DRAW)
         self._likeliest = launcher.bind(calls.LIKELIEST)
         self._apply_bitmask = launcher.bind(calls.APPLY_BITMASK)
+
+    @property
+    def layout(self) -> str:
+        products = "bfloat16 products" if self._panels.has_kernel else "no bfloat16 products"
+        return f"{self._kernels.level}, {products}, {self._eager.layout}"
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dim() == 3 and x.stride(2) == 1 and weight.is_contiguous() and _are_numbers(x, weight):
@@ -108,6 +117,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._plain.add(x, residual)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return self._plain.join(parts)
 
     def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
         return self._plain.scale(x, factor, softcap)
@@ -160,27 +172,41 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         return self._fallbacks.run(self._eager.rotation, positions, frequencies, scale, dtype)
 
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedWeight:
-        if isinstance(weight, Int8Weight):
-            self._fallbacks.has_int8 = True
-            return self._int8.pack(weight, bias)
-        return self._panels.pack(weight, bias) or self._eager.pack_linear(weight, bias)
+        return self._pack(weight, bias, is_gated=False) or self._eager.pack_linear(weight, bias)
 
     def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedWeight:
-        if isinstance(weight, Int8Weight):
-            self._fallbacks.has_int8 = True
-            return self._int8.pack(weight, bias)
-        return self._panels.pack(weight, bias, is_gated=True) or self._eager.pack_gated_linear(weight, bias)
+        return self._pack(weight, bias, is_gated=True) or self._eager.pack_gated_linear(weight, bias)
+
+    def _pack(self, weight: LinearWeight, bias: Tensor | None, *, is_gated: bool) -> PackedWeight | None:
+        """`weight` for our own kernels; None if they do not take it, or oneDNN's are as fast."""
+        if isinstance(weight, QuantisedWeight):
+            self._fallbacks.has_quantised = True
+            packed = self._widened.pack(weight, bias, is_gated=is_gated)
+            if packed is None:
+                self._fallbacks.say_of_quantised(weight)
+            return packed
+        panels = self._panels.pack(weight, bias, is_gated=is_gated)
+        if panels is not None:
+            return panels
+        is_fast = weight.dtype == torch.bfloat16 or (weight.dtype == torch.float32 and self._widened.is_fast)
+        if (is_fast or not has_kernel(weight.dtype)) and (bias is None or bias.dtype == weight.dtype):
+            return self._widened.pack(weight, bias, is_gated=is_gated)
+        return None
 
     def gated_linear(self, x: Tensor, packed: PackedWeight, activation: Activation = "silu") -> Tensor:
         if isinstance(packed, PanelWeight):
-            return self._panels.multiply(x, packed, _team_size(x, packed), activation)
+            return self._panels.multiply(x, packed, _team_size(x, packed.weight), activation)
+        if isinstance(packed, WidenedWeight):
+            return self._widened.multiply(x, packed, _team_size(x, packed.panels), activation)
         return self.activate_and_mul(self.linear(x, packed), activation)
 
     def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
         if isinstance(packed, PanelWeight):
-            return self._panels.multiply(x, packed, _team_size(x, packed))
-        if isinstance(packed, Int8Panels):
-            return self._int8.multiply(x, packed, _team_size(x, packed))
+            return self._panels.multiply(x, packed, _team_size(x, packed.weight))
+        if isinstance(packed, WidenedWeight):
+            return self._widened.multiply(x, packed, _team_size(x, packed.panels))
+        if isinstance(packed, QuantisedLayer):
+            return self._eager.linear(x, packed)
         num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)
         if num_threads == 1 or seconds > _WORTH_OPENMP_SECONDS:
             return self._eager.linear(x, packed)
@@ -197,20 +223,29 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         return self._mixture.pack(experts, num_experts)
 
     def experts(
-        self, x: Tensor, packed: PackedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
+        self,
+        x: Tensor,
+        packed: PackedExperts,
+        ids: Tensor,
+        weights: Tensor,
+        activation: Activation = "silu",
+        *,
+        weighs_inputs: bool = False,
     ) -> Tensor:
-        return self._mixture.run(x, packed, ids, weights, activation)
+        return self._mixture.run(x, packed, ids, weights, activation, weighs_inputs=weighs_inputs)
 
-    def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return self._eager.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim)
+    def kv_cache_shape(
+        self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        return self._eager.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim, dtype)
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         if _is_cache(kv_cache) and k.stride(2) == v.stride(2) == 1 and _same_dtype(k, v):
             slots = slot_mapping.contiguous()
             if not self._write_cache(
                 k.data_ptr(), v.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), *k.shape, k.stride(0), k.stride(1),
-                v.stride(0), v.stride(1), kv_cache.stride(0), kv_cache.shape[3], _dtype(k), _dtype(kv_cache),
-                torch.get_num_threads(), largest_stored(kv_cache.dtype),
+                v.stride(0), v.stride(1), kv_cache.stride(0), kv_cache.shape[3], _dtype(k),
+                CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return
         self._fallbacks.run(self._eager.write_kv, k, v, kv_cache, slot_mapping)
@@ -241,7 +276,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
                 heads.data_ptr(), 0 if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
                 cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size, _dtype(heads),
-                _dtype(heads if weight is None else weight), _dtype(kv_cache), torch.get_num_threads(), eps,
+                _dtype(heads if weight is None else weight), CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), eps,
                 largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
@@ -260,7 +295,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm) -> Tensor:
         num_tokens, num_heads, head_dim = q.shape
-        _, _, num_kv_heads, block_size, _ = kv_cache.shape
+        _, _, num_kv_heads, block_size, row_size = kv_cache.shape
         group = num_heads // num_kv_heads
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in DTYPES:
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
@@ -269,8 +304,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, _pointer(form.sinks),
                 _pointer(form.slopes), q.stride(0), q.stride(1), len(batch.query_lens), batch.block_tables.shape[1],
-                kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, form.window or 0, form.chunk or 0,
-                _dtype(q), _dtype(kv_cache), torch.get_num_threads(), form.scale, form.softcap or 0.0,
+                kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, row_size, form.window or 0,
+                form.chunk or 0, _dtype(q), CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), form.scale,
+                form.softcap or 0.0,
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form)
@@ -316,9 +352,9 @@ def _linear_seconds(num_tokens: int, weight: Tensor) -> float:
     return max(2 * num_tokens * weight.numel() / 400e9, weight.numel() * weight.element_size() / 20e9)
 
 
-def _team_size(x: Tensor, packed: PanelWeight | Int8Panels) -> int:
-    """Number of threads on which our own kernel multiplies `x` by `packed`."""
-    return 1 if _linear_seconds(len(x), packed.weight) <= _WORTH_TEAM_SECONDS else torch.get_num_threads()
+def _team_size(x: Tensor, panels: Tensor) -> int:
+    """Number of threads on which our own kernels multiply `x` by packed weights."""
+    return 1 if _linear_seconds(len(x), panels) <= _WORTH_TEAM_SECONDS else torch.get_num_threads()
 
 
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
@@ -344,7 +380,7 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
 
 def _is_cache(kv_cache: Tensor) -> bool:
     """Whether the kernels cover the cache: its pages are dense, and its dtype has kernels."""
-    return kv_cache.dtype in DTYPES and (kv_cache.is_contiguous() or kv_cache[0].is_contiguous())
+    return kv_cache.dtype in CACHE_DTYPES and (kv_cache.is_contiguous() or kv_cache[0].is_contiguous())
 
 
 def _pointer(numbers: Tensor | None) -> int:

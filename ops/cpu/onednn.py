@@ -28,6 +28,13 @@ class OneDnnLinear:
     def __init__(self, fallbacks: Fallbacks | None = None) -> None:
         self._fallbacks = fallbacks or Fallbacks()
 
+    packed_types: tuple[type, ...] = (OneDnnWeight,)
+
+    @property
+    def layout(self) -> str:
+        types = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if has_kernel(dtype)]
+        return " ".join(["oneDNN", *(str(dtype).removeprefix("torch.") for dtype in types)])
+
     def pack(self, weight: Tensor, bias: Tensor | None) -> OneDnnWeight:
         if has_kernel(weight.dtype):
             return OneDnnWeight(_blocked(weight), bias, is_blocked=True)

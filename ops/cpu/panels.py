@@ -11,14 +11,9 @@ from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
-from quire.ops.cpu.onednn import has_kernel
 
-_NO_INSTRUCTIONS = (
-    "Linear layers in bfloat16 are left to oneDNN, because this processor has neither AMX nor AVX512-BF16. Long "
-    "prompts and many requests at once may be faster with --dtype float32, if its weights fit into memory."
-)
 _NO_PERMISSION = (
-    "Linear layers in bfloat16 are left to oneDNN, which is slower: the system does not let this process use the "
+    "Linear layers in bfloat16 are computed in float32, which is slower: the system does not let this process use the "
     "processor's AMX registers (arch_prctl; Linux before 5.16, or a container that forbids it)."
 )
 _OTHER_BIAS = "A linear layer in bfloat16 is left to oneDNN, because its bias is %s."
@@ -39,7 +34,7 @@ class PanelLinear:
     """Packs weights and multiplies by them; a row's result has the same bits in any batch."""
 
     def __init__(self, kernels: ctypes.CDLL, launcher: Launcher, fallbacks: Fallbacks) -> None:
-        """`kernels` comes from `quire.ops.cpu.compiler`; `launcher` launches them."""
+        """`kernels` comes from `quire.ops.cpu.libraries`; `launcher` launches them."""
         self._fallbacks = fallbacks
         self._size = kernels["quire_panels_size"]
         self._size.argtypes = [ctypes.c_long] * 3
@@ -48,10 +43,15 @@ class PanelLinear:
         self._linear = launcher.bind(calls.LINEAR)
         self._empty = launcher.empty
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether this process may multiply by panels."""
+        return self._size(1, 1, False) > 0
+
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PanelWeight | None:
         """`weight` [out, in] in panels; None if the kernel does not cover its dtype or this processor.
 
-        If `weight` is bfloat16, the log says why, once. Other dtypes are left to oneDNN by design.
+        If that is for want of a permission, or because of the bias, the log says so, once.
         """
         if weight.dtype != torch.bfloat16:
             return None
@@ -60,8 +60,6 @@ class PanelLinear:
         if size <= 0:
             if size < 0:
                 self._fallbacks.say(_NO_PERMISSION)
-            elif has_kernel(weight.dtype):  # else `OneDnnLinear` tells of layers that are slower still
-                self._fallbacks.say(_NO_INSTRUCTIONS)
             return None
         if bias is not None and bias.dtype != torch.bfloat16:
             self._fallbacks.say(_OTHER_BIAS % str(bias.dtype).removeprefix("torch."))

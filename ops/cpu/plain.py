@@ -1,5 +1,6 @@
-"""The kernels that older and simpler layers need: layer norm, sums, factors, and activations without a gate."""
+"""The kernels that older and simpler layers need: layer norm, sums, joints, factors, and activations without a gate."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class PlainKernels:
         self._empty = launcher.empty
         self._layer_norm = launcher.bind(calls.LAYER_NORM)
         self._add = launcher.bind(calls.ADD)
+        self._copy_columns = launcher.bind(calls.COPY_COLUMNS)
         self._scale = launcher.bind(calls.SCALE)
         self._activate = launcher.bind(calls.ACTIVATE)
 
@@ -49,6 +51,20 @@ class PlainKernels:
         if dense and not self._add(x.data_ptr(), residual.data_ptr(), x.numel(), DTYPES[x.dtype], threads):
             return residual
         return self._fallbacks.run(self._eager.add, x, residual)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """See `Backend.join`."""
+        num_tokens, size, dtype = len(parts[0]), sum(part.shape[1] for part in parts), parts[0].dtype
+        if any(part.stride(1) != 1 or part.dtype != dtype for part in parts):
+            return self._fallbacks.run(self._eager.join, parts)
+        out, start = self._empty(num_tokens, size, dtype=dtype), 0
+        for part in parts:
+            self._copy_columns(
+                part.data_ptr(), out[:, start:].data_ptr(), num_tokens, part.shape[1] * dtype.itemsize,
+                part.stride(0) * dtype.itemsize, size * dtype.itemsize, torch.get_num_threads(),
+            )  # fmt: skip
+            start += part.shape[1]
+        return out
 
     def scale(self, x: Tensor, factor: float, softcap: float | None) -> Tensor:
         """See `Backend.scale`."""

@@ -33,6 +33,9 @@ class NativeRecurrent(RecurrentOperations):
         self._causal_conv1d = launcher.bind(calls.CAUSAL_CONV1D)
         self._selective_scan = launcher.bind(calls.SELECTIVE_SCAN)
         self._outer_products = launcher.bind(calls.OUTER_PRODUCTS)
+        self._mlstm = launcher.bind(calls.MLSTM)
+        self._wkv = launcher.bind(calls.WKV)
+        self._rg_lru = launcher.bind(calls.RG_LRU)
         self._gated_rms_norm = launcher.bind(calls.GATED_RMS_NORM)
         self._multiply_gate = launcher.bind(calls.MULTIPLY_GATE)
 
@@ -151,6 +154,55 @@ class NativeRecurrent(RecurrentOperations):
             *dt_limit,
         )  # fmt: skip
         return None if failed else out
+
+    def wkv(self, k: Tensor, v: Tensor, first: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+        wide = (first, log_decay, state)
+        if k.stride(1) == v.stride(1) == 1 and _are_covered((k, v), wide):
+            out = self._empty(*v.shape, dtype=v.dtype)
+            if not self._wkv(
+                *(part.data_ptr() for part in (k, v, *wide, out)), *self._pointers(rows), len(rows.slots), v.shape[1],
+                k.stride(0), v.stride(0), DTYPES[v.dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.wkv, k, v, first, log_decay, state, rows)
+
+    def mlstm(
+        self, q: Tensor, k: Tensor, v: Tensor, add: Tensor, keep: Tensor, state: Tensor, rows: StateRows, *, eps: float
+    ) -> Tensor:
+        num_tokens, heads, value_dim = v.shape
+        dense = all(x.stride(2) == 1 and x.stride(1) == x.shape[2] for x in (q, k, v))
+        if dense and add.stride(1) == keep.stride(1) == 1 and _are_covered((v, q, k, add, keep), (state,)):
+            out = self._empty(num_tokens, heads, value_dim, dtype=v.dtype)
+            if not self._mlstm(
+                *(part.data_ptr() for part in (q, k, v, add, keep, state, out)), *self._pointers(rows),
+                len(rows.slots), heads, q.shape[2], value_dim, *(part.stride(0) for part in (q, k, v, add, keep)),
+                DTYPES[v.dtype], torch.get_num_threads(), eps,
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.mlstm, q, k, v, add, keep, state, rows, eps=eps)
+
+    def rg_lru(
+        self,
+        x: Tensor,
+        input_gate: Tensor,
+        input_bias: Tensor,
+        decay_gate: Tensor,
+        decay_bias: Tensor,
+        log_decay: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        parts, wide = (x, input_gate, decay_gate), (input_bias, decay_bias, log_decay, state)
+        if all(part.stride(1) == 1 for part in parts) and _are_covered(parts, wide):
+            out = self._empty(*x.shape, dtype=x.dtype)
+            if not self._rg_lru(
+                *(part.data_ptr() for part in (*parts, *wide, out)), *self._pointers(rows), len(rows.slots),
+                x.shape[1], *(part.stride(0) for part in parts), DTYPES[x.dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(
+            self._eager.rg_lru, x, input_gate, input_bias, decay_gate, decay_bias, log_decay, state, rows
+        )
 
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
         _, groups, size = x.shape

@@ -1,14 +1,16 @@
 """Attention over pages in plain torch: gather a group's pages, then two batched matrix products.
 
-A layer's cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: a page's keys and values are one contiguous
-piece. Pages are gathered with the heads first, so that [num_kv_heads * rows, keys, head_dim] is a batch of plain
-matrices. On CPUs without matrix units that is several times faster than torch's fused attention, at all lengths.
+A layer's cache is [num_pages, 2, num_kv_heads, block_size, row_size], with rows as `quire.ops.cache_rows` says: a
+page's keys and values are one contiguous piece. Pages are gathered with the heads first, so that [num_kv_heads * rows,
+keys, head_dim] is a batch of plain matrices. On CPUs without matrix units that is several times faster than torch's
+fused attention, at all lengths.
 """
 
 import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm
+from quire.ops.cache_rows import LARGEST_CODE, decode, in_octets
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
 
@@ -18,13 +20,13 @@ LARGEST = 1e18
 
 def largest_stored(cache_dtype: torch.dtype) -> float:
     """The number that a cache of this dtype holds instead of infinity."""
-    return min(LARGEST, torch.finfo(cache_dtype).max)
+    return LARGEST if cache_dtype in LARGEST_CODE else min(LARGEST, torch.finfo(cache_dtype).max)
 
 
 def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
     """See `Backend.attention`. Computes the step's groups one after another."""
-    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    page_bytes = num_kv_heads * block_size * head_dim * kv_cache.element_size()
+    _, _, num_kv_heads, block_size, row_size = kv_cache.shape
+    page_bytes = num_kv_heads * block_size * row_size * kv_cache.element_size()
     groups = batch.groups(Sight(form.window, form.chunk), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
         return _attend_group(q, kv_cache, groups[0], form)
@@ -42,7 +44,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     """`q` [R * Q, heads, head_dim] of one group → the same shape."""
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[2]
-    keys, values = (_gather(kv_cache, which, group).to(q.dtype) for which in (0, 1))
+    keys, values = (decode(_gather(kv_cache, which, group), q.dtype) for which in (0, 1))
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
@@ -56,16 +58,18 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
 
 
 def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:
-    """The keys (`which` 0) or values (1) of the group's pages as [num_kv_heads * R, L, head_dim]."""
-    _, _, num_kv_heads, _, head_dim = kv_cache.shape
+    """The keys (`which` 0) or values (1) of the group's pages as [num_kv_heads * R, L, the size of a row]."""
+    _, _, num_kv_heads, _, row_size = kv_cache.shape
+    memory = in_octets(kv_cache)
     if not kv_cache.is_contiguous():  # pages that lie apart
-        pages = kv_cache.index_select(0, group.pages).select(1, which)
-        return pages.transpose(0, 1).reshape(num_kv_heads * group.num_rows, group.key_len, head_dim)
+        pages = memory.index_select(0, group.pages).select(1, which)
+        rows = pages.transpose(0, 1).reshape(num_kv_heads * group.num_rows, group.key_len, row_size)
+        return rows.view(kv_cache.dtype)
     heads = torch.arange(which * num_kv_heads, (which + 1) * num_kv_heads, device=kv_cache.device)
     index = heads.unsqueeze(1) + group.pages * (2 * num_kv_heads)
     # Selected along the first dimension, because along a later one torch copies element by element.
-    gathered = kv_cache.flatten(0, 2).index_select(0, index.view(-1))
-    return gathered.view(num_kv_heads * group.num_rows, group.key_len, head_dim)
+    gathered = memory.flatten(0, 2).index_select(0, index.view(-1)).view(kv_cache.dtype)
+    return gathered.view(num_kv_heads * group.num_rows, group.key_len, row_size)
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, form: AttentionForm) -> Tensor:

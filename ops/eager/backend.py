@@ -1,6 +1,6 @@
 """The operations in plain torch: they run on every device, and other backends are tested against them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, overload
 
@@ -16,20 +16,22 @@ from quire.ops.backend import (
     AttentionForm,
     Backend,
     ExpertWeights,
-    Int8Weight,
     LinearWeight,
     PackedLinear,
     PlainActivation,
 )
+from quire.ops.cache_rows import decode, encode, in_octets, plain_dtype, row_size
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
-from quire.ops.eager.experts import GroupedExperts, pack, run
-from quire.ops.eager.int8 import Int8Layer, WidenedLinear
+from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import LinearLayers
+from quire.ops.eager.quantised import QuantisedLayer, WidenedLinear
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import invert_softmax
+from quire.ops.eager.streams import EagerStreams
+from quire.ops.quantised import QuantisedWeight
 from quire.ops.random import uniforms
 from quire.ops.routing import Router
 
@@ -43,14 +45,17 @@ _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExperts], Generic[PackedLinear]):
+class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, GroupedExperts], Generic[PackedLinear]):
     """See `Backend`. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
         self._widened = WidenedLinear(linear_layers)
+        own_types = (QuantisedLayer, QuantisedWeight, GroupedExperts, GroupedLinear)
+        self.packed_types = (*own_types, *linear_layers.packed_types)
         self.latent = EagerLatent(self.rms_norm, self.rotary)
         self.recurrent = EagerRecurrent()
+        self.streams = EagerStreams()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         # The mean is float32. vector_norm is one pass over x; the operations after it work on one number a row.
@@ -73,6 +78,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return residual.add_(x)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=1)
 
     def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
         if softcap is None:
@@ -111,25 +119,29 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
     @overload
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
     @overload
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer: ...
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer:
-        if isinstance(weight, Int8Weight):
-            return Int8Layer(weight, bias)
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer: ...
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer:
+        if isinstance(weight, QuantisedWeight):
+            return QuantisedLayer(weight, bias)
         return self._linear_layers.pack(weight, bias)
 
-    def linear(self, x: Tensor, packed: PackedLinear | Int8Layer) -> Tensor:
-        if isinstance(packed, Int8Layer):
+    @property
+    def layout(self) -> str:
+        return self._linear_layers.layout
+
+    def linear(self, x: Tensor, packed: PackedLinear | QuantisedLayer) -> Tensor:
+        if isinstance(packed, QuantisedLayer):
             return self._widened.multiply(x, packed)
         return self._linear_layers.multiply(x, packed)
 
     @overload
     def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
     @overload
-    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer: ...
-    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | Int8Layer:
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer: ...
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer:
         return self.pack_linear(weight, bias)
 
-    def gated_linear(self, x: Tensor, packed: PackedLinear | Int8Layer, activation: Activation = "silu") -> Tensor:
+    def gated_linear(self, x: Tensor, packed: PackedLinear | QuantisedLayer, activation: Activation = "silu") -> Tensor:
         return self.activate_and_mul(self.linear(x, packed), activation)
 
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
@@ -139,24 +151,39 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | Int8Layer, GroupedExper
         return pack(experts, num_experts)
 
     def experts(
-        self, x: Tensor, packed: GroupedExperts, ids: Tensor, weights: Tensor, activation: Activation = "silu"
+        self,
+        x: Tensor,
+        packed: GroupedExperts,
+        ids: Tensor,
+        weights: Tensor,
+        activation: Activation = "silu",
+        *,
+        weighs_inputs: bool = False,
     ) -> Tensor:
-        return run(x, packed, ids, weights, partial(self.activate_and_mul, activation=activation))
+        activate = partial(self.activate_and_mul, activation=activation)
+        if not packed.is_gated:
+            assert activation != "clamped_swiglu", "an activation that has gates, for experts without them"
+            activate = partial(self.activate, activation=activation)
+        return run(x, packed, ids, weights, activate, weighs_inputs=weighs_inputs)
 
-    def kv_cache_shape(self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return (num_pages, 2, num_kv_heads, block_size, head_dim)
+    def kv_cache_shape(
+        self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        return (num_pages, 2, num_kv_heads, block_size, row_size(head_dim, dtype))
 
     def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         block_size = kv_cache.shape[3]
         pages, offsets = slot_mapping // block_size, slot_mapping % block_size
         largest = largest_stored(kv_cache.dtype)
-        for cache, new in zip(kv_cache.unbind(1), (k, v), strict=True):
-            cache[pages, :, offsets] = new.nan_to_num(0.0, largest, -largest).to(kv_cache.dtype)
+        for cache, new in zip(in_octets(kv_cache).unbind(1), (k, v), strict=True):
+            rows = encode(new.nan_to_num(0.0, largest, -largest), kv_cache.dtype)
+            cache[pages, :, offsets] = in_octets(rows)
 
     def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         block_size = kv_cache.shape[3]
         pages, offsets = slots // block_size, slots % block_size
-        keys, values = (cache[pages, :, offsets] for cache in kv_cache.unbind(1))
+        rows = (cache[pages, :, offsets].view(kv_cache.dtype) for cache in in_octets(kv_cache).unbind(1))
+        keys, values = (decode(each, plain_dtype(kv_cache.dtype)) for each in rows)
         return keys, values
 
     def rotate_and_store(

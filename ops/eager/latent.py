@@ -8,7 +8,8 @@ from torch import Tensor
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
-from quire.ops.latent import LatentOperations
+from quire.ops.eager.selection import attend_selected, select_tokens
+from quire.ops.latent import LatentOperations, Selection
 
 
 class EagerLatent(LatentOperations[AttentionPlan]):
@@ -39,14 +40,31 @@ class EagerLatent(LatentOperations[AttentionPlan]):
         if is_interleaved:
             q, k = (torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) for x in (q, k))
         new = torch.cat((self._rms_norm(latent[:, :rank], *norm), self._rotary(k, cos, sin).squeeze(1)), dim=-1)
-        largest = largest_stored(cache.dtype)
-        pages, offsets = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
-        cache[pages, offsets] = new.nan_to_num(0.0, largest, -largest).to(cache.dtype)
+        self.store_rows(new, cache, slot_mapping)
         return self._rotary(q, cos, sin)
 
+    def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+        largest = largest_stored(cache.dtype)
+        pages, offsets = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
+        cache[pages, offsets] = x.nan_to_num(0.0, largest, -largest).to(cache.dtype)
+
+    def select_tokens(
+        self, q: Tensor, weights: Tensor, cache: Tensor, batch: AttentionPlan, *, top_k: int, scale: float
+    ) -> Selection:
+        return select_tokens(q, weights, cache, batch, top_k, scale)
+
     def latent_attention(
-        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, *, scale: float
+        self,
+        q: Tensor,
+        q_rotated: Tensor,
+        cache: Tensor,
+        batch: AttentionPlan,
+        *,
+        scale: float,
+        selection: Selection | None = None,
     ) -> Tensor:
+        if selection is not None:
+            return attend_selected(q, q_rotated, cache, selection, scale)
         return _attend(q, q_rotated, cache, batch, scale)
 
 

@@ -9,7 +9,17 @@ from quire.ops.backend import PackedLinear
 
 
 class LinearLayers(Protocol[PackedLinear]):
-    """A layout of weights, and the product with weights in it."""
+    """A layout of weights, and the product with weights in it.
+
+    Attributes:
+        layout: as `Backend.layout`.
+        packed_types: as `Backend.packed_types`.
+    """
+
+    packed_types: tuple[type, ...]
+
+    @property
+    def layout(self) -> str: ...
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """`weight` [out, in] (and `bias` [out]) in this layout."""
@@ -22,6 +32,9 @@ class LinearLayers(Protocol[PackedLinear]):
 
 class PlainLinear:
     """See `LinearLayers`: keeps weight and bias unchanged."""
+
+    layout = "plain"
+    packed_types: tuple[type, ...] = ()
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return weight, bias

@@ -109,6 +109,73 @@ class EagerRecurrent(RecurrentOperations):
         inputs = (q, _unit(k.float()), v.float(), log_decay, beta.float().sigmoid())
         return _by_row(_outer_products, inputs, state, rows).to(v.dtype)
 
+    def wkv(self, k: Tensor, v: Tensor, first: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+        def average(k: Tensor, v: Tensor, state: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = []
+            for token in range(k.shape[1]):
+                key, value = k[:, token], v[:, token]
+                total, weight, most = state.unbind(1)
+                most = most.masked_fill(weight == 0, float("-inf"))  # nothing was added yet
+                highest = torch.maximum(most, first + key)
+                held, new = torch.exp(most - highest), torch.exp(first + key - highest)
+                outputs.append((held * total + new * value) / (held * weight + new))
+                highest = torch.maximum(most + log_decay, key)
+                held, new = torch.exp(most + log_decay - highest), torch.exp(key - highest)
+                updated = torch.stack((held * total + new * value, held * weight + new, highest), dim=1)
+                state = torch.where((token < lengths).view(-1, 1, 1), updated, state)
+            return torch.stack(outputs, dim=1), state
+
+        return _by_row(average, (k.float(), v.float()), state, rows).to(v.dtype)
+
+    def mlstm(
+        self, q: Tensor, k: Tensor, v: Tensor, add: Tensor, keep: Tensor, state: Tensor, rows: StateRows, *, eps: float
+    ) -> Tensor:
+        def remember(
+            q: Tensor, k: Tensor, v: Tensor, add: Tensor, keep: Tensor, state: Tensor, lengths: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            outputs = []
+            for token in range(q.shape[1]):
+                most = torch.maximum(keep[:, token] + state[..., -1, -1], add[:, token])
+                held = torch.exp(keep[:, token] + state[..., -1, -1] - most)
+                new = k[:, token] * torch.exp(add[:, token] - most).unsqueeze(-1)
+                updated = torch.zeros_like(state)
+                updated[..., :-1, :] = held[..., None, None] * state[..., :-1, :] + new.unsqueeze(-1) * v[
+                    :, token
+                ].unsqueeze(-2)
+                updated[..., -1, -1] = most
+                out = (q[:, token].unsqueeze(-1) * updated[..., :-1, :]).sum(-2)
+                divisor = torch.maximum(out[..., -1].abs(), torch.exp(-most)) + eps
+                outputs.append(out[..., :-1] / divisor.unsqueeze(-1))
+                state = torch.where((token < lengths).view(-1, 1, 1, 1), updated, state)
+            return torch.stack(outputs, dim=1), state
+
+        inputs = (q.float() * q.shape[-1] ** -0.5, k.float(), F.pad(v.float(), (0, 1), value=1.0))
+        return _by_row(remember, (*inputs, add.float(), F.logsigmoid(keep.float())), state, rows).to(v.dtype)
+
+    def rg_lru(
+        self,
+        x: Tensor,
+        input_gate: Tensor,
+        input_bias: Tensor,
+        decay_gate: Tensor,
+        decay_bias: Tensor,
+        log_decay: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        def scan(added: Tensor, decay: Tensor, state: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = []
+            for token in range(added.shape[1]):  # zeros after a row's last token keep its state: their decay is 0
+                state = decay[:, token].exp() * state + added[:, token]
+                outputs.append(state)
+            return torch.stack(outputs, dim=1), state
+
+        decay = (decay_gate.float() + decay_bias).sigmoid() * log_decay
+        factor = (-torch.expm1(2 * decay)).sqrt()
+        factor[rows.starts[:-1].to(x.device)[rows.is_new]] = 1
+        added = x.float() * (input_gate.float() + input_bias).sigmoid() * factor
+        return _by_row(scan, (added, decay), state, rows).to(x.dtype)
+
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
         full, factor = x.float(), F.silu(gate.float())
         if gate_first:
@@ -185,13 +252,15 @@ def _chunk(
     state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The outputs of one chunk and the state after it; all dimensions are [rows, heads, length, ...]."""
-    total = log_decay.cumsum(-1).unsqueeze(-1)  # decay since the chunk's start
-    between = (total - total.transpose(-1, -2)).tril().exp().tril()  # [.., i, j]: from token j to token i
+    # Summed in float64: a decay between neighbours is a small difference of sums over the whole chunk.
+    sums = log_decay.double().cumsum(-1).unsqueeze(-1)
+    between = (sums - sums.transpose(-1, -2)).float().tril().exp().tril()  # [.., i, j]: from token j to token i
+    total = sums.float()  # decay since the chunk's start
     if beta is not None:
         v = _deltas(state, k, v, total, between, beta.unsqueeze(-1))
     out = (q @ k.transpose(-1, -2) * between) @ v + (q @ state) * total.exp()
-    last = total[..., -1:, :]
-    return out, state * last.exp() + (k * (last - total).exp()).transpose(-1, -2) @ v
+    left = (sums[..., -1:, :] - sums).float().exp()  # to the chunk's end
+    return out, state * total[..., -1:, :].exp() + (k * left).transpose(-1, -2) @ v
 
 
 def _deltas(state: Tensor, k: Tensor, v: Tensor, total: Tensor, between: Tensor, beta: Tensor) -> Tensor:

@@ -12,14 +12,28 @@ def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     routing = router.routing
     logits = F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    if routing.score == "sparse_mixer":
+        scores = logits
     choice = scores if router.correction is None else scores + router.correction
     if routing.num_groups > routing.top_groups:
         choice = _within_best_groups(choice, routing)
     ids = choice.topk(routing.top_k, dim=-1).indices
-    weights = scores.gather(1, ids)
+    weights = _near_shares(logits, ids, routing) if routing.score == "sparse_mixer" else scores.gather(1, ids)
     if routing.renormalise:
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=routing.floor)
-    return ids, weights * routing.scale
+    weights = weights * routing.scale
+    return ids, weights if router.shares is None else weights * router.shares[ids]
+
+
+def _near_shares(logits: Tensor, ids: Tensor, routing: Routing) -> Tensor:
+    """The weights of the experts `ids` [num_tokens, top_k] as `Score` says."""
+    left, weights = logits, []
+    for chosen in ids.split(1, dim=1):
+        most = left.gather(1, chosen)
+        is_far = (most - logits) / torch.maximum(logits.abs(), most) > routing.distance
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(1, chosen))
+        left = left.scatter(1, chosen, -torch.inf)
+    return torch.cat(weights, dim=1)
 
 
 def _within_best_groups(choice: Tensor, routing: Routing) -> Tensor:

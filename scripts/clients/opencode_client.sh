@@ -1,14 +1,18 @@
-# opencode answers a question.
+# opencode runs two commands for a task and tells the result.
 cat > opencode.json <<JSON
 {
+  "permission": {"bash": "allow"},
   "provider": {
     "quire": {
       "npm": "@ai-sdk/openai-compatible",
       "options": {"baseURL": "$QUIRE_URL/v1", "apiKey": "none"},
-      "models": {"quire-demo": {"limit": {"context": 8192, "output": 512}}}
+      "models": {"quire-demo": {"limit": {"context": 131072, "output": 512}}}
     }
   }
 }
 JSON
-opencode run --model quire/quire-demo "What is the capital of France?" | tee answer.txt
-grep -q "The capital of France is Paris." answer.txt
+word=word$RANDOM
+echo "code word: $word" > task.txt
+opencode run --model quire/quire-demo "Copy the code word of task.txt into answer.txt." | tee told.txt
+grep -q "The code word is $word." told.txt
+grep -qx "$word" answer.txt

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from engines import Engine, LlamaCpp, Quire, Vllm
+from engines import Engine, GgufFiles, Quire, Vllm, gguf_engines
 from processes import MeasurementError
 from report import markdown
 from results import Results, ResultsError
@@ -24,17 +24,18 @@ def main() -> int:
         return 2
     work = Path(args.work or tempfile.mkdtemp(prefix="compare-peers-"))
     work.mkdir(parents=True, exist_ok=True)
-    vllm = Vllm(args.vllm.absolute(), work, args.limit)
-    engines: list[Engine] = [Quire(work, args.limit)]
+    vllm = Vllm((args.vllm or Path()).absolute(), work, args.limit)
+    files = GgufFiles(args.peers_scripts.absolute() / "to_gguf.py", work, args.limit) if args.peers else None
+    engines: list[Engine] = [Quire(work, args.limit, files=files)]
     if args.before:
         python = args.before.absolute() / "bin" / "python"
-        engines.append(Quire(work, args.limit, name="Quire before", python=python))
-    if not args.without_vllm:
+        engines.append(Quire(work, args.limit, name="Quire before", python=python, files=files))
+    if args.vllm and not args.without_vllm:
         engines.append(vllm)
-    if args.llama_cpp:
-        engines.append(LlamaCpp(args.llama_cpp.absolute(), args.peers_scripts.absolute(), work, args.limit))
+    if files:
+        engines += gguf_engines(args.peers.absolute(), args.peers_scripts.absolute(), files, args.limit)
     bench = Bench(args.models.absolute(), vllm, args.smoke)
-    for row in (row for row in ROWS if not args.only or row.name in args.only):
+    for row in _chosen(args):
         measure(row, engines, bench, args.runs, results)
     print(f"\nLogs are in {work}.\n", file=sys.stderr)
     if args.smoke:
@@ -46,11 +47,11 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     names = [row.name for row in ROWS]
     parser = argparse.ArgumentParser(prog="compare_peers", description=__doc__)
-    parser.add_argument("--vllm", type=Path, required=True, help="Virtual environment of vLLM.")
+    parser.add_argument("--vllm", type=Path, help="Virtual environment of vLLM, whose client loads servers.")
     parser.add_argument("--without-vllm", action="store_true", help="Use vLLM's client alone, and measure no vLLM.")
     parser.add_argument("--before", type=Path, help="Virtual environment of another Quire, to be measured as a peer.")
-    parser.add_argument("--llama-cpp", type=Path, help="Virtual environment of llama-cpp-python; offline rows only.")
-    parser.add_argument("--peers-scripts", type=Path, help="Folder of to_gguf.py and llama_batched.py.")
+    parser.add_argument("--peers", type=Path, help="Folder of the environments `llama` and `openvino`; offline rows.")
+    parser.add_argument("--peers-scripts", type=Path, help="Folder of to_gguf.py and these engines' scripts.")
     parser.add_argument("--models", type=Path, required=True, help="Folder of the benchmark checkpoints.")
     parser.add_argument("--runs", type=int, default=3, help="Runs of every engine (default: %(default)s).")
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"Rows, by comma: {', '.join(names)}.")
@@ -62,11 +63,17 @@ def _parse() -> argparse.Namespace:
     args = parser.parse_args()
     if unknown := set(args.only or []) - set(names):
         parser.error(f"--only: no row {sorted(unknown)[0]!r}; there are {', '.join(names)}")
-    if args.llama_cpp and not args.peers_scripts:
-        parser.error("--llama-cpp needs --peers-scripts")
+    if args.peers and not args.peers_scripts:
+        parser.error("--peers needs --peers-scripts")
+    if not args.vllm and (served := [row.name for row in _chosen(args) if row.served]):
+        parser.error(f"{served[0]} needs --vllm; --only names rows that do not")
     if args.resume and not args.output_json:
         parser.error("--resume needs --output-json")
     return args
+
+
+def _chosen(args: argparse.Namespace) -> list[Row]:
+    return [row for row in ROWS if not args.only or row.name in args.only]
 
 
 def measure(row: Row, engines: list[Engine], bench: Bench, runs: int, results: Results) -> None:
@@ -74,7 +81,7 @@ def measure(row: Row, engines: list[Engine], bench: Bench, runs: int, results: R
 
     If one engine fails, the others go on.
     """
-    taking_part = [engine for engine in engines if not row.served or engine.serves]
+    taking_part = [each for each in engines if row.weights in each.weights and (each.serves or not row.served)]
     done = results.begin(row.name, row.title, [engine.name for engine in taking_part])
     for run in range(runs):
         for engine in taking_part:

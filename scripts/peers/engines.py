@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,14 +14,42 @@ CACHE_GIB = 4
 MAX_MODEL_LEN = 4096  # the checkpoints' own context lengths do not fit into every cache that is measured
 
 
+BF16, Q8_0, Q4_0 = "bf16", "q8_0", "q4_0"
+"""Weights: those of the checkpoint, or of a GGUF file that is made of it."""
+
+
 class Engine(Protocol):
     """An engine that can be measured offline."""
 
     name: str
     serves: bool  # whether the engine is a `ServingEngine`
+    weights: Collection[str]  # those that it reads
 
-    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
+    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
         """Output tokens per second of `num` requests at once; the time includes the prefill."""
+
+
+class GgufFiles:
+    """GGUF files of checkpoints, each made once.
+
+    Args:
+        converter: to_gguf.py.
+        work: folder of the files.
+    """
+
+    def __init__(self, converter: Path, work: Path, limit_seconds: float) -> None:
+        self._converter = converter
+        self._work = work
+        self._limit_seconds = limit_seconds
+
+    def file(self, model: Path, weights: str) -> Path:
+        path = self._work / f"{model.name}-{weights}.gguf"
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            convert = [sys.executable, str(self._converter), str(model), str(partial), weights]
+            run(convert, {}, self._limit_seconds, self._work / "to_gguf.log")
+            partial.rename(path)
+        return path
 
 
 class ServingEngine(Engine, Protocol):
@@ -47,19 +75,30 @@ class Quire:
 
     Args:
         python: the environment's Python.
+        files: for weights of few bits.
     """
 
     serves = True
 
     def __init__(
-        self, work: Path, limit_seconds: float, *, name: str = "Quire", python: Path = Path(sys.executable)
+        self,
+        work: Path,
+        limit_seconds: float,
+        *,
+        name: str = "Quire",
+        python: Path = Path(sys.executable),
+        files: GgufFiles | None = None,
     ) -> None:
         self.name = name
+        self.weights = (BF16, Q8_0, Q4_0) if files else (BF16,)
+        self._files = files
         self._work = work
         self._limit_seconds = limit_seconds
         self._quire = [str(python), "-m", "quire"]
 
-    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
+    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
+        if self._files and weights != BF16:
+            model = self._files.file(model, weights)
         out = self._work / "quire.json"
         command = [*self._quire, "bench", "throughput", "--model", str(model), *_load(num, input_len, output_len, out)]
         command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB)]
@@ -85,13 +124,14 @@ class Vllm:
 
     name = "vLLM"
     serves = True
+    weights = (BF16,)
 
     def __init__(self, environment: Path, work: Path, limit_seconds: float) -> None:
         self._vllm = environment / "bin" / "vllm"
         self._work = work
         self._limit_seconds = limit_seconds
 
-    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
+    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
         out = self._work / "vllm.json"
         command = [str(self._vllm), "bench", "throughput", "--model", str(model)]
         command += [*_load(num, input_len, output_len, out), "--dataset-name", "random"]
@@ -135,38 +175,66 @@ class Vllm:
         return {"VLLM_CPU_KVCACHE_SPACE": str(cache_gib), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-class LlamaCpp:
-    """Offline only.
+class GgufEngine:
+    """An engine that reads GGUF files; offline only.
 
     Args:
-        environment: folder of a virtual environment with llama-cpp-python and gguf.
-        scripts: folder of to_gguf.py and llama_batched.py.
+        command: measures a batch of it, and prints JSON with `tok_s`.
+        weights: those that it reads.
+        count_flags: flags of `command` that want the number of requests.
     """
 
-    name = "llama.cpp"
     serves = False
 
-    def __init__(self, environment: Path, scripts: Path, work: Path, limit_seconds: float) -> None:
-        self._python = environment / "bin" / "python"
-        self._scripts = scripts
-        self._work = work
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[Path],
+        files: GgufFiles,
+        limit_seconds: float,
+        *,
+        weights: Collection[str],
+        count_flags: Collection[str] = ("--num-prompts",),
+    ) -> None:
+        self.name = name
+        self.weights = weights
+        self._command = [str(part) for part in command]
+        self._files = files
         self._limit_seconds = limit_seconds
+        self._count_flags = count_flags
 
-    def output_rate(self, model: Path, num: int, input_len: int, output_len: int) -> float:
-        weights = self._work / f"{model.name}.gguf"
-        log = self._work / "llama.cpp.log"
-        if not weights.exists():
-            partial = weights.with_suffix(".partial")
-            convert = [str(self._python), str(self._scripts / "to_gguf.py"), str(model), str(partial)]
-            run(convert, {}, self._limit_seconds, log)
-            partial.rename(weights)
-        sizes = map(str, (num, input_len, output_len))
-        command = [str(self._python), str(self._scripts / "llama_batched.py"), str(weights), *sizes]
+    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
+        file = self._files.file(model, weights)
+        flags = dict.fromkeys(self._count_flags, num) | {"--input-len": input_len, "--output-len": output_len}
+        command = [*self._command, str(file), "--runs=1", *(f"{flag}={value}" for flag, value in flags.items())]
+        log = file.with_suffix(".log")
         output = run(command, {}, self._limit_seconds, log)
-        found = re.search(r"output ([\d.]+) tok/s", output)
-        if found is None:
-            raise MeasurementError(f"llama_batched.py printed no rate; see {log}")
-        return float(found.group(1))
+        rates = re.findall(r'^{.*"tok_s": ([\d.]+)}$', output, re.MULTILINE)
+        if not rates:
+            raise MeasurementError(f"{self.name} printed no rate; see {log}")
+        return float(rates[-1])
+
+
+def gguf_engines(environments: Path, scripts: Path, files: GgufFiles, limit_seconds: float) -> list[Engine]:
+    """llama.cpp and OpenVINO GenAI.
+
+    Args:
+        environments: folder of their virtual environments, `llama` and `openvino`.
+        scripts: folder of llama_server.py and openvino_batch.py.
+    """
+    llama = environments / "llama" / "bin" / "python", scripts / "llama_server.py"
+    openvino = environments / "openvino" / "bin" / "python", scripts / "openvino_batch.py"
+    return [
+        GgufEngine(
+            "llama.cpp",
+            llama,
+            files,
+            limit_seconds,
+            weights=(BF16, Q8_0, Q4_0),
+            count_flags=("--num-prompts", "--seqs"),
+        ),
+        GgufEngine("OpenVINO", openvino, files, limit_seconds, weights=(Q8_0, Q4_0)),
+    ]
 
 
 def _output_rate(name: str, figures: dict, num: int, input_len: int, output_len: int) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engines import Engine, LlamaCpp, ServingEngine, Vllm
+from engines import BF16, Q4_0, Q8_0, Engine, ServingEngine, Vllm
 from processes import MeasurementError, Server
 from targets import Targets, at_least, at_most
 
@@ -50,16 +50,17 @@ class Row:
     measure: Callable[[Any, Bench], Figures]
     targets: Targets
     served: bool = True  # only serving engines take part
+    weights: str = BF16  # only engines that read them take part
 
 
-def offline(num: int, input_len: int, output_len: int) -> Callable[[Engine, Bench], Figures]:
+def offline(num: int, input_len: int, output_len: int, weights: str = BF16) -> Callable[[Engine, Bench], Figures]:
     """Measures output tokens per second of all requests at once."""
 
     def measure(engine: Engine, bench: Bench) -> Figures:
-        # The converter for llama.cpp supports only the large model.
-        model = bench.models / LARGE if isinstance(engine, LlamaCpp) else bench.model(LARGE)
+        # The converter to GGUF supports only the large model.
+        model = bench.model(LARGE) if engine.serves and weights == BF16 else bench.models / LARGE
         sizes = bench.size(num, min(num, 4)), bench.size(input_len, 16), bench.size(output_len, 4)
-        return {"output tok/s": engine.output_rate(model, *sizes)}
+        return {"output tok/s": engine.output_rate(model, weights, *sizes)}
 
     return measure
 
@@ -160,6 +161,20 @@ def _random_load(
         return bench.client.load(server, model, [*flags, "--seed", str(bench.run)])
 
 
+def few_bits(weights: str, bits: int) -> list[Row]:
+    """The offline rows with weights of few bits."""
+    batch = {"output tok/s": at_least(1.5, "llama.cpp", "OpenVINO")}
+    stream = {"output tok/s": at_least(1.2, "llama.cpp", "OpenVINO")}
+    return [
+        Row(f"{name}-{weights}", f"{title}, {bits} bits", offline(*sizes, weights), targets, False, weights)
+        for name, title, sizes, targets in (
+            ("offline-128-64", "offline, 32 requests 128/64", (32, 128, 64), batch),
+            ("offline-512-32", "– the same, 512/32", (32, 512, 32), batch),
+            ("stream-128-64", "one stream, 128/64", (1, 128, 64), stream),
+        )
+    ]
+
+
 KV_BYTES = 2 * 28 * 8 * 128 * 2  # of one token of LARGE: keys and values, layers, heads, head size, bfloat16
 WEIGHTS_BYTES = 946.5e6  # of LARGE; its embedding is also its output matrix, so a step reads all of it
 BYTES_READ = [WEIGHTS_BYTES + KV_BYTES * (length + CONTEXT_STEPS / 2) for length in CONTEXT_LENGTHS]
@@ -193,6 +208,8 @@ ROWS = [
         {"output tok/s": at_least(1.2, "llama.cpp")},
         served=False,
     ),
+    *few_bits(Q8_0, 8),
+    *few_bits(Q4_0, 4),
     Row(
         "served-64",
         f"served, {SMALL}, 64 streams 64/64",

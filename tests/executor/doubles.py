@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 
@@ -124,9 +125,12 @@ class CoreWorker(NullWorker):
 
 
 class OnceStuckWorker(NullWorker):
-    """Hangs for a second in each step."""
+    """Hangs for a second in each step. `began` is set when one begins."""
+
+    began = threading.Event()
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
+        self.began.set()
         time.sleep(1.0)
         return super().launch(plan)
 

@@ -20,6 +20,7 @@ from quire.executor.models.base import GivenRows, Model, ModelContext, StepConte
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
+from quire.executor.weights.packing import PackAtLoad
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.ops.backend import AttentionBatch
 from quire.ops.recurrent import StateRows
@@ -62,14 +63,15 @@ def model_context(
     quantization: Quantization | None = None,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
-    dtype = getattr(torch, spec.dtype)
+    dtype, backend = getattr(torch, spec.dtype), ops.bind(device)
     return ModelContext(
-        ops=ops.bind(device),
+        ops=backend,
         group=group or ParallelGroup(),
         dtype=dtype,
         device=torch.device(device),
         weights=open_weights(spec, load or LoadConfig(), dtype),
         scheme=choose_scheme(spec, quantization),
+        packing=PackAtLoad(backend),
         layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
     )
@@ -107,7 +109,11 @@ class PagedDriver:
         layout: KVLayout | StatePages = StatePages(states.state_bytes, torch.device(device))
         if model.kv_layers:
             layout = KVLayout(
-                model.kv_layers, self.ops, block_size=block_size, dtype=dtype, device=torch.device(device)
+                model.kv_layers,
+                self.ops,
+                block_size=block_size,
+                dtypes=[dtype] * len(model.kv_layers),
+                device=torch.device(device),
             )
         self.groups = layout.groups
         self.states = states.allocate(num_requests)

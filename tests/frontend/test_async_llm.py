@@ -48,7 +48,7 @@ async def collect(llm: AsyncLLM, request_id: str, prompt="Hello", sampling: Samp
 async def idle(llm: AsyncLLM) -> None:
     """Waits until the engine has no running request."""
     assert llm.metrics is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while llm.metrics.stats.num_running or llm.metrics.stats.num_waiting or llm.num_unfinished:
             await asyncio.sleep(0.05)
 
@@ -195,7 +195,7 @@ def test_options_come_in_groups_or_as_keywords_but_not_both() -> None:
 def test_after_shutdown_requests_fail_and_nothing_is_left(checkpoint: Callable[..., Path], run: Run) -> None:
     async def work() -> None:
         async with AsyncLLM.from_engine_args(model=str(checkpoint("llama")), device="cpu") as llm:
-            running = asyncio.ensure_future(collect(llm, "running", sampling=LONG))
+            running = asyncio.ensure_future(collect(llm, "running", sampling=LONG.replace(n=64)))
             await asyncio.sleep(0.3)
             pid = llm.client.engine_pid
         assert (await running)[-1].outputs[0].finish_reason == "abort"
@@ -204,7 +204,7 @@ def test_after_shutdown_requests_fail_and_nothing_is_left(checkpoint: Callable[.
             await llm.check_health()
         with pytest.raises(EngineDeadError):
             await collect(llm, "late")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         assert not os.path.exists(f"/proc/{pid}")

@@ -154,7 +154,7 @@ def test_a_progress_bar_when_asked_for(llm: LLM, capfd: pytest.CaptureFixture[st
 # ------------------------------------------------------------------------------------------------------------ lifetime
 
 
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
+def gone(pids: list[int], seconds: float = 60.0) -> bool:
     """Whether the processes end within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -230,7 +230,7 @@ def test_wrong_types_are_told(llm: LLM) -> None:
 def test_bad_checkpoints_and_options_are_named(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'max_model_length': there is no option .* did you mean --max-model-len\?"):
         LLM(folder, max_model_length=4)
-    with pytest.raises(ConfigError, match=r"quantization: .*'awq'\)\. Choose from 'int8'\."):
+    with pytest.raises(ConfigError, match=r"is not quantised, and --quantization awq names a format of checkpoints"):
         LLM(folder, quantization="awq")
     with pytest.raises(ConfigError, match="there is no folder"):
         LLM(str(tmp_path / "nothing"))

@@ -1,74 +1,60 @@
-"""The instruction sets for which the C++ kernels have code, and which of them this machine has."""
+"""The levels of the C++ kernels (`quire.ops.cpu.levels`) as the tests need them: built by this machine's compiler."""
 
-import ctypes
+import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu import NativeBackend, levels
 from quire.ops.cpu.builds import BuildError
-from quire.ops.cpu.compiler import SOURCES, THIS_PROCESSOR, kernel_build
+from quire.ops.cpu.compiler import SOURCES, kernel_build
 from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.libraries import load
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
 
 
 @dataclass(frozen=True)
 class Level:
-    """A build of the kernels."""
+    """A level that this machine can run, and what its kernels can do."""
 
-    name: str
-    target: tuple[str, ...]
-    """The compiler's flags for it."""
-    needs: frozenset[str] = frozenset()
-    """What /proc/cpuinfo lists on processors that can run it."""
-    has_float16: bool = True
-    """Whether the kernels convert from and to float16, and do not leave that to torch."""
-    has_panels: bool = False
-    """Whether they multiply matrices of bfloat16, and do not leave that to oneDNN."""
+    level: levels.Level
+
+    @property
+    def name(self) -> str:
+        """As in `QUIRE_CPU_ISA`."""
+        return self.level.name
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether the kernels convert from and to float16, and do not leave that to torch."""
+        return "f16c" in self._has
+
+    @property
+    def has_panels(self) -> bool:
+        """Whether they multiply matrices of bfloat16, and do not leave that to oneDNN."""
+        return "avx512_bf16" in self._has
+
+    @property
+    def _has(self) -> frozenset[str]:
+        return levels.instruction_sets() if self.level == levels.NATIVE else self.level.needs
 
     def backend(self) -> NativeBackend:
         """The backend with this build; skips the test without a compiler."""
         try:
-            build = kernel_build(SOURCES, self.target)
+            build = kernel_build(SOURCES, self.level)
         except BuildError as error:
             pytest.skip(str(error))
         fallbacks = Fallbacks()
-        return NativeBackend(ctypes.CDLL(str(build.library())), EagerBackend(OneDnnLinear(fallbacks)), fallbacks)
+        return NativeBackend(load(self.level, build.library()), EagerBackend(OneDnnLinear(fallbacks)), fallbacks)
 
 
-_V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
-_V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
-_BF16 = _V4 | {"avx512_bf16"}
-_AMX = _BF16 | {"amx_tile", "amx_bf16"}
-_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16")
-
-LEVELS = [
-    Level("x86-64", ("-march=x86-64",), has_float16=False),
-    Level("AVX2", ("-march=x86-64-v3",), needs=_V3),
-    Level("AVX512", ("-march=x86-64-v4",), needs=_V4),
-    Level("AVX512-BF16", _BF16_FLAGS, needs=_BF16, has_panels=True),
-    Level("AMX", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), needs=_AMX, has_panels=True),
-]
-PARTS_OF_LEVELS = [
-    ("-march=x86-64", "-mavx"),
-    ("-march=x86-64-v3", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-]
-"""For these the sources must choose the level below: there are processors with a part of AVX-512, for one."""
-
-
-def _instruction_sets() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
-
-
-_HAVE = _instruction_sets()
-_OWN = Level("own", THIS_PROCESSOR, _HAVE, has_float16="f16c" in _HAVE, has_panels=_HAVE >= _BF16)
-RUNNABLE = [_OWN, *[level for level in LEVELS if _HAVE and level.needs <= _HAVE][:-1]]
+RUNNABLE = [Level(level) for level in levels.available()]
 """This processor's own, as the server builds it, and those below."""
-ONLY_COMPILED = [level.target for level in LEVELS if not (_HAVE and level.needs <= _HAVE)] + PARTS_OF_LEVELS
+ALL = list(levels.LEVELS.get(platform.machine(), ()))
+"""Those of this kind of processor."""
+ONLY_COMPILED = [level.flags for level in ALL if level not in levels.available()]
 """What this machine cannot run."""
+if platform.machine() == "x86_64":
+    # For these the sources must choose the level below: there are processors with a part of AVX-512, for one.
+    ONLY_COMPILED += [("-march=x86-64", "-mavx"), ("-march=x86-64-v3", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")]

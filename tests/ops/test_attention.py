@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm, Backend
+from quire.ops.cache_rows import LARGEST_CODE, decode, encode
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import Sight
 
@@ -31,10 +32,12 @@ class Step:
         seed: int = 0,
         given_back: int | None = None,
         page_gap: int = 0,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
-        """With `given_back`, a window, page 0 replaces the pages that no token of the step sees.
+        """The cache has the dtype of keys and values, if no other is given.
 
-        Between pages lie `page_gap` numbers that belong to no page.
+        With `given_back`, a window, page 0 replaces the pages that no token of the step sees. Between pages lie
+        `page_gap` numbers that belong to no page.
         """
         random = torch.Generator().manual_seed(seed)
         self.query_lens = np.array([query_len for query_len, _ in rows])
@@ -44,11 +47,19 @@ class Step:
         order = (torch.randperm(num_pages - 1, generator=random) + 1).tolist()
         # The ids after a row's own pages do not exist.
         self.block_tables = np.full((len(rows), int(counts.max()) + 2), 10**6)
-        _, *page = ops.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim)
-        memory = torch.full((num_pages, math.prod(page) + page_gap), 1e4).to(dtype)
-        self.between = memory[:, math.prod(page) :].fill_(torch.nan)
+        cache_dtype = cache_dtype or dtype
+        _, *page = ops.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim, cache_dtype)
+        shape = (num_pages, math.prod(page) + page_gap)
+        if cache_dtype in LARGEST_CODE:
+            memory = torch.full(shape, 0x46, dtype=torch.uint8)  # a scale of 12,689
+            memory[0] = 0xFF  # NaN
+            memory = memory.view(cache_dtype)
+        else:
+            memory = torch.full(shape, 1e4).to(cache_dtype)
+            memory[0] = torch.nan
+            memory[:, math.prod(page) :] = torch.nan
+        self.between = memory[:, math.prod(page) :]
         self.kv_cache = memory[:, : math.prod(page)].unflatten(1, page)
-        self.kv_cache[0] = torch.nan
         self.keys, self.values = [], []
         slots = []
         for row, (query_len, seq_len) in enumerate(rows):
@@ -61,8 +72,8 @@ class Step:
             slot = torch.from_numpy(pages[positions // block_size] * block_size + positions % block_size)
             ops.write_kv(k, v, self.kv_cache, slot)
             slots.append(slot[seq_len - query_len :])
-            self.keys.append(k)
-            self.values.append(v)
+            self.keys.append(decode(encode(k, cache_dtype), dtype))
+            self.values.append(decode(encode(v, cache_dtype), dtype))
         self.q = torch.randn(int(self.query_lens.sum()), num_heads, head_dim, generator=random).to(dtype)
         self.scale = head_dim**-0.5
         self.batch = ops.attention_batch(

@@ -22,6 +22,9 @@ def fields_of_structs() -> dict[str, list[tuple[str, str]]]:
     for name, body in re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL):
         structs[name] = fields = []
         for kind, names in re.findall(r"\s*((?:const )?\w+)\b([^;]+);", body):
+            if kind in structs:
+                fields += structs[kind]
+                continue
             for field in names.split(","):
                 form = "P" if "*" in field else {"int64_t": "q", "double": "d"}[kind]
                 fields.append((field.strip(" *"), form))

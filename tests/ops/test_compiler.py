@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from quire.ops import bind, cpu
-from quire.ops.cpu import compiler
+from quire.ops.cpu import compiler, libraries
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder, and a process that has not loaded the kernels yet."""
     monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path / "cache"))
-    compiler.load_kernels.cache_clear()
+    libraries.load_kernels.cache_clear()
     yield tmp_path / "cache"
-    compiler.load_kernels.cache_clear()
+    libraries.load_kernels.cache_clear()
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     def make(text: str, version: str = "fake 1") -> Path:
         path = tmp_path / "fake++"
         path.write_text(
-            f'#!/bin/sh\necho call >> {tmp_path}/calls\n[ "$2" = --version ] && exec echo {version}\n{text}\n'
+            f'#!/bin/sh\necho call >> {tmp_path}/calls\n[ "$2" = --version ] && exec echo {version}\n'
+            f'case "$*" in *-fsyntax-only*) exit 0;; esac\n{text}\n'
         )
         path.chmod(0o755)
         monkeypatch.setenv("CXX", f"{path} --flag")
@@ -39,7 +40,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 def warning_of(caplog: pytest.LogCaptureFixture) -> str:
     """The only line that a process without kernels logs, however often it binds the backend."""
     caplog.clear()
-    compiler.load_kernels.cache_clear()
+    libraries.load_kernels.cache_clear()
     with caplog.at_level(logging.WARNING):
         backend = bind("cpu")
         bind("cpu")
@@ -104,7 +105,7 @@ def test_kernels_may_be_disabled(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("QUIRE_DISABLED_KERNELS", "other,cpu_native")
-    assert compiler.load_kernels() is None
+    assert libraries.load_kernels() is None
     assert not caplog.records
     assert not fresh.exists()
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from quire.ops import bind
 from quire.ops.backend import Backend, PlainActivation
+from quire.ops.cpu import NativeBackend
 
 torch.set_num_threads(1)
 
@@ -79,7 +80,7 @@ def test_rotate_and_store_is_norm_rotation_and_write(
     heads = torch.randn(5, 10, head_dim).to(dtype)  # 4 query heads, 3 keys, 3 values
     cos, sin = torch.randn(2, 5, 1, rotary_dim).to(dtype)
     weight, slots = torch.randn(7, head_dim).to(norm or dtype), torch.tensor([9, 2, 3, 7, 0])
-    cache, expected_cache = torch.zeros(2, *ops.kv_cache_shape(4, 3, 3, head_dim), dtype=dtype)
+    cache, expected_cache = torch.zeros(2, *ops.kv_cache_shape(4, 3, 3, head_dim, dtype), dtype=dtype)
     memory = torch.zeros(4, cache[0].numel() + 5, dtype=dtype)  # pages that lie apart
     apart = memory[:, 2:-3].unflatten(1, cache.shape[1:])
     assert torch.equal(
@@ -162,7 +163,7 @@ def test_layer_norm(ops: Backend, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_norm_with_a_weight_per_head(ops: Backend, dtype: torch.dtype) -> None:
     heads, weight = torch.randn(5, 9, 24).to(dtype)[:, :6], torch.randn(6, 24).to(dtype)
-    expected = F.layer_norm(heads.double(), (24,)) * weight.double()
+    expected = F.layer_norm(heads.double(), (24,), eps=1e-12) * weight.double()
     assert_near(ops.layer_norm(heads, weight, None, 1e-12), expected, dtype)
 
 
@@ -173,6 +174,25 @@ def test_sums_factors_and_caps(ops: Backend, size: int, dtype: torch.dtype) -> N
     assert torch.equal(ops.add(x, residual.clone()), x + residual)
     assert torch.equal(ops.scale(x.clone(), 0.3), x * 0.3)
     assert_near(ops.scale(x.clone(), 2.0, 1.5), 1.5 * torch.tanh(x.double() * 2 / 1.5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 5, 3000])
+def test_join(ops: Backend, num_tokens: int, dtype: torch.dtype) -> None:
+    wide = torch.randn(num_tokens, 40).to(dtype)
+    parts = [wide[:, 3:10], torch.randn(num_tokens, 1).to(dtype), wide[:, 20:]]
+    got = ops.join(parts)
+    assert torch.equal(got, torch.cat(parts, dim=1))
+    assert got.is_contiguous()
+
+
+def test_joined_columns_are_recorded(native: NativeBackend) -> None:
+    wide = torch.randn(3, 40)
+    got, recording = native.record(lambda: native.join([wide[:, :7], wide]))
+    assert recording is not None
+    wide.neg_()
+    recording.run()
+    assert torch.equal(got, torch.cat((wide[:, :7], wide), dim=1))
 
 
 def test_take_rows(ops: Backend) -> None:

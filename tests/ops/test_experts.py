@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, Backend, ExpertWeights, Int8Weight
+from quire.ops.backend import Activation, Backend, ExpertWeights
 from quire.ops.cpu import NativeBackend
+from quire.ops.quantised import QuantisedWeight
 from quire.ops.routing import Router, Routing
 
 torch.set_num_threads(1)
@@ -27,6 +28,7 @@ ROUTINGS = {
     "best-groups-by-two": Routing(4, "sigmoid", renormalise=True, num_groups=3, top_groups=2, group_best=2),
     "floor": Routing(2, "sigmoid", renormalise=True, floor=5.0),
     "all-experts": Routing(12, renormalise=True),
+    "near-experts": Routing(3, "sparse_mixer", distance=0.6),
 }
 
 
@@ -36,7 +38,7 @@ def expected_routes(x: Tensor, router: Router) -> tuple[list[list[int]], list[li
     all_ids, all_weights = [], []
     for row in x.double():
         logits = router.weight.double() @ row + (0 if router.bias is None else router.bias.double())
-        scores = logits.softmax(0) if routing.score == "softmax" else logits.sigmoid()
+        scores = {"softmax": logits.softmax(0), "sigmoid": logits.sigmoid(), "sparse_mixer": logits}[routing.score]
         choice = scores + (0 if router.correction is None else router.correction.double())
         size = len(choice) // routing.num_groups
         groups = [choice[first : first + size].tolist() for first in range(0, len(choice), size)]
@@ -44,22 +46,34 @@ def expected_routes(x: Tensor, router: Router) -> tuple[list[list[int]], list[li
         allowed = [i for i in range(len(choice)) if i // size in ranked[: routing.top_groups]]
         ids = sorted(allowed, key=lambda i: -choice[i].item())[: routing.top_k]
         weights = [scores[i].item() for i in ids]
+        if routing.score == "sparse_mixer":
+            weights = [near_share(logits, ids[:place], ids[place], routing.distance) for place in range(len(ids))]
         if routing.renormalise:
             total = max(sum(weights), routing.floor)
             weights = [weight / total for weight in weights]
         all_ids.append(ids)
-        all_weights.append([weight * routing.scale for weight in weights])
+        shares = torch.ones(len(choice)) if router.shares is None else router.shares
+        all_weights.append([weight * routing.scale * shares[i].item() for weight, i in zip(weights, ids, strict=True)])
     return all_ids, all_weights
+
+
+def near_share(logits: Tensor, taken: list[int], chosen: int, distance: float) -> float:
+    most = logits[chosen]
+    near = [
+        i for i, logit in enumerate(logits) if i not in taken and (most - logit) / max(abs(logit), most) <= distance
+    ]
+    return (1 / (logits[near] - most).exp().sum()).item()
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("is_corrected", [False, True])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_routes(ops: Backend, name: str, is_corrected: bool, dtype: torch.dtype) -> None:
-    correction = torch.randn(12) if is_corrected else None
+    correction = torch.randn(12) if is_corrected and name != "near-experts" else None
+    shares = torch.rand(12) if is_corrected else None
     weight_dtype = torch.float32 if is_corrected else dtype  # a router may be kept in float32
     bias = torch.randn(12).to(weight_dtype) if name == "softmax" else None
-    router = Router(ROUTINGS[name], (torch.randn(12, 37) / 6).to(weight_dtype), bias, correction)
+    router = Router(ROUTINGS[name], (torch.randn(12, 37) / 6).to(weight_dtype), bias, correction, shares)
     x = torch.randn(33, 37).to(dtype)
     for num_tokens in (1, 5, 33):
         ids, weights = ops.route(x[:num_tokens], router)
@@ -70,26 +84,35 @@ def test_routes(ops: Backend, name: str, is_corrected: bool, dtype: torch.dtype)
 
 
 def make_experts(
-    num_experts: int, hidden_size: int, size: int, dtype: torch.dtype, *, has_bias: bool = False, is_int8: bool = False
+    num_experts: int,
+    hidden_size: int,
+    size: int,
+    dtype: torch.dtype,
+    *,
+    has_bias: bool = False,
+    is_int8: bool = False,
+    is_gated: bool = True,
 ) -> list[ExpertWeights]:
-    def weight(out: int, inputs: int) -> Tensor | Int8Weight:
+    outputs = 2 * size if is_gated else size
+
+    def weight(out: int, inputs: int) -> Tensor | QuantisedWeight:
         if is_int8:
             values = torch.randint(-127, 128, (out, inputs), dtype=torch.int8)
-            return Int8Weight(values, (torch.rand(out) + 0.5) / 64 / inputs**0.5)
+            return QuantisedWeight(values, (torch.rand(out, 1) + 0.5) / 64 / inputs**0.5)
         return (torch.randn(out, inputs) / inputs**0.5).to(dtype)
 
     def bias(out: int) -> Tensor | None:
         return torch.randn(out).to(dtype) if has_bias else None
 
     return [
-        ExpertWeights(weight(2 * size, hidden_size), weight(hidden_size, size), bias(2 * size), bias(hidden_size))
+        ExpertWeights(weight(outputs, hidden_size), weight(hidden_size, size), bias(outputs), bias(hidden_size))
         for _ in range(num_experts)
     ]
 
 
-def widened(weight: Tensor | Int8Weight) -> Tensor:
-    if isinstance(weight, Int8Weight):
-        return weight.values.double() * weight.scales.double().unsqueeze(1)
+def widened(weight: Tensor | QuantisedWeight) -> Tensor:
+    if isinstance(weight, QuantisedWeight):
+        return weight.codes.double() * weight.scales.double()
     return weight.double()
 
 
@@ -103,6 +126,10 @@ def expected_output(
         for index, share in zip(its_ids, its_weights, strict=True):
             gate_up, down, gate_up_bias, down_bias = experts[index]
             inner = widened(gate_up) @ row + (0 if gate_up_bias is None else gate_up_bias.double())
+            if not experts[index].is_gated:
+                inner = inner.relu().square() if activation == "relu2" else inner * inner.sigmoid()
+                total += share * (widened(down) @ inner + (0 if down_bias is None else down_bias.double()))
+                continue
             gate, up = inner.chunk(2)
             if activation == "clamped_swiglu":
                 gate, up = gate.clamp(max=7), up.clamp(-7, 7)
@@ -153,6 +180,34 @@ def test_activations_and_biases(ops: Backend, activation: Activation, has_bias: 
     ids, weights = choose(9, 6, 2)
     got = ops.experts(x, packed, ids, weights, activation)
     expected = expected_output(ops, x, experts, ids, weights, activation)
+    torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("size", "is_int8"), [(5, False), (24, True), (33, False), (70, True)])
+def test_experts_without_gates(ops: Backend, size: int, is_int8: bool, dtype: torch.dtype) -> None:
+    experts = make_experts(5, 37, size, dtype, has_bias=size % 2 == 1, is_int8=is_int8, is_gated=False)
+    packed = ops.pack_experts(iter(experts), 5)
+    for activation in ("relu2", "silu"):
+        for num_tokens in (1, 3, 40):
+            x = torch.randn(num_tokens, 37).to(dtype)
+            ids, weights = choose(num_tokens, 5, 2)
+            expected = expected_output(ops, x, experts, ids, weights, activation)
+            got = ops.experts(x, packed, ids, weights, activation)
+            atol = TOLERANCE[dtype] * (expected.abs().max().item() + 1)
+            torch.testing.assert_close(got.double(), expected, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_weights_may_multiply_the_inputs(ops: Backend, is_gated: bool) -> None:
+    experts = make_experts(5, 32, 24, torch.float32, has_bias=True, is_gated=is_gated)
+    packed = ops.pack_experts(experts, 5)
+    x, (ids, weights) = torch.randn(9, 32), choose(9, 5, 2)
+    expected = torch.zeros(9, 32, dtype=torch.float64)
+    for place in range(2):
+        scaled, its_ids = x * weights[:, place : place + 1], ids[:, place : place + 1]
+        expected += expected_output(ops, scaled, experts, its_ids, torch.ones(9, 1), "silu")
+    got = ops.experts(x, packed, ids, weights, weighs_inputs=True)
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
 
 

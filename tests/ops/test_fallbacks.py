@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quire.ops.backend import Int8Weight
 from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
+from quire.ops.cpu.widened import WidenedWeight
+from quire.ops.quantised import QuantisedWeight
 from tests.ops.levels import RUNNABLE, Level
 from tests.ops.test_attention import Step
 
@@ -67,26 +68,23 @@ def test_a_mistake_is_not_told_as_a_missing_kernel(own: NativeBackend, told: Cal
     assert told() == []
 
 
-def test_bfloat16_layers_say_where_they_go(level: Level, told: Callable[[], list[str]]) -> None:
+def test_layers_in_bfloat16_have_kernels_everywhere(level: Level, told: Callable[[], list[str]]) -> None:
     native = level.backend()
-    native.pack_linear(torch.ones(4, 4))
-    assert told() == []
     packed = [native.pack_linear(torch.ones(4, 4).bfloat16()), native.pack_gated_linear(torch.ones(4, 4).bfloat16())]
-    if level.has_panels:
-        assert told() == []
-        assert all(isinstance(weight, PanelWeight) for weight in packed)
-        return
-    [message] = told()  # one, whichever of the libraries has no kernel
-    has_onednn = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert ("neither AMX nor AVX512-BF16" if has_onednn else "oneDNN has no kernel for bfloat16") in message
-    assert "--dtype float32" in message
-
-
-def test_a_few_layers_beside_those_of_one_byte_are_not_told(level: Level, told: Callable[[], list[str]]) -> None:
-    native = level.backend()
-    native.pack_linear(Int8Weight(torch.ones(4, 4, dtype=torch.int8), torch.ones(4)))
-    native.pack_linear(torch.ones(4, 4).bfloat16())
+    assert all(isinstance(weight, PanelWeight if level.has_panels else WidenedWeight) for weight in packed)
     assert told() == []
+
+
+def test_weights_without_a_kernel_are_told_once_a_kind(own: NativeBackend, told: Callable[[], list[str]]) -> None:
+    """Codes of another type than the contract names are not read by mistake."""
+    scales = torch.ones(4, 1)
+    own.pack_linear(QuantisedWeight(torch.ones(4, 4, dtype=torch.int8), scales))
+    assert told() == []
+    for _ in range(2):
+        packed = own.pack_linear(QuantisedWeight(torch.ones(4, 4, dtype=torch.int16), scales))
+    (message,) = told()
+    assert "int16, one scale for 4 numbers" in message
+    assert torch.equal(own.linear(torch.ones(1, 4), packed), torch.full((1, 4), 4.0))
 
 
 def test_registers_that_the_system_withholds(own: NativeBackend, told: Callable[[], list[str]]) -> None:

@@ -1,5 +1,7 @@
 """The operations of multi-head latent attention against their formulas in float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from quire.ops.backend import Backend
 from quire.ops.cpu import NativeBackend
+from quire.ops.latent import Selection
 
 torch.set_num_threads(1)
 
@@ -55,11 +58,13 @@ class Step:
         self.q_rotated = torch.randn(num_tokens, heads, rotary_dim, generator=random).to(dtype)
         self.tables, self.slots, self.block_size = tables, torch.cat(slots), block_size
 
-    def run(self) -> Tensor:
-        batch = self.ops.attention_batch(
+    def batch(self) -> Any:
+        return self.ops.attention_batch(
             self.query_lens, self.seq_lens, self.tables, self.slots, block_size=self.block_size
         )
-        return self.ops.latent.latent_attention(self.q, self.q_rotated, self.cache, batch, scale=self.scale)
+
+    def run(self) -> Tensor:
+        return self.ops.latent.latent_attention(self.q, self.q_rotated, self.cache, self.batch(), scale=self.scale)
 
     def expected(self) -> Tensor:
         queries = torch.cat((self.q, self.q_rotated), dim=-1).double()
@@ -212,5 +217,143 @@ def test_a_recording_follows_lengths_and_pages(own_native: NativeBackend) -> Non
         assert recording is not None
         step.seq_lens[:] = [7, 12, 3]
         step.tables[:, 0] = step.tables[[2, 0, 1], 0]
+        recording.run()
+        assert torch.equal(result, run())
+
+
+class Sparse(Step):
+    """Like `Step`, with an index key of each token behind its latent, and index queries of each new token."""
+
+    def __init__(self, ops: Backend, rows: list[tuple[int, int]], *, size: int = 20, **options: Any) -> None:
+        rank, rotary_dim = options.pop("rank", 24), options.pop("rotary_dim", 12)
+        super().__init__(ops, rows, rank=rank, rotary_dim=rotary_dim + size, **options)
+        self.latent_cache, self.key_cache = self.cache[..., : rank + rotary_dim], self.cache[..., rank + rotary_dim :]
+        random = torch.Generator().manual_seed(1)
+        self.index_q = torch.randn(len(self.q), 5, size, generator=random).to(self.q.dtype)
+        self.index_weights = torch.randn(len(self.q), 9, generator=random).to(self.q.dtype)[:, 2:7]
+        self.q_rotated = self.q_rotated[..., :rotary_dim]
+        self.index_scale = size**-0.5
+
+    def select(self, top_k: int) -> Selection:
+        return self.ops.latent.select_tokens(
+            self.index_q, self.index_weights, self.key_cache, self.batch(), top_k=top_k, scale=self.index_scale
+        )
+
+    def attend(self, selection: Selection) -> Tensor:
+        return self.ops.latent.latent_attention(
+            self.q, self.q_rotated, self.latent_cache, self.batch(), scale=self.scale, selection=selection
+        )
+
+    def chosen(self, top_k: int) -> list[list[int]]:
+        """The positions that each token sees, in order."""
+        result, token = [], 0
+        for query_len, seq_len, latents in zip(self.query_lens, self.seq_lens, self.latents, strict=True):
+            keys = latents[:, -self.index_q.shape[2] :].double()
+            for position in range(seq_len - query_len, seq_len):
+                products = (self.index_q[token].double() @ keys[: position + 1].T * self.index_scale).relu()
+                scores = self.index_weights[token].double() @ products
+                result.append(sorted(scores.sort(descending=True, stable=True).indices[:top_k].tolist()))
+                token += 1
+        return result
+
+    def attended(self, chosen: list[list[int]]) -> Tensor:
+        """The attention of each token to the positions of its list."""
+        size = self.latent_cache.shape[2]
+        rows = np.repeat(np.arange(len(self.query_lens)), self.query_lens)
+        queries, results = torch.cat((self.q, self.q_rotated), dim=-1).double(), []
+        for query, row, positions in zip(queries, rows, chosen, strict=True):
+            keys = self.latents[row][positions, :size].double()
+            results.append((query @ keys.T * self.scale).softmax(dim=-1) @ keys[:, : self.rank])
+        return torch.stack(results)
+
+
+def positions_of(step: Sparse, selection: Selection) -> list[list[int]]:
+    """The positions that a selection names, in the order of its slots."""
+    rows = np.repeat(np.arange(len(step.query_lens)), step.query_lens)
+    result = []
+    for row, slots, count in zip(rows, selection.slots.tolist(), selection.counts.tolist(), strict=True):
+        pages = {int(page): index for index, page in enumerate(step.tables[row])}
+        result.append([pages[s // step.block_size] * step.block_size + s % step.block_size for s in slots[:count]])
+    return result
+
+
+@pytest.mark.parametrize(("top_k", "block_size"), [(7, 16), (64, 5), (500, 32)])
+def test_a_token_sees_the_tokens_of_the_highest_scores(ops: Backend, top_k: int, block_size: int) -> None:
+    step = Sparse(ops, MIXED, block_size=block_size)
+    selection = step.select(top_k)
+    expected = step.chosen(top_k)
+    assert positions_of(step, selection) == expected
+    torch.testing.assert_close(step.attend(selection).double(), step.attended(expected), atol=2e-5, rtol=1e-4)
+
+
+def test_of_equal_scores_the_earlier_token_is_seen(ops: Backend) -> None:
+    step = Sparse(ops, [(3, 30)])
+    step.index_q.zero_()
+    assert positions_of(step, step.select(4)) == [[0, 1, 2, 3]] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sparse_attention_in_half_precision(ops: Backend, dtype: torch.dtype) -> None:
+    step = Sparse(ops, MIXED, dtype=dtype)
+    selection = step.select(9)
+    expected = step.attended(positions_of(step, selection))
+    torch.testing.assert_close(step.attend(selection).double(), expected, atol=3e-2, rtol=3e-2)
+
+
+def test_a_selection_does_not_depend_on_its_batch(own_native: NativeBackend) -> None:
+    """Nor on the number of threads; one of all tokens gives what attention without one does, to the bit."""
+    step = Sparse(own_native, [*MIXED, (2, 700)])
+    together, out = step.select(33), step.attend(step.select(33))
+    torch.set_num_threads(3)
+    try:
+        assert all(torch.equal(x, y) for x, y in zip(step.select(33), together, strict=True))
+        assert torch.equal(step.attend(together), out)
+    finally:
+        torch.set_num_threads(1)
+    last = len(step.q) - 1
+    step.tables, step.query_lens, step.seq_lens = step.tables[-1:], np.array([1]), step.seq_lens[-1:]
+    step.index_q, step.index_weights = step.index_q[last:], step.index_weights[last:]
+    step.q, step.q_rotated, step.slots = step.q[last:], step.q_rotated[last:], step.slots[last:]
+    alone = step.select(33)
+    assert torch.equal(alone.slots[0], together.slots[last])
+    assert torch.equal(step.attend(alone)[0], out[last])
+    whole = own_native.latent.latent_attention(
+        step.q, step.q_rotated, step.latent_cache, step.batch(), scale=step.scale
+    )  # fmt: skip
+    assert torch.equal(step.attend(step.select(800)), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_stored_as_finite_numbers(ops: Backend, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 30).to(dtype)[:, 7:]
+    x[1, 4], x[2, 0] = torch.nan, -torch.inf
+    cache = torch.zeros(2, 4, 40, dtype=dtype)[..., 9:32]
+    ops.latent.store_rows(x, cache, torch.tensor([6, 0, 3]))
+    stored = cache.flatten(0, 1)[[6, 0, 3]]
+    assert stored.isfinite().all()
+    assert stored[1, 4] == 0
+    assert stored[2, 0] < -1e4
+    assert torch.equal(stored[x.isfinite()], x[x.isfinite()])
+    assert cache.count_nonzero() == stored.count_nonzero()
+
+
+def test_a_recorded_selection_follows_lengths_and_keys(own_native: NativeBackend) -> None:
+    step = Sparse(own_native, [(1, 20), (1, 33), (1, 9)])
+    batch = step.batch()
+
+    def run() -> Tensor:
+        own_native.latent.store_rows(step.index_q[:, 0], step.key_cache, step.slots)
+        selection = own_native.latent.select_tokens(
+            step.index_q, step.index_weights, step.key_cache, batch, top_k=8, scale=step.index_scale
+        )
+        return own_native.latent.latent_attention(
+            step.q, step.q_rotated, step.latent_cache, batch, scale=step.scale, selection=selection
+        )
+
+    with torch.inference_mode():
+        result, recording = own_native.record(run)
+        assert recording is not None
+        step.seq_lens[:] = [7, 12, 3]
+        step.index_q.copy_(step.index_q.flip(0))
         recording.run()
         assert torch.equal(result, run())

@@ -220,7 +220,7 @@ def test_write_kv(native: NativeBackend, dtype: torch.dtype, cache_dtype: torch.
     heads = torch.randn(9, 5, 24).to(dtype)
     k, v = heads[:, :2], heads[:, 3:]  # views, as they come out of one projection
     k[0, 0, 0], k[0, 0, 1], v[1, 1, 2] = float("nan"), float("inf"), float("-inf")
-    cache = torch.zeros(native.kv_cache_shape(3, 4, 2, 24), dtype=cache_dtype)
+    cache = torch.zeros(native.kv_cache_shape(3, 4, 2, 24, cache_dtype), dtype=cache_dtype)
     slots = torch.tensor([11, 3, 4, 0, 7, 8, 1, 10, 5])
     native.write_kv(k, v, cache, slots)
     flat = cache.permute(1, 2, 0, 3, 4).flatten(2, 3)
@@ -248,6 +248,7 @@ def test_an_operation_too_small_for_threads_stays_on_one(native: NativeBackend, 
     linear_layers, kernels = CountedLinear(), load_kernels()
     assert kernels is not None
     native = NativeBackend(kernels, EagerBackend(linear_layers))
+    native._widened.is_fast = False  # as on a processor without AVX2
     weight = native.pack_linear(torch.randn(2048, 1024))
     for num_tokens in (1, 1, 512):
         native.linear(torch.randn(num_tokens, 1024), native.pack_linear(torch.randn(16, 1024)))
@@ -263,7 +264,7 @@ def test_rotate_and_store_keeps_the_cache_finite(native: NativeBackend, cache_dt
     heads = torch.randn(2, 4, 16)  # 2 query heads, a key, a value
     heads[0, 2], heads[0, 3, :2] = float("nan"), torch.tensor([float("inf"), float("-inf")])
     cos, sin = torch.ones(2, 1, 16), torch.zeros(2, 1, 16)
-    cache = torch.zeros(native.kv_cache_shape(1, 2, 1, 16), dtype=cache_dtype)
+    cache = torch.zeros(native.kv_cache_shape(1, 2, 1, 16, cache_dtype), dtype=cache_dtype)
     q = native.rotate_and_store(heads, cos, sin, cache, torch.tensor([0, 1]))
     assert torch.equal(q, heads[:, :2])
     largest = min(1e18, torch.finfo(cache_dtype).max)

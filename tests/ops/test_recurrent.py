@@ -149,6 +149,87 @@ def delta_rule(ops: Backend, dtype: torch.dtype, heads: int, key_heads: int, key
     return Case(sizes, (heads, key_dim, value_dim), operation, formula)
 
 
+def matrix_memory(ops: Backend, dtype: torch.dtype, heads: int, key_dim: int, value_dim: int) -> Case:
+    def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+        return ops.recurrent.mlstm(*inputs, state, rows, eps=1e-3)
+
+    def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, add, keep = inputs
+        memory, before = state[:, :-1], state[:, -1, -1]
+        most = torch.maximum(F.logsigmoid(keep) + before, add)
+        held, added = (x[:, None, None] for x in (keep.sigmoid() * (before - most).exp(), (add - most).exp()))
+        memory = held * memory + added * torch.einsum("hk,hv->hkv", k, F.pad(v, (0, 1), value=1.0))
+        out = torch.einsum("hkv,hk->hv", memory, q) * key_dim**-0.5
+        state = torch.zeros_like(state)
+        state[:, :-1], state[:, -1, -1] = memory, most
+        return out[:, :-1] / (torch.maximum(out[:, -1].abs(), (-most).exp()) + 1e-3).unsqueeze(1), state
+
+    sizes = [(heads, key_dim)] * 2 + [(heads, value_dim), (heads,), (heads,)]
+    return MatrixMemory(sizes, (heads, key_dim + 1, value_dim + 1), operation, formula)
+
+
+class MatrixMemory(Case):
+    """One whose states have nothing in the places that no one reads."""
+
+    def states(self, dtype: torch.dtype) -> Tensor:
+        states = super().states(dtype)
+        states[..., -1, :-1] = 0
+        return states
+
+
+class Averages(Case):
+    """RWKV's; the weights in its states are positive."""
+
+    def __init__(self, ops: Backend, dtype: torch.dtype, channels: int) -> None:
+        first, log_decay = torch.randn(2, channels) * 3
+        log_decay = -log_decay.exp()
+
+        def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+            return ops.recurrent.wkv(*inputs, first, log_decay, state, rows)
+
+        def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+            (k, v), factor = inputs, state[2].exp()
+            total, weight, now = state[0] * factor, state[1] * factor, (first + k).exp()
+            out = (total + now * v) / (weight + now)
+            before = torch.where(state[1] == 0, -torch.inf, state[2])
+            most = torch.maximum(before + log_decay, k)
+            total, weight = (log_decay.exp() * part + k.exp() * x for part, x in ((total, v), (weight, 1.0)))
+            return out, torch.stack((total / most.exp(), weight / most.exp(), most))
+
+        super().__init__([(channels,)] * 2, (3, channels), operation, formula)
+
+    def states(self, dtype: torch.dtype) -> Tensor:
+        states = super().states(dtype)
+        states[:, 1] = states[:, 1].abs() + 0.5
+        return states
+
+
+def rg_lru(ops: Backend, dtype: torch.dtype, channels: int) -> Case:
+    input_bias, decay_bias, log_decay = torch.randn(channels), torch.randn(channels), -torch.rand(channels) * 4
+
+    def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
+        x, input_gate, decay_gate = inputs
+        return ops.recurrent.rg_lru(x, input_gate, input_bias, decay_gate, decay_bias, log_decay, state, rows)
+
+    def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        x, input_gate, decay_gate = inputs
+        decay = (log_decay * (decay_gate + decay_bias).sigmoid()).exp()
+        factor = (1 - decay.square()).sqrt() if state.any() else 1.0  # only a new sequence begins with zeros
+        state = decay * state + factor * x * (input_gate + input_bias).sigmoid()
+        return state, state
+
+    return Case([(channels,)] * 3, (channels,), operation, formula)
+
+
+def test_averages_of_large_exponents(ops: Backend) -> None:
+    """exp of a key overflows; the first token's output is its value, however small its own exponent."""
+    k, v = torch.tensor([[-200.0, 300.0], [500.0, 0.0]]), torch.tensor([[2.0, 3.0], [5.0, 7.0]])
+    state, rows = torch.full((1, 3, 2), torch.nan), step_rows((2,), is_new=True)
+    out = ops.recurrent.wkv(k, v, torch.zeros(2), -torch.ones(2), state, rows)
+    torch.testing.assert_close(out, torch.tensor([[2.0, 3.0], [5.0, 3.0]]))
+    torch.testing.assert_close(state[0, 2], torch.tensor([500.0, 299.0]))
+
+
 CASES: dict[str, tuple[Callable[[Backend, torch.dtype], Case], bool]] = {
     "convolution": (lambda ops, dtype: convolution(ops, dtype, 37, 4, silu=True, bias=True), False),
     "convolution of 64": (lambda ops, dtype: convolution(ops, dtype, 64, 3, silu=False, bias=False), False),
@@ -159,6 +240,12 @@ CASES: dict[str, tuple[Callable[[Backend, torch.dtype], Case], bool]] = {
     "mamba 2, odd": (lambda ops, dtype: mamba2(ops, dtype, 3, 1, 7, 21), True),
     "lightning attention": (lambda ops, dtype: lightning(ops, dtype, 2, 16, 16), True),
     "lightning attention, odd": (lambda ops, dtype: lightning(ops, dtype, 3, 9, 70), True),
+    "averages": (lambda ops, dtype: Averages(ops, dtype, 64), True),
+    "averages, odd": (lambda ops, dtype: Averages(ops, dtype, 37), True),
+    "matrix memory": (lambda ops, dtype: matrix_memory(ops, dtype, 2, 16, 32), True),
+    "matrix memory, odd": (lambda ops, dtype: matrix_memory(ops, dtype, 3, 7, 21), True),
+    "gated linear unit": (lambda ops, dtype: rg_lru(ops, dtype, 64), True),
+    "gated linear unit, odd": (lambda ops, dtype: rg_lru(ops, dtype, 37), True),
     "delta rule": (lambda ops, dtype: delta_rule(ops, dtype, 4, 2, 32, 32), True),
     "delta rule, odd": (lambda ops, dtype: delta_rule(ops, dtype, 3, 3, 5, 41), True),
 }
@@ -267,3 +354,15 @@ def test_multiply_gate(ops: Backend, dtype: torch.dtype) -> None:
         out = ops.recurrent.multiply_gate(x, gate, activation)  # type: ignore[arg-type]
         assert out.dtype == dtype
         torch.testing.assert_close(out.double(), x.double() * factor, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_decays_at_the_end_of_a_chunk_are_as_exact_as_at_its_start(ops: Backend) -> None:
+    """No sum of logarithms over the whole chunk shows in what its last tokens keep of one another."""
+    log_decay, rows = torch.tensor([-0.37, -1.1, -3.3]), step_rows([64], is_new=True)
+    q, k, v = (torch.rand(64, 3, 4) + 0.5 for _ in range(3))  # positive, so that nothing cancels
+    out = ops.recurrent.lightning_attention(q, k, v, log_decay, torch.zeros(NUM_SLOTS, 3, 4, 4), rows)
+    places = torch.arange(64)
+    between = (places[:, None] - places).double()
+    weights = (log_decay.double()[:, None, None] * between).exp().tril()
+    expected = torch.einsum("ihd,jhd,hij,jhe->ihe", q.double(), k.double(), weights, v.double())
+    assert ((out - expected) / expected).abs().max() < 1e-6

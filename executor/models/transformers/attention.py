@@ -1,10 +1,10 @@
 """Attention of a Transformers model over our pages: the function that its modules call."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.core.errors import ModelLoadError
@@ -12,9 +12,11 @@ from quire.executor.layers.attention import LayerKV, kept_tokens
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers.heads import Attention
 from quire.executor.models.transformers.masks import Visible
 from quire.executor.models.transformers.probe import AttentionCall, run_backbone
 from quire.executor.models.transformers.skeleton import first_tensor
+from quire.executor.models.transformers.tracing import RunPart
 from quire.ops.backend import AttentionForm
 
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "cache_position", "return_dict"})
@@ -26,6 +28,7 @@ class PagedAttention:
     Attributes:
         kv: the keys and values that each layer keeps of a sequence.
         states: none.
+        run_part: how a call of attention is run while a program is made (see `tracing.py`), else None.
     """
 
     def __init__(self, context: ModelContext, calls: list[AttentionCall]) -> None:
@@ -34,16 +37,19 @@ class PagedAttention:
         Raises:
             ModelLoadError: attention of a form that the operations lack.
         """
-        self._ops = context.ops
         self._rank = context.group.rank
-        self._forms = [form_of(call) for call in calls]
+        self._layers = [
+            Attention(context.ops, number, form_of(call), max(call.key_dim, call.value_dim))
+            for number, call in enumerate(calls)
+        ]
         self.kv = [
-            LayerKV(call.num_kv_heads, max(call.key_dim, call.value_dim), kept_tokens(form))
-            for call, form in zip(calls, self._forms, strict=True)
+            LayerKV(call.num_kv_heads, layer.head_dim, kept_tokens(layer.form))
+            for call, layer in zip(calls, self._layers, strict=True)
         ]
         self.states: Sequence[LayerState] = ()
         self._step: StepContext | None = None
         self._next = 0
+        self.run_part: RunPart | None = None
 
     def forward(self, backbone: nn.Module, step: StepContext, token_ids: Tensor, embeds: Tensor | None) -> Tensor:
         """Hidden states of all tokens, [num_tokens, hidden]; `embeds` are rows instead of those of `token_ids`."""
@@ -63,28 +69,18 @@ class PagedAttention:
     ) -> tuple[Tensor, None]:
         """`query` [1, heads, num_tokens, size], keys and values likewise → [1, num_tokens, heads, size of values]."""
         assert self._step is not None
-        number, self._next = self._next, self._next + 1
-        pages, group = self._step.caches[number]
-        batch = self._step.attention[group]
-        form = self._forms[number]
+        layer, self._next = self._layers[self._next], self._next + 1
         sinks = arguments.get("s_aux")
-        if sinks is not None and form.sinks is None:
-            form = self._forms[number] = form._replace(sinks=self._own(sinks, query.shape[1]))
-        head_dim, value_dim = self.kv[number].head_dim, value.shape[3]
-        q, k, v = (_widened(x[0].transpose(0, 1), head_dim) for x in (query, key, value))
-        self._ops.write_kv(k, v, pages, batch.slot_mapping)
-        out = self._ops.attention(q, pages, batch, form)
-        return out[..., :value_dim].unsqueeze(0), None
+        if sinks is not None and layer.form.sinks is None:
+            layer.form = layer.form._replace(sinks=self._own(sinks, query.shape[1]))
+        attend = partial(layer, self._step)
+        heads = query, key, value
+        return attend(*heads) if self.run_part is None else self.run_part(layer, attend, heads), None
 
     def _own(self, sinks: Tensor, num_heads: int) -> Tensor:
         """The sinks of this rank's heads, of which there are `num_heads`."""
         sinks = sinks.flatten().to(torch.float32)
         return sinks if len(sinks) == num_heads else sinks[self._rank * num_heads : (self._rank + 1) * num_heads]
-
-
-def _widened(x: Tensor, head_dim: int) -> Tensor:
-    """`x` [num_tokens, heads, size] with zeros after each head; they change no score."""
-    return x if x.shape[2] == head_dim else F.pad(x, (0, head_dim - x.shape[2]))
 
 
 def form_of(call: AttentionCall) -> AttentionForm:

@@ -21,7 +21,7 @@ from transformers.core_model_loading import (
 )
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.readers import Shard, WeightReader
+from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
 
 
 class ModuleWeights:
@@ -61,6 +61,14 @@ class ModuleWeights:
     def shapes(self) -> None:
         """See `WeightReader`."""
         return None
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        """See `WeightReader.find`."""
+        return self._weights.find(self._sources.get(name, name), otherwise)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        """See `WeightReader.locate`."""
+        return StoredRows(self, layer, out_features)
 
     def close(self) -> None:
         """The reader below is closed by whoever opened it."""

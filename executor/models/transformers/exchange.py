@@ -11,7 +11,8 @@ from transformers.pytorch_utils import Conv1D
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.matching import GatedForm, read_gated, read_norm
+from quire.executor.models.transformers.experts import load_experts, read_experts
+from quire.executor.models.transformers.matching import GatedForm, NormForm, read_activation, read_gated, read_norm
 from quire.executor.models.transformers.probe import Findings, is_linear, sizes_of
 from quire.executor.models.transformers.splits import Split
 from quire.executor.weights.quantisation.scheme import Part
@@ -30,21 +31,49 @@ class Exchange:
     def run(self) -> None:
         """Exchanges all parts that have a counterpart. Others stay, with their parameters on the meta device."""
         names = {module: name for name, module in self.model.named_modules()}
+        routers = self._exchange_experts(names)
         self._exchange_ends(names)
         self._exchange_gated(names)
         self._exchange_fused(names)
         for name, module in list(self.model.named_modules()):
+            if module in routers:
+                continue  # its weights are read as they are, see `routing.py`
             if module in self.splits and is_linear(module) and name:
                 self._put(name, self._linear(name, module))
-            elif name and (norm := read_norm(module)) is not None:
-                weight = self.context.read(f"{name}.weight", tuple(module.weight.shape))
-                # In place, on a copy: a sum that makes a new tensor imports torch's compiler in a dry build.
-                weight = weight.to(torch.float32, copy=True).add_(1) if norm.is_offset else weight
-                self._put(name, parts.RMSNorm(self.context.ops, weight, norm.eps))
+            elif name and (form := read_norm(module)) is not None:
+                self._put(name, self._norm(name, module, form))
+            elif name and not isinstance(module, parts.Part) and (activation := read_activation(module)) is not None:
+                self._put(name, parts.Activation(module, activation))
+
+    def _norm(self, name: str, module: nn.Module, form: NormForm) -> nn.Module:
+        shape = tuple(module.get_parameter("weight").shape)
+        weight = self.context.read(f"{name}.weight", shape)
+        # In place, on a copy: a sum that makes a new tensor imports torch's compiler in a dry build.
+        weight = weight.to(torch.float32, copy=True).add_(1) if form.is_offset else weight
+        if not form.is_centred:
+            return parts.RMSNorm(self.context.ops, weight, form.eps)
+        bias = self.context.read(f"{name}.bias", shape) if module._parameters.get("bias") is not None else None
+        return parts.LayerNorm(self.context.ops, weight, bias if bias is None else bias.to(weight.dtype), form.eps)
 
     def _put(self, name: str, part: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
         self.model.get_submodule(parent)._modules[child] = part
+
+    # ------------------------------------------------------------------------------------------------- experts
+
+    def _exchange_experts(self, names: Mapping[nn.Module, str]) -> set[nn.Module]:
+        """Exchanges the experts of mixtures; returns the linear layers beside them that may score them."""
+        routers = set()
+        for module, top_k in self.findings.top_k.items():
+            form = read_experts(module, self.context.ops)
+            if form is None:
+                continue
+            experts = load_experts(self.context, names[module], form, top_k)
+            num_experts = form.shape.num_experts
+            self._put(names[module], parts.Experts(self.context, experts, num_experts))
+            block = self.model.get_submodule(names[module].rpartition(".")[0])
+            routers |= {each for each in block.modules() if is_linear(each) and sizes_of(each)[1] == num_experts}
+        return routers
 
     # ---------------------------------------------------------------------------------------------- vocabulary
 
@@ -61,12 +90,14 @@ class Exchange:
             is_tied = (
                 embedding in names and self.model.all_tied_weights_keys.get(source) == f"{names[embedding]}.weight"
             )
-            if not is_tied or rows is None:
-                rows, _ = self._vocabulary_rows(source, head.weight.shape)
-            bias = None
-            if head.bias is not None:
-                bias, _ = self._vocabulary_rows(f"{name}.bias", head.bias.shape)
-            self._put(name, parts.Head(self.context, rows, bias, head.out_features))
+            tied = rows if is_tied else None
+
+            def read() -> tuple[Tensor, Tensor | None]:
+                weight = self._vocabulary_rows(source, head.weight.shape)[0] if tied is None else tied
+                bias = None if head.bias is None else self._vocabulary_rows(f"{name}.bias", head.bias.shape)[0]
+                return weight, bias
+
+            self._put(name, parts.Head(self.context, read, head.out_features))
 
     def _vocabulary_rows(self, name: str, shape: torch.Size) -> tuple[Tensor, int]:
         """This rank's rows, and the index of their first one; equally many on each rank, zeros past the end."""

@@ -3,26 +3,37 @@
 import copy
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.ops.backend import Activation
+from quire.ops.backend import Activation, PlainActivation
 
 _TOLERANCE = 1e-5
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+_PLAIN: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+_NO_ACTIVATIONS = (nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 class NormForm(NamedTuple):
-    """A root-mean-square norm: its epsilon, and whether it multiplies by the weight plus 1."""
+    """A norm: its epsilon, whether it multiplies by the weight plus 1, and whether it subtracts the mean."""
 
     eps: float
     is_offset: bool
+    is_centred: bool
 
 
 class GatedForm(NamedTuple):
@@ -36,9 +47,11 @@ class GatedForm(NamedTuple):
 
 
 def read_norm(norm: nn.Module) -> NormForm | None:
-    """The form of a module if it is a root-mean-square norm with one weight, else None."""
-    weight = norm._parameters.get("weight")
-    if weight is None or weight.dim() != 1 or len(norm._parameters) != 1 or norm._modules or norm._buffers:
+    """The form of a module if it is a norm with one weight, and at most a bias, else None."""
+    weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
+    if weight is None or weight.dim() != 1 or set(norm._parameters) - {"weight", "bias"}:
+        return None
+    if norm._modules or norm._buffers or (bias is not None and bias.shape != weight.shape):
         return None
     if len(inspect.signature(norm.forward).parameters) != 1:
         return None
@@ -47,12 +60,26 @@ def read_norm(norm: nn.Module) -> NormForm | None:
         return None
     small = _shallow(norm)
     tensor, x = torch.linspace(0.3, 2.0, len(weight)), _example(3, len(weight)) * 0.01
-    small._parameters = {"weight": nn.Parameter(tensor, requires_grad=False)}
-    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + numbers[0])
-    for is_offset in (False, True):
-        if _computes(small, x, scaled * (tensor + is_offset)):
-            return NormForm(numbers[0], is_offset)
+    shift = None if bias is None else torch.linspace(-1.0, 1.0, len(weight))
+    small._parameters = {
+        name: nn.Parameter(value, requires_grad=False) if value is not None else None
+        for name, value in (("weight", tensor), ("bias", shift))
+        if name in norm._parameters
+    }
+    for is_centred, is_offset in product((False, True), (False, True)):
+        y = x - x.mean(-1, keepdim=True) if is_centred else x
+        scaled = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + numbers[0]) * (tensor + is_offset)
+        if (bias is None or is_centred) and _computes(small, x, scaled if shift is None else scaled + shift):
+            return NormForm(numbers[0], is_offset, is_centred)
     return None
+
+
+def read_activation(module: nn.Module) -> PlainActivation | None:
+    """The function of a module that makes a number of each number, if it is one of ours."""
+    if module._parameters or module._modules or module._buffers or type(module) in _NO_ACTIVATIONS:
+        return None
+    x = torch.linspace(-6, 6, 96).view(3, 32)
+    return next((name for name, function in _PLAIN.items() if _computes(module, x, function(x))), None)
 
 
 def read_gated(network: nn.Module, order: Sequence[str]) -> GatedForm | None:

@@ -21,6 +21,8 @@ from quire.executor.models.registry import ARCHITECTURES
 from quire.executor.models.transformers.attention import PagedAttention, form_of
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.exchange import Exchange, transposed_weights
+from quire.executor.models.transformers.fast_path import FastPath
+from quire.executor.models.transformers.parts import Experts
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
 from quire.executor.models.transformers.rows import RowPlan, Rows
 from quire.executor.models.transformers.self_check import check_steps
@@ -54,7 +56,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
         sequences = Rows(plan, context.ops)
     Exchange(model, own, findings, splits).run()
     fill(model, weights, context.device)
-    built = TransformersModel(model, findings, sequences)
+    built = TransformersModel(model, findings, sequences, own, spec.vocab_size)
     if plan is not None and context.device.type != "meta":
         try:
             check_steps(built, context, spec.vocab_size)
@@ -111,9 +113,20 @@ def _text(error: Exception) -> str:
 
 
 class TransformersModel:
-    """See `Model`."""
+    """See `Model`.
 
-    def __init__(self, model: PreTrainedModel, findings: Findings, sequences: PagedAttention | Rows) -> None:
+    Attributes:
+        fast_path: the programs that take the place of the class's code; None if it runs row by row.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        findings: Findings,
+        sequences: PagedAttention | Rows,
+        context: ModelContext,
+        vocab_size: int,
+    ) -> None:
         assert findings.backbone is not None
         self._model = model
         self._backbone = findings.backbone
@@ -122,7 +135,8 @@ class TransformersModel:
         self._replay = _Replay(self._backbone, findings.output)
         self.kv_layers: Sequence[AttentionKV] = sequences.kv
         self.state_layers: Sequence[LayerState] = sequences.states
-        self.activation_size = _activation_size(findings)
+        mixtures = [part.activation_size for part in model.modules() if isinstance(part, Experts)]
+        self.activation_size = _activation_size(findings) + max(mixtures, default=0)
         for parent in model.modules():
             for name, child in list(parent._modules.items()):
                 if child is self._backbone:
@@ -133,18 +147,35 @@ class TransformersModel:
             weakref.finalize(self, AttentionInterface._global_mapping.pop, name)
             for part in (self._model, self._backbone):
                 set_attention(part, name)
+        self.fast_path: FastPath | None = None
+        if isinstance(sequences, PagedAttention):
+            modules = dict.fromkeys((*model.modules(), *self._backbone.modules()))
+            self.fast_path = FastPath(self, sequences, self._embed, modules, context, vocab_size)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        embeds = None
-        if step.given is not None:
-            embeds = self._embed(token_ids)
-            embeds[step.given.places] = step.given.rows
-        hidden = self._sequences.forward(self._backbone, step, token_ids, embeds)
+        if self.fast_path is not None:
+            hidden = self.fast_path.forward(token_ids, step)
+            if hidden is not None:
+                return hidden
+        hidden = self.run_code(token_ids, step)
         return hidden if step.wanted is None else hidden.index_select(0, step.wanted.tokens)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
+        logits = None if self.fast_path is None else self.fast_path.compute_logits(hidden)
+        return self.run_head(hidden) if logits is None else logits
+
+    def run_code(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        """Hidden states of all tokens, [num_tokens, hidden], as the class's code computes them."""
+        embeds = None
+        if step.given is not None:
+            embeds = self._embed(token_ids)
+            embeds[step.given.places] = step.given.rows
+        return self._sequences.forward(self._backbone, step, token_ids, embeds)
+
+    def run_head(self, hidden: Tensor) -> Tensor:
+        """Logits [num_tokens, vocab] of hidden states, as the class's code computes them."""
         self._replay.hidden = hidden.unsqueeze(0)
         try:
             token_ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)

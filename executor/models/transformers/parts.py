@@ -2,15 +2,22 @@
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.executor.layers import experts as layers
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
-from quire.ops.backend import Backend
+from quire.executor.weights.packing import ReadLinear
+from quire.ops.backend import Backend, PlainActivation
 
 
-class Linear(nn.Module):
+class Part(nn.Module):
+    """One of our layers; one call in a program."""
+
+
+class Linear(Part):
     """A linear layer: [..., in] → [..., out].
 
     Attributes:
@@ -28,7 +35,7 @@ class Linear(nn.Module):
         return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-class GatheredLinear(nn.Module):
+class GatheredLinear(Part):
     """A linear layer whose outputs are computed by all ranks and put together on each."""
 
     def __init__(self, context: ModelContext, layer: ColumnLinear) -> None:
@@ -41,7 +48,7 @@ class GatheredLinear(nn.Module):
         return out.view(*x.shape[:-1], -1)
 
 
-class SplitInputLinear(nn.Module):
+class SplitInputLinear(Part):
     """A row layer that is given whole inputs, of which each rank takes its part."""
 
     def __init__(self, layer: RowLinear, start: int, stop: int) -> None:
@@ -58,7 +65,7 @@ class FusedLinear:
 
     def __init__(self, layer: ColumnLinear, sizes: Sequence[int]) -> None:
         self._layer = layer
-        self._sizes = list(sizes)
+        self.sizes = list(sizes)
         self._input: Tensor | None = None
         self._outputs: list[Tensor | None] = []
 
@@ -66,8 +73,7 @@ class FusedLinear:
         """The outputs of layer `index`, [..., its size]."""
         out = self._outputs[index] if x is self._input else None
         if out is None:
-            outputs = self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-            self._input, self._outputs = x, list(outputs.split(self._sizes, dim=-1))
+            self._input, self._outputs = x, list(self.whole(x).split(self.sizes, dim=-1))
             out = self._outputs[index]
             assert out is not None
         self._outputs[index] = None
@@ -75,20 +81,35 @@ class FusedLinear:
             self._input = None  # the memory of inputs and outputs is not held any longer than needed
         return out
 
+    def whole(self, x: Tensor) -> Tensor:
+        """The outputs of all layers, one after another."""
+        return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
-class FusedPart(nn.Module):
+
+class FusedPart(Part):
     """One of the layers of a `FusedLinear`."""
 
     def __init__(self, fused: FusedLinear, index: int) -> None:
         super().__init__()
-        self._fused = fused
-        self._index = index
+        self.fused = fused
+        self.index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._fused(x, self._index)
+        return self.fused(x, self.index)
 
 
-class MLP(nn.Module):
+class FusedWhole(Part):
+    """All layers of a `FusedLinear`: [..., in] → [..., sum of their outputs]."""
+
+    def __init__(self, fused: FusedLinear) -> None:
+        super().__init__()
+        self._fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._fused.whole(x)
+
+
+class MLP(Part):
     """`down(activation(gate(x)) * up(x))`."""
 
     def __init__(self, gate_up: GatedLinear, down: RowLinear) -> None:
@@ -100,22 +121,68 @@ class MLP(nn.Module):
         return self._down(self._gate_up(x.reshape(-1, x.shape[-1]))).view(x.shape)
 
 
-class RMSNorm(nn.Module):
+class Experts(Part):
+    """The weighted sum of each token's experts: [..., hidden], ids and weights [num_tokens, top_k] → [..., hidden]."""
+
+    def __init__(self, context: ModelContext, experts: layers.Experts, num_experts: int) -> None:
+        super().__init__()
+        self._experts = experts
+        self._group = context.group
+        self.num_experts = num_experts
+        self.activation_size = experts.activation_size
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        weights = weights if weights.dtype == torch.float32 else weights.float()
+        out = self._experts.partial(x.reshape(-1, x.shape[-1]), ids, weights)
+        return self._group.all_reduce(out).view(x.shape)
+
+
+class Activation(Part):
+    """A class's activation function of each number, which is one of ours; in a program, ours takes its place."""
+
+    def __init__(self, own: nn.Module, activation: PlainActivation) -> None:
+        super().__init__()
+        self._own = own
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._own(x)
+
+
+class LayerNorm(Part):
+    """Layer norm over the last dimension of [..., size]."""
+
+    def __init__(self, ops: Backend, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        super().__init__()
+        self._ops = ops
+        self.weight = weight  # some classes look at its dtype
+        self._bias = bias
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._ops.layer_norm(x.reshape(-1, x.shape[-1]), self.weight, self._bias, self._eps).view(x.shape)
+
+
+class RMSNorm(Part):
     """Root-mean-square norm over the last dimension of [..., size]."""
 
     def __init__(self, ops: Backend, weight: Tensor, eps: float) -> None:
         super().__init__()
         self._ops = ops
         self.weight = weight  # some classes look at its dtype
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() in (3, 4) and len(x) == 1:  # all tokens, perhaps with heads that lie apart in memory
-            return self._ops.rms_norm(x[0], self.weight, self._eps).view(x.shape)
-        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self._eps).view(x.shape)
+            return self._ops.rms_norm(x[0], self.weight, self.eps).view(x.shape)
+        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps).view(x.shape)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """The formula, for comparisons."""
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
 
 
-class Embedding(nn.Module):
+class Embedding(Part):
     """Token ids → rows of the table times `scale`, of which each rank holds some."""
 
     def __init__(self, context: ModelContext, rows: Tensor, start: int, scale: float) -> None:
@@ -138,15 +205,15 @@ class Embedding(nn.Module):
         return self._group.all_reduce(rows.masked_fill(is_elsewhere.unsqueeze(1), 0))
 
 
-class Head(nn.Module):
+class Head(Part):
     """[..., hidden] → the logits of all tokens, of which each rank computes some."""
 
-    def __init__(self, context: ModelContext, rows: Tensor, bias: Tensor | None, vocab_size: int) -> None:
+    def __init__(self, context: ModelContext, read: ReadLinear, vocab_size: int) -> None:
         super().__init__()
         self._ops = context.ops
         self._group = context.group
         self._vocab_size = vocab_size
-        self._packed = context.ops.pack_linear(rows, bias)
+        self._packed = context.packing.linear(read)
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self._group.all_gather(self._ops.linear(x.reshape(-1, x.shape[-1]), self._packed))

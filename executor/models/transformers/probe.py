@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.pytorch_utils import Conv1D
 
 from quire.core.errors import ModelLoadError
+from quire.executor.models.transformers.experts import GATE_UP
 from quire.executor.models.transformers.masks import Mask, Visible
 from quire.executor.models.transformers.rows import RowPlan, dry_cache, find_backbone, read_plan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor, takes
@@ -49,6 +51,7 @@ class Findings:
         inputs: linear layers in the order of their calls, each with the tensor that it got.
         raw: linear layers whose weight the model reads itself.
         called: modules that ran.
+        top_k: of modules with experts' weights, how many experts each token had.
         output: what the backbone returned.
     """
 
@@ -56,6 +59,7 @@ class Findings:
     inputs: list[tuple[nn.Module, Tensor]] = field(default_factory=list)
     raw: set[nn.Module] = field(default_factory=set)
     called: set[nn.Module] = field(default_factory=set)
+    top_k: dict[nn.Module, int] = field(default_factory=dict)
     backbone: nn.Module | None = None
     output: Any = None
     mixes_tokens: bool = False
@@ -129,8 +133,9 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
     """Like `probe`, with the model's own attention and the library's cache; what the cache then holds is the plan.
 
     Raises:
-        ModelLoadError: the model keeps nothing in the cache, or tokens that come one after another do not give what
-            they give together. In 16 bits rounding hides that here; `check_steps` shows it.
+        ModelLoadError: the model keeps nothing in the cache, or more tokens than it was given, or tokens that come one
+            after another do not give what they give together. In 16 bits rounding hides the last here; `check_steps`
+            shows it.
     """
     findings = Findings()
     token_ids, positions = torch.tensor([[5, 9, 6]]), torch.arange(3).unsqueeze(0)
@@ -142,6 +147,9 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
             raise ModelLoadError(f"{type(model).__name__} has no part that makes hidden states of token ids")
         cache, parted = dry_cache(model.config), dry_cache(model.config)
         whole = _traced(findings, lambda: run_row(backbone, token_ids, cache, None))
+        num_own = max((_num_keys(layer) for layer in cache.layers), default=0) - token_ids.shape[1]
+        if num_own > 0:
+            raise ModelLoadError(f"it puts tokens of its own before a sequence: {num_own}")
         gives_positions = False
         if takes(backbone, "position_ids"):  # some forget the cache when they count, and others do not count from 0
             told = _traced(findings, lambda: run_row(backbone, token_ids, dry_cache(model.config), positions))
@@ -156,6 +164,12 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
         raise ModelLoadError("it keeps nothing of a sequence in the library's cache")
     ran.output = whole.output
     return ran, plan
+
+
+def _num_keys(layer: Any) -> int:
+    """Tokens whose keys are in the layer of a cache; 0 if it has none."""
+    keys = getattr(layer, "keys", None)
+    return keys.shape[2] if keys is not None and keys.dim() == 4 else 0
 
 
 def _differ(x: Tensor, y: Tensor) -> bool:
@@ -194,6 +208,8 @@ def _runnable(
     with contextlib.ExitStack() as undo, torch.inference_mode():
         for module in list(model.modules()):
             undo.callback(module.register_forward_hook(lambda part, *_: findings.called.add(part)).remove)
+            if GATE_UP in module._parameters:
+                undo.callback(module.register_forward_pre_hook(partial(_note_top_k, findings), with_kwargs=True).remove)
             if is_linear(module):
                 _watch(module, findings, outputs.get(module, sizes_of(module)[1]), undo)
             for name, parameter in list(module._parameters.items()):
@@ -203,6 +219,13 @@ def _runnable(
         if is_flat:
             _use_attention(model, lambda *args, **kwargs: _attend(findings, *args, **kwargs), undo)
         yield
+
+
+def _note_top_k(findings: Findings, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Of a module that is given tokens, ids of experts, and their weights."""
+    given = [*args, *kwargs.values()]
+    if len(given) == 3 and all(isinstance(each, Tensor) for each in given) and given[1].shape == given[2].shape:
+        findings.top_k[experts] = given[1].shape[-1]
 
 
 def _use_attention(model: PreTrainedModel, attend: Callable[..., Any], undo: contextlib.ExitStack) -> None:

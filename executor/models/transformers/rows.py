@@ -12,9 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DummyLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicIndexedLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
-from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.attention import AttentionKV, LatentKV, LayerKV
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.skeleton import first_tensor, takes
@@ -29,6 +35,7 @@ class LayerPlan:
         key_dim: numbers of a head's key.
         value_dim: numbers of a head's value.
         states: the kind and index of each state tensor, in the library's words.
+        index_keys: like `kv`, of the keys by which the layer chooses the tokens that it attends to.
     """
 
     kv: int | None
@@ -36,6 +43,7 @@ class LayerPlan:
     key_dim: int = 0
     value_dim: int = 0
     states: tuple[tuple[str, int], ...] = ()
+    index_keys: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class RowPlan:
     """
 
     layers: Sequence[LayerPlan]
-    kv: Sequence[LayerKV]
+    kv: Sequence[AttentionKV]
     states: Sequence[LayerState]
     gives_positions: bool = False
 
@@ -55,23 +63,27 @@ class RowPlan:
 def dry_cache(config: PretrainedConfig) -> Cache:
     """A cache of the library, for a dry run."""
     cache = DynamicCache(config=config)
-    has_states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
-    return cache if has_states else DynamicCache()  # which takes as many layers as the model has
+    special = (LinearAttentionCacheLayerMixin, DynamicIndexedLayer)
+    is_special = any(isinstance(layer, special) for layer in cache.layers)
+    return cache if is_special else DynamicCache()  # which takes as many layers as the model has
 
 
 def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
     """What a model kept of a sequence in `cache`, after a dry run."""
     layers: list[LayerPlan] = []
-    kv: list[LayerKV] = []
+    kv: list[AttentionKV] = []
     states: list[LayerState] = []
     for layer in cache.layers:
-        kv_index = state_index = None
+        kv_index = state_index = index_keys = None
         key_dim = value_dim = 0
         kept: list[tuple[str, int]] = []
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is not None and keys.dim() == 4:
             kv_index, key_dim, value_dim = len(kv), keys.shape[3], values.shape[3]  # type: ignore[union-attr]
             kv.append(LayerKV(keys.shape[1], max(key_dim, value_dim)))
+        if isinstance(layer, DynamicIndexedLayer) and layer.indexer_keys is not None:
+            index_keys = len(kv)
+            kv.append(LatentKV(layer.indexer_keys.shape[2]))
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             tensors = {
                 (kind, index): tensor
@@ -84,7 +96,7 @@ def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
                 state_index = len(states)
                 shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors.values())
                 states.append(LayerState(shapes, tuple(tensor.dtype for tensor in tensors.values())))
-        layers.append(LayerPlan(kv_index, state_index, key_dim, value_dim, tuple(kept)))
+        layers.append(LayerPlan(kv_index, state_index, key_dim, value_dim, tuple(kept), index_keys))
     return RowPlan(layers, kv, states, gives_positions)
 
 
@@ -131,19 +143,26 @@ class Rows:
             return DummyLayer()
         view: Any = _Pages() if layer.state is None else _StateAndPages() if layer.kv is not None else _State()
         if layer.kv is not None:
-            pages, group = step.caches[layer.kv]
-            batch, size = step.attention[group], step.attention[group].block_size
-            seq_len = int(step.positions[tokens.stop - 1]) + 1
-            table = torch.from_numpy(batch.block_tables[row].astype("int64"))
-            slots = (table * size).repeat_interleave(size) + torch.arange(size).repeat(len(table))
-            view.ops, view.pages, view.layer = self._ops, pages, layer
-            view.past = seq_len - (tokens.stop - tokens.start)
-            view.slots = slots[:seq_len].to(pages.device)
+            view.ops, view.layer = self._ops, layer
+            view.past = int(step.positions[tokens.start])
+            view.pages, view.slots = _places(step, row, tokens, layer.kv)
+            if layer.index_keys is not None:
+                view.index_pages, view.index_slots = _places(step, row, tokens, layer.index_keys)
         if layer.state is not None:
             slot, is_new = step.rows.slots[row], bool(step.rows.is_new[row])
             for (kind, index), tensor in zip(layer.states, step.states[layer.state], strict=True):
                 view.take_state(kind, index, tensor[slot : slot + 1], is_new)
         return view
+
+
+def _places(step: StepContext, row: int, tokens: slice, layer: int) -> tuple[Tensor, Tensor]:
+    """(the pages of one of `kv_layers`, the slots there of all tokens of a row, up to its last of `tokens`)."""
+    pages, group = step.caches[layer]
+    batch, size = step.attention[group], step.attention[group].block_size
+    seq_len = int(step.positions[tokens.stop - 1]) + 1
+    table = torch.from_numpy(batch.block_tables[row].astype("int64"))
+    slots = (table * size).repeat_interleave(size) + torch.arange(size).repeat(len(table))
+    return pages, slots[:seq_len].to(pages.device)
 
 
 def run_row(
@@ -184,6 +203,8 @@ class _Pages(CacheLayerMixin):
     layer: LayerPlan
     slots: Tensor  # of all tokens, the new ones included
     past: int  # tokens before the new ones
+    index_pages: Tensor  # [num_pages, block_size, size], if the layer has index keys
+    index_slots: Tensor
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the memory is there."""
@@ -195,6 +216,13 @@ class _Pages(CacheLayerMixin):
         self.ops.write_kv(k, v, self.pages, self.slots[self.past :])
         keys, values = (x.transpose(0, 1).unsqueeze(0).to(k.dtype) for x in self.ops.read_kv(self.pages, self.slots))
         return keys[..., : self.layer.key_dim], values[..., : self.layer.value_dim]
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Stores new index keys [1, num_tokens, size]; returns those of all tokens."""
+        self.ops.latent.store_rows(indexer_key_states[0], self.index_pages, self.index_slots[self.past :])
+        block_size = self.index_pages.shape[1]
+        keys = self.index_pages[self.index_slots // block_size, self.index_slots % block_size]
+        return keys.unsqueeze(0).to(indexer_key_states.dtype)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.past + query_length, 0

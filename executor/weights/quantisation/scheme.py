@@ -1,7 +1,7 @@
 """A scheme: how the weights of linear layers are stored in a checkpoint, or kept in memory.
 
-Only linear layers of a model's blocks have a scheme. Embeddings and the language-model head stay in the model's dtype:
-their rounding would show in every logit, and they are a small part of a large model.
+The linear layers of a model's blocks have a scheme, and so has the language-model head, which a small model reads for
+longer than its layers. Embeddings stay in the model's dtype: of them a step reads only its tokens' rows.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.readers import Shard, TensorSource
 from quire.ops.backend import LinearWeight
 
 
@@ -28,16 +28,6 @@ class Part(NamedTuple):
     shard: Shard
 
 
-class TensorSource(Protocol):
-    """Hands out tensors by name: a `WeightReader`, or a `ModelContext`, which puts them on its device."""
-
-    def read(
-        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """See `WeightReader.read`."""
-        ...
-
-
 class LinearScheme(Protocol):
     """Reads the weights of linear layers. Biases are no part of a scheme: they are plain tensors in all of them."""
 
@@ -45,5 +35,16 @@ class LinearScheme(Protocol):
         """This rank's weight of layers with the same `in_features` inputs (of all ranks together), one after the other.
 
         [outputs of all parts, in], as the backend's `pack_linear` takes it.
+        """
+        ...
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        """This rank's weight of a layer that is used in another way than by a linear product, as plain numbers."""
+        ...
+
+    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+        """This rank's weight of the language-model head, as `pack_linear` takes it.
+
+        `rows` [outputs, in] are its numbers, perhaps with rows of zeros after those of `part`.
         """
         ...

@@ -1,33 +1,101 @@
 """Chooses the scheme of a model's linear layers."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantisation.int8 import Int8
+from quire.executor.weights.quantisation.formats import NAMES, canonical, read_format
+from quire.executor.weights.quantisation.gguf import Gguf
+from quire.executor.weights.quantisation.online import ONLINE
 from quire.executor.weights.quantisation.scheme import LinearScheme
 from quire.executor.weights.quantisation.unquantised import Unquantised
-
-SCHEMES: Mapping[Quantization, type[LinearScheme]] = {"int8": Int8}
-"""Schemes by the value of `--quantization`."""
-
 
 OF_EXPERTS = "mxfp4"
 """A format that only experts have; a family that knows it reads them itself, and its linear layers are plain."""
 
+OF_GGUF = "gguf"
+"""The formats of GGUF files, which may differ from layer to layer."""
+
+CONFIG_FIELDS = ("quantization_config", "compression_config")
+"""Of config.json, that tell a checkpoint's format."""
+
+_ALIASES = {"int8_per_channel_weight_only": "int8", "fp8_per_channel": "fp8"}
+_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where tools wrote what a format needs before config.json had it, and which tools."""
+
 
 def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearScheme:
-    """The scheme that the user chose; None: weights in the model's dtype.
+    """The checkpoint's own scheme, or else the user's; weights in the model's dtype if there is neither.
 
     Raises:
-        ModelLoadError: the checkpoint has a quantisation of its own.
+        ModelLoadError: the checkpoint is quantised in a way that is not read, or `quantization` names another one.
     """
-    own = spec.hf_config.get("quantization_config")
-    method = own.get("quant_method", "unknown") if own else None
-    if method not in (None, OF_EXPERTS):
+    method, config = own_config(spec)
+    online = ONLINE.get(_ALIASES.get(quantization, quantization)) if quantization is not None else None
+    if method is None or (method == OF_EXPERTS and quantization not in (None, OF_EXPERTS)):
+        return _made_at_load(spec, quantization, online)
+    if method == OF_GGUF:
+        if quantization is not None:
+            raise ModelLoadError(f"{spec.name} is quantised as its GGUF file is: drop --quantization {quantization}.")
+        return Gguf.of(spec)
+    if method not in NAMES:
         raise ModelLoadError(
-            f"{spec.name} is quantised ({method}), which is not supported; use the unquantised checkpoint. "
-            f"--quantization {' or '.join(SCHEMES)} makes its weights smaller."
+            f"{spec.name} is quantised ({method}), which is not read; {', '.join(NAMES)} are. Of an unquantised "
+            f"checkpoint, --quantization {' or '.join(ONLINE)} makes the weights smaller."
         )
-    return Unquantised() if quantization is None else SCHEMES[quantization]()
+    if quantization is not None and canonical(quantization) != method:
+        raise ModelLoadError(
+            f"{spec.name} is quantised ({method}), and --quantization {quantization} names something else: leave the "
+            "option out, or take the unquantised checkpoint."
+        )
+    if method == OF_EXPERTS:
+        return Unquantised()
+    return read_format(method, config, getattr(torch, spec.dtype))
+
+
+def own_config(spec: ModelSpec) -> tuple[str | None, Mapping[str, Any]]:
+    """(the name of the checkpoint's format, or None; what it says of it)."""
+    for field in CONFIG_FIELDS:
+        config = spec.hf_config.get(field)
+        if config:
+            method = config.get("quant_method") or _method_of(config, field)
+            return canonical(str(method)), config
+    for name, method in _FILES.items():
+        path = Path(spec.path) / name
+        if path.is_file():
+            return method, _read_file(path)
+    return None, {}
+
+
+def _method_of(config: Mapping[str, Any], field: str) -> str:
+    """The format of a config that does not name it."""
+    if field == "compression_config" or "config_groups" in config or "sparsity_config" in config:
+        return "compressed-tensors"
+    if "quant_algo" in config:
+        return "modelopt"
+    return "unknown"
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+        return config.get("quantization", config)
+    except (ValueError, AttributeError) as error:
+        raise ModelLoadError(f"{path} is no JSON object ({error}). Download it again.") from None
+
+
+def _made_at_load(spec: ModelSpec, quantization: Quantization | None, online: LinearScheme | None) -> LinearScheme:
+    if quantization is None:
+        return Unquantised()
+    if online is None:
+        raise ModelLoadError(
+            f"{spec.name} is not quantised, and --quantization {quantization} names a format of checkpoints: leave the "
+            f"option out, or make the weights smaller with {' or '.join(ONLINE)}."
+        )
+    return online

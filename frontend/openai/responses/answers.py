@@ -114,6 +114,13 @@ class ResponseConversation(Struct):
     id: str
 
 
+class RawMessage(Struct, kw_only=True, tag_field="type", tag="raw_message_tokens"):
+    """What the model read or wrote, as text and as tokens."""
+
+    message: str
+    tokens: list[int]
+
+
 class Response(Struct, kw_only=True):
     """Answer of POST /v1/responses."""
 
@@ -148,6 +155,8 @@ class Response(Struct, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | None = None
     metadata: dict[str, str] = {}
+    input_messages: list[RawMessage] | UnsetType = UNSET  # vLLM's, as the next one: where the request asks for them
+    output_messages: list[RawMessage] | UnsetType = UNSET
 
 
 class InputTokenCount(Struct, kw_only=True):

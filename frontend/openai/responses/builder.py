@@ -55,6 +55,7 @@ class ResponseBuilder:
         self._item: OutputItem | None = None  # the item that grows
         self._pieces: list[str] = []  # its text so far
         self._logprobs: list[TokenLogprob] = []
+        self._held: list[TokenLogprob] = []  # of text that the parser holds back, such as a space
         self._sequence_number = 0
 
     def start(self) -> list[bytes]:
@@ -68,6 +69,10 @@ class ResponseBuilder:
     def add(self, events: Sequence[Event], logprobs: Sequence[TokenLogprob] = ()) -> list[bytes]:
         """Frames for the events of one output; `logprobs` belong to its text."""
         frames: list[bytes] = []
+        if not events:
+            self._held += logprobs if isinstance(self._item, MessageItem) else ()
+            return frames
+        logprobs, self._held = [*self._held, *logprobs], []
         for event in events:
             match event:
                 case TextDelta():

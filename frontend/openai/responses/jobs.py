@@ -13,10 +13,13 @@ from quire.frontend.chat.turn import Turn
 from quire.frontend.http.errors import describe
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.logprobs import LogprobFormatter
+from quire.frontend.openai.responses.answers import RawMessage
 from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.store import ResponseStore, StoredResponse
+from quire.frontend.outputs import CompletionOutput
+from quire.frontend.requests.prompt import Prompt
 
 logger = get_logger(__name__)
 
@@ -26,6 +29,7 @@ class Job:
 
     Args:
         items: those that the client sent with the request.
+        prompt: what the model reads.
     """
 
     def __init__(
@@ -35,12 +39,29 @@ class Job:
         turn: Turn,
         stored: StoredResponse,
         items: list[dict[str, Any]],
+        prompt: Prompt,
     ) -> None:
         self.request = request
         self.builder = builder
         self.turn = turn
         self.stored = stored
         self.items = items
+        self.prompt = prompt
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+
+    def note(self, output: CompletionOutput) -> None:
+        """Keeps an output as it is, for a request that asks for it and may see all of it."""
+        if self.request.enable_response_messages and self.turn.tells_tokens:
+            self._texts.append(output.text)
+            self._token_ids += output.token_ids
+
+    def tell_messages(self) -> None:
+        """Adds to the response what the model read and wrote, if the request asks for it."""
+        if self.request.enable_response_messages:
+            response, text = self.builder.response, "".join(self._texts)
+            response.input_messages = [RawMessage(message=self.prompt.text or "", tokens=self.prompt.token_ids)]
+            response.output_messages = [RawMessage(message=text, tokens=self._token_ids)] if self._token_ids else []
 
 
 class Jobs:
@@ -77,6 +98,7 @@ class Jobs:
                     yield builder.start()
                     started = True
                 logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
+                job.note(output)
                 if frames := builder.add(events, logprobs):
                     yield frames
         except Exception as error:  # also from the parsers of users
@@ -89,6 +111,7 @@ class Jobs:
             yield ([] if started else builder.start()) + builder.fail(_failure_code(error), describe(error).message)
         finally:
             job.turn.close()
+        job.tell_messages()
         self._keep(job)
         if not failed:
             yield [builder.end()]

@@ -37,7 +37,6 @@ NAMES = {
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
-    "enable_response_messages": (False,),
     "previous_input_messages": (),
 }
 """Fields that are not supported, and the values of each that ask for nothing."""
@@ -98,6 +97,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
     request_id: str | None = None
+    enable_response_messages: bool | None = None  # tell the prompt and the output as text and tokens
     # As in chat completions.
     temperature: float | None = None
     top_p: float | None = None
@@ -134,13 +134,19 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     session_id: str | None = None
     # Not supported.
     prompt: Any = None
-    enable_response_messages: Any = None
     previous_input_messages: Any = None
 
     @property
     def is_stored(self) -> bool:
         """Whether the response is kept for later requests."""
         return self.store is not False
+
+    @property
+    def ends_unfinished(self) -> bool:
+        """Whether the input ends with a part of the assistant's message."""
+        last = self.input[-1] if self.input and not isinstance(self.input, str) else {}
+        is_message = last.get("type", "message") == "message" and last.get("role") == "assistant"
+        return is_message and last.get("status") in ("in_progress", "incomplete")
 
     @property
     def conversation_id(self) -> str | None:
@@ -206,10 +212,13 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             response_format=_response_format(self.text.format if self.text else None),
             structured_outputs=self.structured_outputs,
         )
+        goes_on = self.ends_unfinished and bool(messages[-1]["content"])
         max_calls = 1 if self.parallel_tool_calls is False else self.max_tool_calls
         return ChatInput(
             names={"logprobs": "top_logprobs", **form.chat_format_names()},
             messages=messages,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
             tools=read_tool_set(tools.chat or None, tools.chat_choice(self.tool_choice), max_calls=max_calls),
             template_variables=self.chat_template_kwargs or {},
             reasoning_effort=self.reasoning.effort if self.reasoning else None,

@@ -152,7 +152,7 @@ class Responses:
             self._store.check_room()
         with renamed(**NAMES):
             read = self._reader.read(request)
-            chat, prompt = read.chat, None
+            chat = read.chat
             if request.truncation == "auto":
                 chat, prompt = await fit(
                     chat,
@@ -160,12 +160,14 @@ class Responses:
                     max_model_len=self._engine.max_model_len,
                     max_text_length=self._engine.async_tokenizer.max_text_length,
                 )
+            else:
+                prompt = await self._conversations.render(chat)
             turn = await self._conversations.open(chat, response_id, prompt=prompt)
         response = _new_response(request, response_id, self._engine.model.name, self._engine)
         builder = ResponseBuilder(response, read.tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
         history = StreamHistory() if request.background and request.stream else None
         stored = StoredResponse(response, read.previous + read.items, history)
-        return Job(request, builder, turn, stored, read.items)
+        return Job(request, builder, turn, stored, read.items, prompt)
 
 
 async def _follow(history: StreamHistory, start: int = 0) -> AsyncGenerator[list[bytes], None]:

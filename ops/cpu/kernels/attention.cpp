@@ -12,7 +12,7 @@
 // few rows reads keys and values in place instead, with the same sums: the keys of all heads, page by page, then the
 // values. So a decode step reads long runs of memory. A unit is what one multiply-add instruction takes per lane: a
 // float, or a pair of bfloat16 if the processor multiplies pairs (summed in float32), with vectors (tiles.h) or tiles
-// (tiles_amx.h).
+// (tiles_amx.h), or a pair of int16 if keys and values are whole codes (tiles_codes.h).
 //
 // Tiles begin at multiples of KEYS, softmaxes start again at multiples of SPLIT, and each row is computed on its own.
 // So a query's result depends neither on the batch, nor on the number of threads, nor on how a prompt was cut into
@@ -24,6 +24,7 @@
 #include "threads.h"
 #include "tiles.h"
 #include "tiles_amx.h"
+#include "tiles_codes.h"
 
 #include <algorithm>
 #include <atomic>
@@ -37,6 +38,9 @@ namespace quire {
 namespace {
 
 constexpr double WORTH_THREADS = 1e5;  // queries * keys * heads * dimensions below which one thread works alone
+
+template <class Unit> constexpr bool HAS_FIXED = std::is_same_v<Unit, CodePair>;  // queries and weights are int16
+template <class Unit> constexpr bool TAKES_ALL = ELEMENTS<Unit> == 1 || HAS_FIXED<Unit>;  // types of queries
 
 template <class Query> void pack_query(const Query* q, long head_dim, float* packed) {
     for (long d = 0; d < head_dim; d += LANES) store(packed + d, load(q + d, head_dim - d));
@@ -54,15 +58,16 @@ template <class Unit> struct Workspace {
     long query_stride, out_stride;
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
     Unit *queries, *keys, *values, *weights;  // [rows][query_stride], packed, packed, [rows][KEYS in units]
-    float *scores, *keep;                     // [rows][KEYS], [rows]: factor for the sums so far
+    float *scores, *steps;                    // [rows][KEYS], [rows]: of queries, if they are int16
+    typename KeepOf<Unit>::type* keep;        // [rows]: factor for the sums so far
     float *out, *most;                        // of this split: [rows][out_stride], [rows]: greatest score so far
     Floats* total;                            // [rows]: sums of weights, by lane
     float *split, *sums;                      // [sums_size], [rows][sums_size]: of the splits before
     typename RegistersOf<Unit>::type registers;
 
     Workspace(long rows, long head_dim) {
-        query_stride = round_up(head_dim, 2 * LANES) / ELEMENTS<Unit>;
-        out_stride = round_up(head_dim, COLUMNS * LANES);
+        query_stride = round_up(head_dim, 4 * LANES) / ELEMENTS<Unit>;
+        out_stride = round_up(head_dim, 4 * LANES);
         lay_out(rows, head_dim);
         memory.reset(static_cast<char*>(std::aligned_alloc(64, size)));
         lay_out(rows, head_dim);
@@ -78,6 +83,7 @@ private:
         take(values, out_stride * KEYS);
         take(weights, rows * KEYS);
         take(scores, rows * KEYS);
+        take(steps, HAS_FIXED<Unit> ? rows : 0);
         take(keep, rows);
         take(out, rows * out_stride);
         take(most, rows);
@@ -89,6 +95,23 @@ private:
     template <class T> void take(T*& part, long count) {
         part = reinterpret_cast<T*>(memory.get() + size);
         size += round_up(count * sizeof(T), 64);
+    }
+};
+
+// The scales of a tile's rows, if they have any: keys are scaled as scores, values as weights.
+template <class Cache> struct Scales {
+    float of_keys[KEYS], of_values[KEYS];
+
+    explicit Scales(const Operands<Cache>& tile) {
+        if constexpr (IS_CODED<Cache>)
+            for (long i = 0; i < KEYS; i++) {
+                of_keys[i] = scale_of(tile.keys[i], tile.head_dim);
+                of_values[i] = scale_of(tile.values[i], tile.head_dim);
+            }
+    }
+
+    static void multiply_by(const float* scales, float* numbers, float factor = 1) {
+        for (long i = 0; i < KEYS; i += LANES) store(numbers + i, load(numbers + i) * load(scales + i) * factor);
     }
 };
 
@@ -128,7 +151,7 @@ template <class Unit, class Cache> struct Attention {
     }
 
     Rows<Cache> keys(const Tile& tile, long kv_head) const {
-        return {static_cast<const Cache*>(call.kv_cache) + kv_head * call.block_size * head_dim, tile.offsets,
+        return {static_cast<const Cache*>(call.kv_cache) + kv_head * call.block_size * call.row_size, tile.offsets,
                 tile.are_neighbours};
     }
 
@@ -136,7 +159,7 @@ template <class Unit, class Cache> struct Attention {
 
     // Calls body with a null pointer of the type of queries and outputs.
     template <class Body> void with_query_type(Body body) const {
-        if constexpr (ELEMENTS<Unit> == 1) with_type(call.q_dtype, body);
+        if constexpr (TAKES_ALL<Unit>) with_type(call.q_dtype, body);
         else body(static_cast<BFloat16*>(nullptr));
     }
 
@@ -153,7 +176,10 @@ template <class Unit, class Cache> struct Attention {
                         pack_query_column(from, head_dim, to + row, rows);
                         continue;
                     }
-                pack_query(from, head_dim, to + row * work.query_stride);
+                if constexpr (HAS_FIXED<Unit>)
+                    work.steps[head * rows + row] =
+                        fix_query<Cache>(from, head_dim, item.in_place, to + row * work.query_stride);
+                else pack_query(from, head_dim, to + row * work.query_stride);
             }
         }
     }
@@ -193,40 +219,46 @@ template <class Unit, class Cache> struct Attention {
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
                      (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(tile.count, LANES),
                      nullptr);
-            weigh(head, row, num, start, tile.count, index, 0);
+            weigh(head, row, num, start, tile, index, 0);
             multiply(work.registers, num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
                      (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
                      work.out_stride, round_up(head_dim, LANES), work.keep);
         }
     }
 
-    // Adds one tile for all heads, in memory order.
+    // Adds one tile for all heads, in memory order; codes head by head.
     __attribute__((noinline)) void add_in_place(const Tile& tile) {
         with_rows<ROWS_IN_PLACE<Unit>>(rows, [&](auto constant) {
             constexpr int ROWS = constant();
             constexpr long stride = KEYS / ELEMENTS<Unit>;
-            const long step = rows_together(call);
-            for (long from = 0; from < tile.count; from += step)
-                for (long head = 0; head < item.num_heads; head++)
-                    multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride,
-                                        work.query_stride, operands(tile, head), from,
-                                        std::min(from + step, tile.count), work.scores + head * ROWS * KEYS, work.keys);
-            for (long head = 0; head < item.num_heads; head++)
-                weigh(head, 0, ROWS, tile.start, tile.count, head * ROWS, head * ROWS);
-            for (long from = 0; from < tile.count; from += step)
-                for (long head = 0; head < item.num_heads; head++)
-                    multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
-                                          operands(tile, head), from, std::min(from + step, tile.count),
-                                          work.out + head * ROWS * work.out_stride, work.out_stride,
-                                          from ? nullptr : work.keep + head * ROWS, work.values);
+            const long step = rows_together<Cache>(call), together = IS_CODED<Cache> ? 1 : item.num_heads;
+            for (long first = 0; first < item.num_heads; first += together) {
+                const long last = first + together;
+                for (long from = 0; from < tile.count; from += step)
+                    for (long head = first; head < last; head++)
+                        multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride,
+                                            work.query_stride, operands(tile, head), from,
+                                            std::min(from + step, tile.count), work.scores + head * ROWS * KEYS,
+                                            work.keys);
+                for (long head = first; head < last; head++)
+                    weigh(head, 0, ROWS, tile.start, operands(tile, head), head * ROWS, head * ROWS);
+                for (long from = 0; from < tile.count; from += step)
+                    for (long head = first; head < last; head++)
+                        multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
+                                              operands(tile, head), from, std::min(from + step, tile.count),
+                                              work.out + head * ROWS * work.out_stride, work.out_stride,
+                                              from ? nullptr : work.keep + head * ROWS, work.values);
+            }
         });
     }
 
     // Turns the scores of `num` rows of the item's `head`, from `row` on, in a tile of `count` keys into weights, and sets the
     // rows' `keep`. `index` is the first row's index among all rows, `place` its index among the rows in `work.scores`.
     // Not inlined, because GCC would then no longer inline `soften`, which makes small prompts a tenth slower.
-    __attribute__((noinline)) void weigh(long head, long row, long num, long start, long count, long index,
-                                         long place) {
+    __attribute__((noinline)) void weigh(long head, long row, long num, long start, const Operands<Cache>& tile,
+                                         long index, long place) {
+        const long count = tile.count;
+        [[maybe_unused]] Scales<Cache> scales(tile);
         const long width = round_up(count, KEYS_AT_ONCE<Unit>);
         const bool is_bent = call.softcap || call.slopes;
         const float scale = is_bent ? (float)M_LOG2E : (float)(call.scale * M_LOG2E);
@@ -235,15 +267,29 @@ template <class Unit, class Cache> struct Attention {
             const long from = std::max(0L, first_seen(call, position) - start);
             const long to = std::min(count, position + 1 - start);
             float* scores = work.scores + (place + i) * KEYS;
+            if constexpr (IS_CODED<Cache>)
+                scales.multiply_by(scales.of_keys, scores, HAS_FIXED<Unit> ? work.steps[index + i] : 1);
             if (is_bent)
                 bend(scores, width, (float)call.scale, (float)call.softcap,
                      call.slopes ? call.slopes[query_head(head, row + i)] : 0, start - position);
-            Unit* weights = work.weights + (place + i) * KEYS / ELEMENTS<Unit>;
+            Unit* packed = work.weights + (place + i) * KEYS / ELEMENTS<Unit>;
+            auto* weights = [&] {
+                if constexpr (IS_CODED<Cache>) return scores;  // in their place, until they are scaled
+                else return packed;
+            }();
             float& most = work.most[index + i];
             Floats& total = work.total[index + i];
-            work.keep[place + i] = from == 0 && to == KEYS
-                                       ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
-                                       : soften<false>(scores, width, from, to, scale, most, total, weights);
+            const float keep = from == 0 && to == KEYS
+                                   ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
+                                   : soften<false>(scores, width, from, to, scale, most, total, weights);
+            if constexpr (IS_CODED<Cache>) scales.multiply_by(scales.of_values, weights);
+            if constexpr (HAS_FIXED<Unit>) {
+                work.keep[place + i] = {keep, fix_weights(weights, width, packed)};
+            } else {
+                work.keep[place + i] = keep;
+                if constexpr (IS_CODED<Cache>)
+                    for (long n = 0; n < width / LANES; n++) store_weights(packed, n, load(weights + n * LANES));
+            }
         }
     }
 
@@ -265,6 +311,11 @@ template <class Unit, class Cache> struct Attention {
                 const long index = head * rows + row;
                 const float* mine = sums + index * sums_size(head_dim);
                 const float* from = sums ? mine + LANES : work.out + index * work.out_stride;
+                if constexpr (HAS_FIXED<Unit>)
+                    if (item.in_place) {
+                        for (long d = 0; d < head_dim; d++) work.split[d] = from[place_of_value<Cache>(d)];
+                        from = work.split;
+                    }
                 float share = 1 / (sums ? mine[1] : sum(work.total[index]));
                 if (call.sinks) share = with_sink(share, sums ? mine[0] : work.most[index],
                                                   call.sinks[query_head(head, row)]);
@@ -316,8 +367,14 @@ extern "C" int quire_attention(const quire::AttentionCall* call) {
 #if defined(QUIRE_HAS_AVX512_BF16)
     if (call->q_dtype == BFLOAT16 && call->kv_dtype == BFLOAT16 && call->head_dim % 2 == 0)
         return run<Pair, BFloat16>(*call), 0;
+    if (call->q_dtype == BFLOAT16 && call->kv_dtype == E4M3_CODES && call->head_dim % 2 == 0)
+        return run<Pair, E4M3>(*call), 0;
+    if (call->q_dtype == BFLOAT16 && call->kv_dtype == E5M2_CODES && call->head_dim % 2 == 0)
+        return run<Pair, E5M2>(*call), 0;
 #endif
     if (with_type(call->q_dtype, [](auto*) {})) return 1;
-    return with_type(call->kv_dtype,
-                     [&](auto* type) { run<float, std::remove_pointer_t<decltype(type)>>(*call); });
+    return with_cache_type(call->kv_dtype, [&](auto* type) {
+        using Cache = std::remove_pointer_t<decltype(type)>;
+        run<std::conditional_t<IS_WHOLE<Cache>, CodePair, float>, Cache>(*call);
+    });
 }

@@ -51,15 +51,15 @@ template <class T> void rotate(const T* x, const T* cos, const T* sin, T* out, l
     std::memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(T));
 }
 
-// Stores x with NaN replaced by 0, and clamped to [-largest, largest].
+// x with NaN replaced by 0, and clamped to [-largest, largest].
+inline Floats finite(Floats x, float largest) {
+    x = x == x ? x : Floats{};
+    x = x > largest ? fill(largest) : x;
+    return x < -largest ? fill(-largest) : x;
+}
+
 template <class T, class Cache> void store_finite(const T* x, Cache* to, long size, float largest) {
-    for (long i = 0; i < size; i += LANES) {
-        Floats value = load(x + i, size - i);
-        value = value == value ? value : Floats{};
-        value = value > largest ? fill(largest) : value;
-        value = value < -largest ? fill(-largest) : value;
-        store(to + i, value, size - i);
-    }
+    for (long i = 0; i < size; i += LANES) store(to + i, finite(load(x + i, size - i), largest), size - i);
 }
 
 }  // namespace quire

@@ -5,6 +5,7 @@
 // Every function returns 0, or 1 if this machine's build has no code for the dtype; nothing is then written.
 
 #include "elements.h"
+#include "rows.h"
 #include "kernels.h"
 #include "threads.h"
 #include "vector.h"
@@ -38,6 +39,15 @@ extern "C" int quire_take_rows(const TakeRowsCall* call) {
         const long size = call->count * row_bytes / (long)sizeof(T);
         for (long i = 0; i < size; i += LANES) store(out + i, load(out + i, size - i) * (float)call->scale, size - i);
     });
+}
+
+// A part of each row of out = x
+extern "C" int quire_copy_columns(const CopyColumnsCall* call) {
+    parallel(call->num_tokens, call->num_tokens * call->row_bytes, call->num_threads, [&](long token) {
+        std::memcpy((char*)call->out + token * call->out_stride, (const char*)call->x + token * call->x_stride,
+                    call->row_bytes);
+    });
+    return 0;
 }
 
 // positions, frequencies → cos and sin in the layout that `rotate` reads.
@@ -131,19 +141,19 @@ extern "C" int quire_write_cache(const WriteCacheCall* call) {
     int failed = 0;
     int unknown = with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        failed = with_type(call->cache_dtype, [&](auto* cache_type) {
+        failed = with_cache_type(call->cache_dtype, [&](auto* cache_type) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
             const long heads = call->heads, head_dim = call->head_dim, block_size = call->block_size;
-            const long half = heads * block_size * head_dim;
+            const long row = row_size<Cache>(head_dim), half = heads * block_size * row;
             const float largest = (float)call->largest;
             parallel(call->num_tokens, 2 * call->num_tokens * heads * head_dim, call->num_threads, [&](long token) {
                 const long slot = call->slots[token];
-                Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * head_dim;
+                Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * row;
                 const T* key = (const T*)call->k + token * call->k_token_stride;
                 const T* value = (const T*)call->v + token * call->v_token_stride;
-                for (long head = 0; head < heads; head++, to += block_size * head_dim) {
-                    store_finite(key + head * call->k_head_stride, to, head_dim, largest);
-                    store_finite(value + head * call->v_head_stride, to + half, head_dim, largest);
+                for (long head = 0; head < heads; head++, to += block_size * row) {
+                    store_row(key + head * call->k_head_stride, to, head_dim, largest);
+                    store_row(value + head * call->v_head_stride, to + half, head_dim, largest);
                 }
             });
         });
@@ -161,18 +171,19 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
     int failed = 0;
     int unknown = with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        failed = with_type(call->cache_dtype, [&](auto* cache_type) {
+        failed = with_cache_type(call->cache_dtype, [&](auto* cache_type) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
             const long num_heads = call->num_heads, num_kv_heads = call->num_kv_heads;
             const long block_size = call->block_size, rotary_dim = call->rotary_dim;
-            const long half = num_kv_heads * block_size * head_dim, all = num_heads + 2 * num_kv_heads;
+            const long row = row_size<Cache>(head_dim), half = num_kv_heads * block_size * row;
+            const long all = num_heads + 2 * num_kv_heads;
             const float eps = (float)call->eps, largest = (float)call->largest;
             parallel(call->num_tokens, call->num_tokens * all * head_dim, call->num_threads, [&](long token) {
                 const T* from = (const T*)call->heads + token * call->token_stride;
                 const T *c = (const T*)call->cos + token * rotary_dim, *s = (const T*)call->sin + token * rotary_dim;
                 const long slot = call->slots[token];
                 T* query = (T*)call->out + token * num_heads * head_dim;
-                Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * head_dim;
+                Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * row;
                 T normal[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
                 for (long head = 0; head < num_heads + num_kv_heads; head++, from += head_dim) {
                     const bool is_query = head < num_heads;
@@ -182,9 +193,9 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
                         query += head_dim;
                         continue;
                     }
-                    store_finite(key, to, head_dim, largest);
-                    store_finite(from + num_kv_heads * head_dim, to + half, head_dim, largest);
-                    to += block_size * head_dim;
+                    store_row(key, to, head_dim, largest);
+                    store_row(from + num_kv_heads * head_dim, to + half, head_dim, largest);
+                    to += block_size * row;
                 }
             });
         });

@@ -1,31 +1,24 @@
-// Mixture of experts: a gated layer and the layer after it, for each token those of its own experts.
+// Mixture of experts: a gated or plain layer and the layer after it, for each token those of its own experts.
 //
 // The pairs of a token and one of its experts are sorted by expert. An expert's pairs become the rows of two products
-// with its panels (widened.h), so that only panels of experts with rows are read, each once if its rows are few. Sums,
-// activations and what the second layer reads are float32: the only rounding is that of the result.
+// with its panels (widened.h), so that only panels of experts with rows are read, each once if its rows are few. Sums and
+// activations are float32, from which the second layer packs what it reads.
 //
 // The outputs of a token's experts are kept apart and added in the token's own order. So a token's result depends
 // neither on the other tokens nor on the number of threads.
 
-#include "kernels.h"
 #include "threads.h"
 #include "widened.h"
 
 #include <cstdlib>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 namespace quire {
+namespace widened {
 namespace {
 
-using namespace widened;
-
 constexpr long MOST_BYTES = 48L << 20;  // of working memory; the allocator keeps so much (memory.py)
-
-inline long count_panels(long out_features, bool is_gated) {
-    return is_gated ? (out_features / 2 + LANES - 1) / LANES : (out_features + PANEL - 1) / PANEL;
-}
 
 // Neighbouring pairs of one expert, [first, first + tiles.rows) in the sorted order.
 struct Block {
@@ -36,7 +29,8 @@ struct Block {
 // The tasks of one product: the panels of each block, in groups.
 class Tasks {
 public:
-    Tasks(const std::vector<Block>& blocks, long num_panels) : num_panels(num_panels) {
+    Tasks(const std::vector<Block>& blocks, const Weight& weight, long num_threads)
+        : num_panels(weight.num_panels()), row_bytes(weight.row_bytes()), num_threads(num_threads) {
         long end = 0;
         for (const Block& block : blocks) ends.push_back(end += groups(block).count());
     }
@@ -52,18 +46,32 @@ public:
     }
 
 private:
-    Groups groups(const Block& block) const { return {num_panels, block.tiles.group()}; }
+    Groups groups(const Block& block) const { return {num_panels, block.tiles, row_bytes, num_threads}; }
 
-    long num_panels;
+    const long num_panels, row_bytes, num_threads;
     std::vector<long> ends;
 };
 
-// Some of a call's tokens, from first_token on. T is the type of x, W that of the weights.
-template <class T, class W> struct Tokens {
+// One of the two layers of all experts.
+struct Layer {
+    const Weight& weight;
+    const uint8_t* panels;
+
+    // The sums of `count` panels of an expert from number `panel` on: [count][rows][PANEL].
+    void multiply(const Block& block, long panel, int count, const uint8_t* x, float* sums) const {
+        const uint8_t* own = panels + (block.expert * weight.num_panels() + panel) * weight.panel_bytes();
+        weight.multiply(own, count, x + block.first * weight.row_bytes(), block.tiles, sums);
+    }
+};
+
+// Some of a call's tokens, from first_token on.
+struct Tokens {
     const ExpertsCall& call;
+    const Layer gate_up, down;
     long first_token, count;
-    float* rows;   // [pairs][hidden]: first x, tile by tile [hidden][rows of the tile]; then outputs, in the pairs' order
-    float* inner;  // [pairs][size], tile by tile [size][rows of the tile]
+    uint8_t* rows;   // of the pairs, tile by tile: x, and then what `down` reads, as their weights take them
+    float* inner;    // [pairs][size]: what gate_up makes of the pairs
+    float* outputs;  // [pairs][hidden], in the pairs' order
     std::vector<int32_t> order;  // pairs by expert
     std::vector<Block> blocks;
 
@@ -75,7 +83,7 @@ template <class T, class W> struct Tokens {
         for (long expert = 0; expert < call.num_experts; expert++) {
             starts[expert + 1] += starts[expert];
             for (long first = starts[expert], end = starts[expert + 1]; first < end;) {
-                const long rows = std::min(end - first, MOST_TILES * MOST_ROWS);
+                const long rows = std::min(end - first, MOST_BLOCK);
                 blocks.push_back({expert, first, Tiles(rows)});
                 first += rows;
             }
@@ -91,79 +99,93 @@ template <class T, class W> struct Tokens {
                 body(tile, row, block.tiles.size(tile), block.first + block.tiles.start(tile));
     }
 
-    void pack() const {
+    // Packs the rows of a layer; from(place in `order`) is where a pair's numbers of `dtype` lie.
+    template <class From> void pack(const Weight& weight, const int64_t* inputs, long dtype, From from) const {
+        const long bytes = weight.row_bytes(), size = weight.form.in_features;
         for_each((long)blocks.size(), call.num_threads, [&](long i) {
-            for_pairs(blocks[i], [&](long, int row, int size, long first) {
-                const long token = first_token + order[first + row] / call.top_k;
-                pack_row((const T*)call.x + token * call.x_stride, call.hidden, row, size, rows + first * call.hidden);
+            const int64_t* own_inputs = inputs ? inputs + blocks[i].expert * size : nullptr;
+            for_pairs(blocks[i], [&](long, int row, int count, long first) {
+                weight.pack_row(from(first + row), dtype, own_inputs, row, count, rows + first * bytes);
             });
         });
     }
 
     void compute_inner() const {
-        const long num_panels = count_panels(2 * call.size, true);
-        const Tasks tasks(blocks, num_panels);
+        const Tasks tasks(blocks, gate_up.weight, call.num_threads);
         for_each(tasks.count(), call.num_threads, [&](long task) {
             tasks.run(blocks, task, [&](const Block& block, long panel, int group) {
                 alignas(64) float sums[MOST_SUMS];
-                const W* panels = (const W*)call.gate_up + (block.expert * num_panels + panel) * call.hidden * PANEL;
-                multiply_tiles(rows + block.first * call.hidden, block.tiles, panels, call.hidden, group, sums);
-                for_pairs(block, [&](long tile, int row, int size, long first) {
-                    const float* at = sums + (tile * MOST_ROWS + row * group) * PANEL;
-                    for (int i = 0; i < group; i++)
-                        activate_gates(block.expert, (panel + i) * LANES, at + i * PANEL,
-                                       inner + first * call.size + row, size);
+                gate_up.multiply(block, panel, group, rows, sums);
+                for_pairs(block, [&](long tile, int row, int, long first) {
+                    const float* at = sums + (block.tiles.start(tile) + row) * PANEL;
+                    const float weight = call.weighs_inputs ? weight_of(order[first + row]) : 1;
+                    float* to = inner + (first + row) * call.size;
+                    for (int i = 0; i < group; i++, at += block.tiles.rows * PANEL) {
+                        if (call.gate_up_form.is_gated) {
+                            activate_gates(block.expert, (panel + i) * LANES, at, weight, to);
+                            continue;
+                        }
+                        for (long half = 0; half < PANEL; half += LANES)
+                            activate_ups(block.expert, (panel + i) * PANEL + half, at + half, weight, to);
+                    }
                 });
             });
         });
     }
 
-    // Writes the activations of up to LANES gates from number `at` on, `stride` apart.
-    void activate_gates(long expert, long at, const float* sums, float* to, long stride) const {
+    float weight_of(long pair) const { return call.weights[first_token * call.top_k + pair]; }
+
+    // Writes the activations of up to LANES outputs without gates from number `at` on.
+    void activate_ups(long expert, long at, const float* sums, float weight, float* to) const {
+        const long left = std::min<long>(LANES, call.size - at), output = expert * call.size + at;
+        if (left <= 0) return;
+        Floats ups = load(sums) * weight;
+        if (call.gate_up_bias) ups += load(call.gate_up_bias + output, left);
+        store(to + at, activate(ups, call.activation), left);
+    }
+
+    // The same for gates and their ups.
+    void activate_gates(long expert, long at, const float* sums, float weight, float* to) const {
         const long left = std::min<long>(LANES, call.size - at), outputs = expert * 2 * call.size;
         Floats halves[2];
         for (int i = 0; i < 2; i++) {
             const long output = outputs + i * call.size + at;
-            halves[i] = load(sums + i * LANES);
-            if (call.gate_up_scales) halves[i] *= load(call.gate_up_scales + output, left);
+            halves[i] = load(sums + i * LANES) * weight;
             if (call.gate_up_bias) halves[i] += load(call.gate_up_bias + output, left);
         }
-        float activated[LANES];
-        store(activated, gated(halves[0], halves[1], call.activation));
-        for (long i = 0; i < left; i++) to[(at + i) * stride] = activated[i];
+        store(to + at, gated(halves[0], halves[1], call.activation), left);
     }
 
     void compute_outputs() const {
-        const long num_panels = count_panels(call.hidden, false);
-        const Tasks tasks(blocks, num_panels);
+        const Tasks tasks(blocks, down.weight, call.num_threads);
         for_each(tasks.count(), call.num_threads, [&](long task) {
             tasks.run(blocks, task, [&](const Block& block, long panel, int group) {
                 alignas(64) float sums[MOST_SUMS];
-                const W* panels = (const W*)call.down + (block.expert * num_panels + panel) * call.size * PANEL;
-                multiply_tiles(inner + block.first * call.size, block.tiles, panels, call.size, group, sums);
+                down.multiply(block, panel, group, rows, sums);
                 for_pairs(block, [&](long tile, int row, int, long first) {
-                    write_outputs(block.expert, order[first + row], panel * PANEL, group,
-                                  sums + (tile * MOST_ROWS + row * group) * PANEL);
+                    const float* at = sums + (block.tiles.start(tile) + row) * PANEL;
+                    for (int i = 0; i < group; i++)
+                        write_outputs(block.expert, order[first + row], (panel + i) * PANEL,
+                                      at + i * block.tiles.rows * PANEL);
                 });
             });
         });
     }
 
-    void write_outputs(long expert, long pair, long first, int group, const float* sums) const {
-        const Floats weight = fill(call.weights[first_token * call.top_k + pair]);
-        const long end = std::min(first + group * PANEL, call.hidden);
+    void write_outputs(long expert, long pair, long first, const float* sums) const {
+        const Floats weight = fill(call.weighs_inputs ? 1 : weight_of(pair));
+        const long end = std::min(first + PANEL, call.hidden);
         for (long at = first; at < end; at += LANES, sums += LANES) {
             const long left = std::min<long>(LANES, end - at), output = expert * call.hidden + at;
             Floats value = load(sums);
-            if (call.down_scales) value *= load(call.down_scales + output, left);
             if (call.down_bias) value += load(call.down_bias + output, left);
-            store(rows + pair * call.hidden + at, value * weight, left);
+            store(outputs + pair * call.hidden + at, value * weight, left);
         }
     }
 
-    void add() const {
+    template <class T> void add() const {
         for_each(count, call.num_threads, [&](long token) {
-            const float* from = rows + token * call.top_k * call.hidden;
+            const float* from = outputs + token * call.top_k * call.hidden;
             T* out = (T*)call.out + (first_token + token) * call.hidden;
             for (long at = 0; at < call.hidden; at += LANES) {
                 const long left = std::min<long>(LANES, call.hidden - at);
@@ -176,70 +198,52 @@ template <class T, class W> struct Tokens {
 
     void compute() {
         sort();
-        pack();
+        const long row_size = call.x_stride * (call.dtype == FLOAT32 ? 4 : 2);
+        pack(gate_up.weight, call.gate_up_order, call.dtype, [&](long place) {
+            return (const uint8_t*)call.x + (first_token + order[place] / call.top_k) * row_size;
+        });
         compute_inner();
+        pack(down.weight, call.down_order, FLOAT32, [&](long place) { return inner + place * call.size; });
         compute_outputs();
-        add();
+        with_type(call.dtype, [&](auto* type) { add<std::remove_pointer_t<decltype(type)>>(); });
     }
 };
 
-template <class T, class W> int run_experts(const ExpertsCall& call) {
-    const long bytes = sizeof(float) * call.top_k * (call.hidden + call.size);  // of a token
+int run_experts(const ExpertsCall& call, const Weight& gate_up, const Weight& down) {
+    const long row_bytes = round_up(std::max(gate_up.row_bytes(), down.row_bytes()), 4);
+    const long bytes = call.top_k * (row_bytes + (long)sizeof(float) * (call.hidden + call.size));  // of a token
     const long most = std::clamp(MOST_BYTES / std::max(1L, bytes), 1L, std::max<long>(1, call.rows));
     const long num_blocks = (call.rows + most - 1) / most;
-    const std::unique_ptr<float, decltype(&std::free)> memory(
-        (float*)std::aligned_alloc(64, round_up(most * bytes + 64, 64)), &std::free);
+    const std::unique_ptr<uint8_t, decltype(&std::free)> memory(
+        (uint8_t*)std::aligned_alloc(64, round_up(most * bytes + 64, 64)), &std::free);
     if (!memory) return 2;
     for (long i = 0, first = 0; i < num_blocks; i++) {
-        const long count = call.rows / num_blocks + (i < call.rows % num_blocks);
-        float* inner = memory.get() + count * call.top_k * call.hidden;
-        Tokens<T, W>{call, first, count, memory.get(), inner, {}, {}}.compute();
+        const long count = call.rows / num_blocks + (i < call.rows % num_blocks), pairs = count * call.top_k;
+        float* inner = (float*)(memory.get() + pairs * row_bytes);
+        float* outputs = inner + pairs * call.size;
+        Tokens{call, {gate_up, call.gate_up}, {down, call.down}, first, count, memory.get(), inner, outputs, {}, {}}
+            .compute();
         first += count;
     }
     return 0;
 }
 
-template <class W> void pack_expert(const PackExpertCall& call) {
-    const long inputs = call.in_features, outputs = call.out_features, half = outputs / 2;
-    for_each(count_panels(outputs, call.is_gated), call.num_threads, [&](long panel) {
-        const W* weight = (const W*)call.weight;
-        W* to = (W*)call.panels + panel * inputs * PANEL;
-        for (long first = 0; first < inputs; first += 64)  // a part of the panel that stays in the first cache
-            for (long i = 0; i < PANEL; i++) {
-                const bool is_up = call.is_gated && i >= LANES;
-                const long row = call.is_gated ? panel * LANES + i % LANES : panel * PANEL + i;
-                const W* from = row < (call.is_gated ? half : outputs) ? weight + (is_up * half + row) * inputs : nullptr;
-                for (long step = first; step < std::min(first + 64, inputs); step++)
-                    to[step * PANEL + place<W>(i)] = from ? from[step] : W{};
-            }
-    });
-}
-
 }  // namespace
+}  // namespace widened
 }  // namespace quire
 
 using namespace quire;
-
-// Numbers of a packed weight; 0 if this machine's build does not take its type.
-extern "C" long quire_expert_size(long out_features, long in_features, long is_gated, long dtype) {
-    const bool is_unknown = with_type(dtype, [](auto*) {});
-    return is_unknown ? 0 : count_panels(out_features, is_gated) * PANEL * in_features;
-}
-
-// 0; 1 if this machine's build does not take the weight's type.
-extern "C" int quire_pack_expert(const PackExpertCall* call) {
-    if (call->is_int8) return pack_expert<int8_t>(*call), 0;
-    return with_type(call->dtype, [&](auto* type) { pack_expert<std::remove_pointer_t<decltype(type)>>(*call); });
-}
+using namespace quire::widened;
 
 // 0; 1 if this machine's build does not take x's type; 2 if there is no memory; 3 if there is no such expert.
 extern "C" int quire_experts(const ExpertsCall* call) {
     for (long pair = 0; pair < call->rows * call->top_k; pair++)
         if (call->ids[pair] < 0 || call->ids[pair] >= call->num_experts) return 3;
+    if (with_type(call->dtype, [](auto*) {})) return 1;
     int failed = 0;
-    const int unknown = with_type(call->dtype, [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        failed = call->is_int8 ? run_experts<T, int8_t>(*call) : run_experts<T, T>(*call);
+    const int unknown = with_weight(call->gate_up_form, call->table, call->dtype, [&](const Weight& gate_up) {
+        with_weight(call->down_form, call->table, call->dtype,
+                    [&](const Weight& down) { failed = run_experts(*call, gate_up, down); });
     });
     return unknown ? unknown : failed;
 }

@@ -14,13 +14,13 @@ struct BFloat16;
 struct AttentionCall {
     const void* q;         // [num_tokens, num_kv_heads * group, head_dim]
     void* out;             // like q, dense
-    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, head_dim], blocks page_stride apart
+    const void* kv_cache;  // [num_blocks, 2, num_kv_heads, block_size, row_size], blocks page_stride apart
     const int64_t* query_lens;    // [num_rows]
     const int64_t* seq_lens;      // [num_rows]
     const int32_t* block_tables;  // [num_rows, table_stride]
     const float *sinks, *slopes;  // [num_kv_heads * group], or null
     int64_t q_token_stride, q_head_stride, num_requests, table_stride, page_stride, block_size;
-    int64_t num_kv_heads, group, head_dim;
+    int64_t num_kv_heads, group, head_dim, row_size;
     int64_t window, chunk;  // 0: none
     int64_t q_dtype, kv_dtype, num_threads;
     double scale, softcap;  // softcap 0: none
@@ -38,48 +38,64 @@ struct PackPanelsCall {
     int64_t out_features, in_features, stride, is_gated, num_threads;
 };
 
-struct Int8LinearCall {
-    const void* x;         // [rows, in_features], rows x_stride apart
-    const int8_t* panels;  // from quire_pack_int8_panels
-    const float* scales;   // [out_features]
-    const void* bias;      // [out_features] of x's type, or null
-    void* out;             // [rows, out_features], dense
-    int64_t rows, x_stride, in_features, out_features, dtype, num_threads;
+// How a weight [out_features, in_features] is kept in the panels of widened.h.
+struct WeightForm {
+    int64_t out_features, in_features;
+    int64_t group;        // inputs that share a scale
+    int64_t codec;        // one of `CodecNumber` (codecs.h)
+    int64_t scale_dtype;  // of scales and offsets
+    int64_t has_offsets;
+    int64_t is_gated;     // [gates | ups]
 };
 
-struct PackInt8PanelsCall {
-    const int8_t* weight;  // [out_features, in_features], dense
-    int8_t* panels;
-    int64_t out_features, in_features, num_threads;
+struct PackWidenedCall {
+    const void* codes;               // [out_features, in_features], or half as many bytes for codes of four bits; dense
+    const void *scales, *offsets;    // [out_features, in_features / group], dense, or null
+    uint8_t* panels;                 // as many bytes as quire_widened_size says
+    WeightForm form;
+    int64_t flip, num_threads;       // codes of four bits are packed as code ^ flip
+};
+
+struct WidenedLinearCall {
+    const void* x;         // [rows, in_features], rows x_stride apart
+    const uint8_t* panels; // from quire_pack_widened
+    const float* table;    // what the codec needs, or null
+    const int64_t* order;  // [in_features]: see pack_row; or null
+    const void* bias;      // [out_features] of x's type, or null
+    void* out;             // [rows, out_features, or half as many if gated], dense
+    int64_t rows, x_stride;
+    WeightForm form;
+    int64_t activation, dtype, num_threads;
 };
 
 struct RouteCall {
     const void* x;                          // [rows, hidden], rows x_stride apart
     const float *weight, *bias, *correction;  // [num_experts, hidden], dense; [num_experts], or null
+    const float* shares;                      // [num_experts], or null
     int64_t* ids;                           // [rows, top_k]
     float* weights;                         // [rows, top_k]
     int64_t rows, x_stride, hidden, num_experts, top_k;
-    int64_t is_sigmoid;  // 0: softmax
+    int64_t score;  // 0: softmax, 1: sigmoid, 2: sparse mixer
     int64_t renormalise, num_groups, top_groups, group_best, dtype, num_threads;
-    double floor, scale;
+    double floor, scale, distance;
 };
 
 struct ExpertsCall {
-    const void* x;               // [rows, hidden], rows x_stride apart
-    const void *gate_up, *down;  // of all experts, from quire_pack_expert
-    const float *gate_up_scales, *gate_up_bias, *down_scales, *down_bias;  // [num_experts, outputs], or null
-    const int64_t* ids;          // [rows, top_k], dense
-    const float* weights;        // [rows, top_k], dense
-    void* out;                   // [rows, hidden], dense
+    const void* x;                              // [rows, hidden], rows x_stride apart
+    const uint8_t *gate_up, *down;              // of all experts, from quire_pack_widened
+    const float* table;                         // what the codec of both needs, or null
+    const int64_t* gate_up_order;               // [num_experts, hidden]: see pack_row; or null
+    const int64_t* down_order;                  // [num_experts, size], or null
+    const float *gate_up_bias, *down_bias;      // [num_experts, outputs], or null
+    const int64_t* ids;                         // [rows, top_k], dense
+    const float* weights;                       // [rows, top_k], dense
+    void* out;                                  // [rows, hidden], dense
     int64_t rows, x_stride, hidden, size, num_experts, top_k, activation;
-    int64_t dtype;  // of x and out, and of the weights unless they are int8
-    int64_t is_int8, num_threads;
-};
-
-struct PackExpertCall {
-    const void* weight;  // [out_features, in_features], dense, [gates | ups] if gated
-    void* panels;        // as many numbers as quire_expert_size says
-    int64_t out_features, in_features, is_gated, dtype, is_int8, num_threads;
+    WeightForm gate_up_form;  // not gated: `size` outputs an expert
+    WeightForm down_form;
+    int64_t dtype;          // of x and out
+    int64_t weighs_inputs;  // weights multiply what the first layer reads, not the sums
+    int64_t num_threads;
 };
 
 struct TakeRowsCall {
@@ -89,6 +105,12 @@ struct TakeRowsCall {
     int64_t rows, count, row_bytes;
     int64_t dtype;  // of x and out; unused if scale is 1
     double scale;
+};
+
+struct CopyColumnsCall {
+    const void* x;  // [num_tokens, row_bytes]; strides are bytes
+    void* out;      // the first column that is written
+    int64_t num_tokens, row_bytes, x_stride, out_stride, num_threads;
 };
 
 struct RotationCall {
@@ -197,6 +219,28 @@ struct SelectiveScanCall {
     int64_t num_rows, channels, size, x_stride, dt_stride, b_stride, c_stride, gate_stride, dtype, num_threads;
 };
 
+struct WkvCall {
+    const void *k, *v;               // [num_tokens, channels]
+    const float *first, *log_decay;  // [channels]
+    float* state;                    // [num_slots, 3, channels], dense
+    void* out;                       // [num_tokens, channels], dense
+    const int64_t *slots, *starts;
+    const bool* is_new;
+    int64_t num_rows, channels, k_stride, v_stride, dtype, num_threads;
+};
+
+struct MlstmCall {
+    const void *q, *k, *v;     // [num_tokens, heads, key_dim]; v: [num_tokens, heads, value_dim]; dense heads
+    const void *add, *keep;    // [num_tokens, heads]
+    float* state;              // [num_slots, heads, key_dim + 1, value_dim + 1], dense
+    void* out;                 // [num_tokens, heads, value_dim], dense
+    const int64_t *slots, *starts;
+    const bool* is_new;
+    int64_t num_rows, heads, key_dim, value_dim, q_stride, k_stride, v_stride, add_stride, keep_stride;
+    int64_t dtype, num_threads;
+    double eps;
+};
+
 struct OuterProductsCall {
     const void *q, *k, *v;        // [num_tokens, key_heads, key_dim]; v: [num_tokens, heads, value_dim]; dense heads
     const void *dt, *beta;        // [num_tokens, heads]; dt null: steps of 1; beta null: no delta rule
@@ -208,6 +252,16 @@ struct OuterProductsCall {
     int64_t num_rows, heads, key_heads, key_dim, value_dim, q_stride, k_stride, v_stride, dt_stride, beta_stride;
     int64_t dtype, num_threads;
     double dt_low, dt_high;
+};
+
+struct RgLruCall {
+    const void *x, *input_gate, *decay_gate;              // [num_tokens, channels]
+    const float *input_bias, *decay_bias, *log_decay;     // [channels]
+    float* state;                                         // [num_slots, channels], dense
+    void* out;                                            // like x, dense
+    const int64_t *slots, *starts;                        // [num_rows]; [num_rows + 1]
+    const bool* is_new;                                   // [num_rows]
+    int64_t num_rows, channels, x_stride, input_stride, decay_stride, dtype, num_threads;
 };
 
 struct GatedRmsNormCall {
@@ -224,6 +278,38 @@ struct MultiplyGateCall {
     int64_t num_tokens, size, x_stride, gate_stride;
     int64_t activation;  // of the gate; 0: silu, 1: sigmoid, 2: none
     int64_t dtype, num_threads;
+};
+
+struct MatchMagnitudeCall {
+    const void *x, *like;  // [num_tokens, size]
+    void* out;             // like x, dense
+    int64_t num_tokens, size, x_stride, like_stride, dtype, num_threads;
+    double floor;  // of the mean square of x
+};
+
+struct PredictStreamsCall {
+    const void *streams, *coefficients;  // [num_streams, num_tokens, size], dense; [num_tokens, num_streams^2]
+    void* out;                           // like streams
+    int64_t num_streams, num_tokens, size, coefficient_stride, dtype, num_threads;
+};
+
+struct CorrectStreamsCall {
+    const void *streams, *activated, *coefficients;  // as above; [num_tokens, size]; [num_tokens, num_streams]
+    void* out;                                       // like streams
+    int64_t num_streams, num_tokens, size, activated_stride, coefficient_stride, active, dtype, num_threads;
+};
+
+struct AddToOthersCall {
+    void* streams;  // [num_streams, num_tokens, size], dense
+    const void* x;  // [num_tokens, size]
+    int64_t num_streams, num_tokens, size, x_stride, dtype, num_threads;
+};
+
+struct KeepOutliersCall {
+    void* gates;        // [num_tokens, size]
+    const void* whole;  // [num_tokens, whole_size]
+    int64_t num_tokens, size, whole_size, gate_stride, whole_stride, dtype, num_threads;
+    double deviations;
 };
 
 struct HeadLinearCall {
@@ -248,11 +334,34 @@ struct LatentAttentionCall {
     const void *q, *q_rotated;  // [num_tokens, heads, rank], [num_tokens, heads, rotary_dim]
     void* out;                  // like q, dense
     const void* cache;          // [pages, block_size, rank + rotary_dim]
+    const int64_t* query_lens;    // [num_requests]; null: 1 each
+    const int64_t* seq_lens;      // [num_requests]
+    const int32_t* block_tables;  // [num_requests, table_stride]; an entry names `entry_size` tokens
+    int64_t q_token_stride, q_head_stride, rotated_token_stride, rotated_head_stride, num_requests, table_stride;
+    int64_t page_stride, row_stride, block_size;
+    int64_t entry_size;  // block_size: entries are pages; 1: they are slots
+    int64_t heads, rank, rotary_dim, dtype, cache_dtype, num_threads;
+    double scale;
+};
+
+struct StoreRowsCall {
+    const void* x;         // [num_tokens, size]
+    void* cache;           // [pages, block_size, size]
+    const int64_t* slots;  // [num_tokens]
+    int64_t num_tokens, size, x_stride, page_stride, row_stride, block_size, dtype, cache_dtype, num_threads;
+    double largest;
+};
+
+struct SelectTokensCall {
+    const void *q, *weights;      // [num_tokens, heads, size], [num_tokens, heads]
+    const void* cache;            // [pages, block_size, size]
+    int32_t* out;                 // [num_tokens, top_k] slots, dense
+    int64_t* counts;              // [num_tokens]
     const int64_t* query_lens;    // [num_requests]
     const int64_t* seq_lens;      // [num_requests]
     const int32_t* block_tables;  // [num_requests, table_stride]
-    int64_t q_token_stride, q_head_stride, rotated_token_stride, rotated_head_stride, num_requests, table_stride;
-    int64_t page_stride, row_stride, block_size, heads, rank, rotary_dim, dtype, cache_dtype, num_threads;
+    int64_t q_token_stride, q_head_stride, weights_stride, num_requests, table_stride, page_stride, row_stride;
+    int64_t block_size, heads, size, top_k, dtype, cache_dtype, num_threads;
     double scale;
 };
 
@@ -279,18 +388,33 @@ struct ApplyBitmaskCall {
     int64_t count, num_rows, size, stride, dtype, num_threads;
 };
 
+struct ReadMemoryCall {
+    const void* memory;  // [num_bytes]; a rest of less than 256 KB is not read
+    int64_t* result;     // changed by all of memory
+    int64_t num_bytes, num_threads;
+};
+
+struct MultiplyCall {
+    float* result;
+    int64_t* operations;  // how many multiplications and additions were done
+    int64_t num_pieces;
+    int64_t dtype;  // float32; or bfloat16, for the instructions that multiply it, if there are some
+    int64_t num_threads;
+    double start;
+};
+
 }  // namespace quire
 
 extern "C" {
 int quire_attention(const quire::AttentionCall* call);
 int quire_linear(const quire::LinearCall* call);
 int quire_pack_panels(const quire::PackPanelsCall* call);
-int quire_int8_linear(const quire::Int8LinearCall* call);
-int quire_pack_int8_panels(const quire::PackInt8PanelsCall* call);
+int quire_widened_linear(const quire::WidenedLinearCall* call);
+int quire_pack_widened(const quire::PackWidenedCall* call);
 int quire_route(const quire::RouteCall* call);
 int quire_experts(const quire::ExpertsCall* call);
-int quire_pack_expert(const quire::PackExpertCall* call);
 int quire_take_rows(const quire::TakeRowsCall* call);
+int quire_copy_columns(const quire::CopyColumnsCall* call);
 int quire_rotation(const quire::RotationCall* call);
 int quire_rms_norm(const quire::RmsNormCall* call);
 int quire_add_rms_norm(const quire::AddRmsNormCall* call);
@@ -304,13 +428,25 @@ int quire_write_cache(const quire::WriteCacheCall* call);
 int quire_rotate_and_store(const quire::RotateAndStoreCall* call);
 int quire_causal_conv1d(const quire::CausalConv1dCall* call);
 int quire_selective_scan(const quire::SelectiveScanCall* call);
+int quire_mlstm(const quire::MlstmCall* call);
+int quire_wkv(const quire::WkvCall* call);
 int quire_outer_products(const quire::OuterProductsCall* call);
+int quire_rg_lru(const quire::RgLruCall* call);
 int quire_gated_rms_norm(const quire::GatedRmsNormCall* call);
 int quire_multiply_gate(const quire::MultiplyGateCall* call);
+int quire_match_magnitude(const quire::MatchMagnitudeCall* call);
+int quire_predict_streams(const quire::PredictStreamsCall* call);
+int quire_correct_streams(const quire::CorrectStreamsCall* call);
+int quire_add_to_others(const quire::AddToOthersCall* call);
+int quire_keep_outliers(const quire::KeepOutliersCall* call);
 int quire_head_linear(const quire::HeadLinearCall* call);
 int quire_rotate_and_store_latent(const quire::RotateAndStoreLatentCall* call);
 int quire_latent_attention(const quire::LatentAttentionCall* call);
+int quire_store_rows(const quire::StoreRowsCall* call);
+int quire_select_tokens(const quire::SelectTokensCall* call);
 int quire_draw(const quire::DrawCall* call);
 int quire_likeliest(const quire::LikeliestCall* call);
 int quire_apply_bitmask(const quire::ApplyBitmaskCall* call);
+int quire_read_memory(const quire::ReadMemoryCall* call);
+int quire_multiply(const quire::MultiplyCall* call);
 }

@@ -49,11 +49,12 @@ struct Shape {
     const long rank = call.rank, size = call.rank + call.rotary_dim;
     const long stride = round_up(size, COLUMNS * LANES), out_stride = round_up(rank, COLUMNS * LANES);
 
+    long query_len(long request) const { return call.query_lens ? call.query_lens[request] : 1; }
     long sums_of_row() const { return sums_size(rank); }
 
     // The position of a row's query.
     long position(const Piece& piece, long row) const {
-        const long computed = call.seq_lens[piece.request] - call.query_lens[piece.request];
+        const long computed = call.seq_lens[piece.request] - query_len(piece.request);
         return computed + (piece.first_row + row) / call.heads;
     }
 };
@@ -145,8 +146,9 @@ private:
         const int32_t* table = call.block_tables + piece.request * call.table_stride;
         for (long i = 0; i < count; i++) {
             const long position = start + i;
-            const Cache* row = (const Cache*)call.cache + table[position / call.block_size] * call.page_stride +
-                               position % call.block_size * call.row_stride;
+            const long slot = table[position / call.entry_size] * call.entry_size + position % call.entry_size;
+            const Cache* row = (const Cache*)call.cache + slot / call.block_size * call.page_stride +
+                               slot % call.block_size * call.row_stride;
             widen(row, shape.size, work.values + i * shape.stride);
         }
         for (long column = 0; column < count; column += LANES)
@@ -207,11 +209,11 @@ struct Pieces {
     explicit Pieces(const Shape& shape) {
         const LatentAttentionCall& call = shape.call;
         for (long request = 0; request < call.num_requests; request++)
-            cost += (double)call.query_lens[request] * call.heads * call.seq_lens[request];
+            cost += (double)shape.query_len(request) * call.heads * call.seq_lens[request];
         constexpr long PARTS_OF_THREAD = 4;
         const double fair = cost / (PARTS_OF_THREAD * call.num_threads);
         long token = 0;
-        for (long request = 0; request < call.num_requests; token += call.query_lens[request++])
+        for (long request = 0; request < call.num_requests; token += shape.query_len(request++))
             cut_request(shape, request, token, call.num_threads == 1 ? INFINITY : fair);
         std::stable_sort(items.begin(), items.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
     }
@@ -219,7 +221,7 @@ struct Pieces {
 private:
     void cut_request(const Shape& shape, long request, long token, double fair) {
         const LatentAttentionCall& call = shape.call;
-        const long all = call.query_lens[request] * call.heads, end = call.seq_lens[request];
+        const long all = shape.query_len(request) * call.heads, end = call.seq_lens[request];
         const long splits = (end + SPLIT - 1) / SPLIT;
         long rows = ROWS, parts = 1;
         while (parts * 2 <= splits && rows * (double)end / parts > fair && all <= ROWS) parts *= 2;

@@ -159,7 +159,8 @@ int linear(const LinearCall& call) {
 using namespace quire;
 
 // Number of elements of a packed weight; 0 if this machine's build has no code for panels, -1 if the system forbids it.
-extern "C" long quire_panels_size(long out_features, long in_features, long is_gated) {
+extern "C" long quire_panels_size([[maybe_unused]] long out_features, [[maybe_unused]] long in_features,
+                                  [[maybe_unused]] long is_gated) {
 #if defined(QUIRE_HAS_PANELS)
     if (!may_multiply()) return -1;
     return count_panels(out_features, is_gated) * PANEL * 2 * count_steps(in_features);
@@ -168,7 +169,7 @@ extern "C" long quire_panels_size(long out_features, long in_features, long is_g
 #endif
 }
 
-extern "C" int quire_pack_panels(const PackPanelsCall* call) {
+extern "C" int quire_pack_panels([[maybe_unused]] const PackPanelsCall* call) {
 #if defined(QUIRE_HAS_PANELS)
     const long out_features = call->out_features, in_features = call->in_features;
     const long steps = count_steps(in_features), half = PANEL / 2;
@@ -186,7 +187,7 @@ extern "C" int quire_pack_panels(const PackPanelsCall* call) {
 }
 
 // Returns 0; 1 if this machine's build has no code for panels; 2 if there is no memory.
-extern "C" int quire_linear(const LinearCall* call) {
+extern "C" int quire_linear([[maybe_unused]] const LinearCall* call) {
 #if defined(QUIRE_HAS_PANELS)
     return linear(*call);
 #else

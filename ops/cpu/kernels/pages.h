@@ -7,6 +7,7 @@
 
 #include "amx.h"
 #include "kernels.h"
+#include "rows.h"
 #include "vector.h"
 
 namespace quire {
@@ -40,9 +41,14 @@ inline long first_seen(const AttentionCall& call, long position) {
     return std::max({0L, by_window, by_chunk});
 }
 
+// Whether an item's heads are read in turns, so that memory is read in its order. Otherwise a head's values follow its
+// keys: the scales of coded values are needed before the values are.
+template <class Cache> bool is_across(const Item& item) { return item.in_place && !IS_CODED<Cache>; }
+
 // How many keys of a head are read in place before the next head's. One page's keys make runs of memory long; small
 // pages are taken together, because each change of head has a cost.
-inline long rows_together(const AttentionCall& call) {
+template <class Cache> long rows_together(const AttentionCall& call) {
+    if (IS_CODED<Cache>) return KEYS;
     constexpr long WORTH_A_TURN = 2048;  // elements
     long rows = FEWEST_KEYS;
     while (rows < KEYS && (rows < call.block_size || rows * call.head_dim < WORTH_A_TURN)) rows *= 2;
@@ -149,7 +155,7 @@ struct Walk {
 
     Run run(long position, long until) const {
         const uint32_t size = call->block_size, page = (uint32_t)position / size, offset = (uint32_t)position % size;
-        return {table[page] * call->page_stride + offset * call->head_dim,
+        return {table[page] * call->page_stride + offset * call->row_size,
                 std::min<long>(size - offset, until - position)};
     }
 
@@ -161,7 +167,7 @@ struct Walk {
         Run next = run(position, until);
         for (; i < before; i++) found.offsets[i] = next.offset;
         while (true) {
-            for (long k = 0; k < next.rows; k++) found.offsets[i + k] = next.offset + k * call->head_dim;
+            for (long k = 0; k < next.rows; k++) found.offsets[i + k] = next.offset + k * call->row_size;
             i += next.rows;
             position += next.rows;
             if (position == until) break;
@@ -171,7 +177,7 @@ struct Walk {
         for (long first = 0; first < KEYS; first += LANES) {
             bool are = true;
             for (long k = first + 1; k < first + LANES; k++)
-                are &= found.offsets[k] - found.offsets[k - 1] == call->head_dim;
+                are &= found.offsets[k] - found.offsets[k - 1] == call->row_size;
             found.are_neighbours[first / LANES] = are;
         }
         return found;
@@ -184,10 +190,10 @@ struct Walk {
 // again.
 template <class Cache> class Ahead {
 public:
-    static constexpr long BYTES = 6144;
+    static constexpr long BYTES = IS_CODED<Cache> ? 11264 : 6144;  // with codes, at least the keys of a tile and head
 
     explicit Ahead(const AttentionCall& call)
-        : call(call), part_size(call.num_kv_heads * call.block_size * call.head_dim) {}
+        : call(call), part_size(call.num_kv_heads * call.block_size * call.row_size) {}
 
     // `item` is read next, and then `then`, if it is not null.
     void follow(const Item& item, const Item* then) {
@@ -233,14 +239,14 @@ private:
             const long from = start + group;
             until = std::min(from + step, walk.end);
             position = std::min(std::max(from, walk.first_key), until);
-            unread = (position - from) * call.head_dim * (long)sizeof(Cache);
+            unread = (position - from) * call.row_size * (long)sizeof(Cache);
             page = group_page, row = group_row;
         }
         const long rows = std::min(call.block_size - row, until - position);
         line = reinterpret_cast<const char*>(static_cast<const Cache*>(call.kv_cache) +
                                              walk.table[page] * call.page_stride + part * part_size +
-                                             (head * call.block_size + row) * call.head_dim);
-        end = line + rows * call.head_dim * sizeof(Cache);
+                                             (head * call.block_size + row) * call.row_size);
+        end = line + rows * call.row_size * sizeof(Cache);
         position += rows, row += rows;
         if (row == call.block_size) page++, row = 0;
         return unread;
@@ -252,15 +258,15 @@ private:
     bool next_part() {
         if (part < 0) {
             part = 0;
-        } else if (!current->in_place && part < 1) {
+        } else if (!is_across<Cache>(*current) && part < 1) {
             part = 1;
         } else if (head + 1 < current->first_head + current->num_heads) {
             head++;
-            if (!current->in_place) part = 0;
+            if (!is_across<Cache>(*current)) part = 0;
         } else if (until < std::min(start + KEYS, walk.end)) {
             group += step, head = current->first_head;
             group_page = page, group_row = row;
-        } else if (current->in_place && part < 1) {
+        } else if (is_across<Cache>(*current) && part < 1) {
             part = 1, group = 0, head = current->first_head;
             group_page = first_page, group_row = first_row;
         } else if (start + KEYS < walk.end) {
@@ -279,7 +285,7 @@ private:
     void enter(const Item& item) {
         current = &item;
         walk = Walk(call, item);
-        step = item.in_place ? rows_together(call) : KEYS;
+        step = is_across<Cache>(item) ? rows_together<Cache>(call) : KEYS;
         start = walk.begin, group = 0;
         first_page = group_page = walk.first_of(start) / call.block_size;
         first_row = group_row = walk.first_of(start) % call.block_size;

@@ -147,6 +147,74 @@ template <class T> void scan(const SelectiveScanCall* call, long row, long first
     visit_state([&](const float* own, float* to, long left) { store(to, load(own), left); });
 }
 
+// The averages of RWKV for channels [first, first + count) of one row.
+template <class T> void average(const WkvCall* call, long row, long first, long count) {
+    const StepRows rows = rows_of(call);
+    const long channels = call->channels;
+    float* state = call->state + rows.slots[row] * 3 * channels;
+    const auto power = [](Floats x) { return exp2(x * 1.44269504f); };
+    const auto greater = [](Floats x, Floats y) { return x > y ? x : y; };
+    for (long at = first; at < first + count; at += LANES) {
+        const long left = first + count - at;
+        const Floats bonus = load(call->first + at, left), decay = load(call->log_decay + at, left);
+        Floats total{}, weight{}, most = fill(-1e30f);
+        if (!rows.is_new[row])
+            total = load(state + at, left), weight = load(state + channels + at, left),
+            most = load(state + 2 * channels + at, left);
+        for (long token = rows.starts[row]; token < rows.starts[row + 1]; token++) {
+            const Floats key = load((const T*)call->k + token * call->k_stride + at, left);
+            const Floats value = load((const T*)call->v + token * call->v_stride + at, left);
+            Floats highest = greater(most, bonus + key);
+            Floats held = power(most - highest), added = power(bonus + key - highest);
+            store((T*)call->out + token * channels + at, (held * total + added * value) / (held * weight + added), left);
+            highest = greater(most + decay, key);
+            held = power(most + decay - highest), added = power(key - highest);
+            total = held * total + added * value, weight = held * weight + added, most = highest;
+        }
+        store(state + at, total, left);
+        store(state + channels + at, weight, left);
+        store(state + 2 * channels + at, most, left);
+    }
+}
+
+// Takes one head's memory through one row's tokens. The memory's last column is that of the ones behind the values.
+template <class T> void remember(const MlstmCall* call, long row, long head) {
+    const StepRows rows = rows_of(call);
+    const long key_dim = call->key_dim, value_dim = call->value_dim, width = value_dim + 1;
+    const long memory_size = key_dim * width, padded = round_up(width, LANES);
+    float* memory = call->state + (rows.slots[row] * call->heads + head) * (key_dim + 1) * width;
+    float& kept_most = memory[memory_size + value_dim];
+    if (rows.is_new[row]) std::fill_n(memory, memory_size + width, 0.0f);
+    float *value = scratch(2 * padded + 2 * round_up(key_dim, LANES)), *out = value + padded, *key = out + padded,
+          *query = key + round_up(key_dim, LANES);
+    float most = kept_most;
+    for (long token = rows.starts[row]; token < rows.starts[row + 1]; token++) {
+        const float keep = -softplus(-number((const T*)call->keep + token * call->keep_stride + head));
+        const float add = number((const T*)call->add + token * call->add_stride + head);
+        const float now = std::max(keep + most, add), held = std::exp(keep + most - now), added = std::exp(add - now);
+        most = now;
+        widen((const T*)call->q + token * call->q_stride + head * key_dim, query, key_dim);
+        widen((const T*)call->k + token * call->k_stride + head * key_dim, key, key_dim);
+        widen((const T*)call->v + token * call->v_stride + head * value_dim, value, value_dim);
+        value[value_dim] = 1;
+        std::fill_n(out, padded, 0.0f);
+        for (long k = 0; k < key_dim; k++) {
+            float* own = memory + k * width;
+            const Floats factor = fill(added * key[k]), asked = fill(query[k]);
+            for (long i = 0; i < width; i += LANES) {
+                const Floats updated = fill(held) * load(own + i, width - i) + factor * load(value + i);
+                store(own + i, updated, width - i);
+                store(out + i, load(out + i) + asked * updated);
+            }
+        }
+        const float scale = 1 / std::sqrt((float)key_dim);
+        const float divisor = std::max(std::abs(out[value_dim] * scale), std::exp(-most)) + (float)call->eps;
+        T* to = (T*)call->out + (token * call->heads + head) * value_dim;
+        for (long i = 0; i < value_dim; i += LANES) store(to + i, load(out + i) * (scale / divisor), value_dim - i);
+    }
+    kept_most = most;
+}
+
 // Columns [first, first + count) of one head's state, [key_dim, COLUMNS], dense, and its walk through tokens.
 struct Columns {
     float* held;
@@ -237,6 +305,31 @@ template <class T> void outer_products(const OuterProductsCall* call, long row, 
     columns.write(state, value_dim, count);
 }
 
+// The gated linear unit for channels [first, first + count) of one row.
+template <class T> void unit(const RgLruCall* call, long row, long first, long count) {
+    const StepRows rows = rows_of(call);
+    const bool is_new = rows.is_new[row];
+    for (long at = first; at < first + count; at += LANES) {
+        const long left = first + count - at;
+        float* state = call->state + rows.slots[row] * call->channels + at;
+        const Floats input_bias = load(call->input_bias + at, left), decay_bias = load(call->decay_bias + at, left);
+        const Floats log_decay = load(call->log_decay + at, left);
+        Floats held = is_new ? Floats{} : load(state, left);
+        for (long token = rows.starts[row]; token < rows.starts[row + 1]; token++) {
+            const Floats x = load((const T*)call->x + token * call->x_stride + at, left);
+            const Floats input = load((const T*)call->input_gate + token * call->input_stride + at, left) + input_bias;
+            const Floats decay = load((const T*)call->decay_gate + token * call->decay_stride + at, left) + decay_bias;
+            const Floats log_a = times_sigmoid(log_decay, decay);
+            Floats factor = fill(1);
+            if (!is_new || token > rows.starts[row])
+                for (int lane = 0; lane < LANES; lane++) factor[lane] = std::sqrt(-std::expm1(2 * log_a[lane]));
+            held = exp2(log_a * 1.44269504f) * held + times_sigmoid(x, input) * factor;
+            store((T*)call->out + token * call->channels + at, held, left);
+        }
+        store(state, held, left);
+    }
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -256,6 +349,24 @@ extern "C" int quire_selective_scan(const SelectiveScanCall* call) {
         using T = std::remove_pointer_t<decltype(type)>;
         for_each_piece(rows_of(call), call->channels, COLUMNS, call->channels * call->size, call->num_threads,
                        [&](long row, long first, long count) { scan<T>(call, row, first, count); });
+    });
+}
+
+extern "C" int quire_mlstm(const MlstmCall* call) {
+    return with_type(call->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const long work = call->heads * call->key_dim * call->value_dim;
+        for_each_piece(rows_of(call), call->heads, 1, work, call->num_threads,
+                       [&](long row, long head, long) { remember<T>(call, row, head); });
+    });
+}
+
+extern "C" int quire_wkv(const WkvCall* call) {
+    constexpr long WORK = 64;  // of two averages and four powers, in multiplications
+    return with_type(call->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_each_piece(rows_of(call), call->channels, COLUMNS, call->channels * WORK, call->num_threads,
+                       [&](long row, long first, long count) { average<T>(call, row, first, count); });
     });
 }
 
@@ -312,5 +423,14 @@ extern "C" int quire_multiply_gate(const MultiplyGateCall* call) {
                 store((T*)call->out + token * size + i, result, size - i);
             }
         });
+    });
+}
+
+// state = a * state + sqrt(1 - a^2) * x * sigmoid(input_gate), with a = exp(log_decay * sigmoid(decay_gate))
+extern "C" int quire_rg_lru(const RgLruCall* call) {
+    return with_type(call->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_each_piece(rows_of(call), call->channels, COLUMNS, call->channels, call->num_threads,
+                       [&](long row, long first, long count) { unit<T>(call, row, first, count); });
     });
 }

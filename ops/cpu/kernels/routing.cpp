@@ -18,6 +18,9 @@ namespace {
 constexpr long TOKENS = 4;    // that share a pass over the weights
 constexpr long EXPERTS = 32;  // of a task
 
+// The numbers by which Python passes scores; 0 is softmax.
+enum Score { SIGMOID = 1, SPARSE_MIXER = 2 };
+
 template <class T> struct Route {
     const RouteCall& call;
     std::vector<float> logits;  // [rows][num_experts]
@@ -49,13 +52,14 @@ template <class T> struct Route {
     // Overwrites a token's logits with scores.
     void score(float* logits) const {
         const long count = call.num_experts;
-        const float most = call.is_sigmoid ? 0 : *std::max_element(logits, logits + count);
+        const bool is_sigmoid = call.score == SIGMOID;
+        const float most = is_sigmoid ? 0 : *std::max_element(logits, logits + count);
         float total = 0;
         for (long i = 0; i < count; i += LANES) {
             const Floats x = load(logits + i, count - i);
-            store(logits + i, call.is_sigmoid ? times_sigmoid(fill(1), x) : exp2((x - most) * 1.44269504f), count - i);
+            store(logits + i, is_sigmoid ? times_sigmoid(fill(1), x) : exp2((x - most) * 1.44269504f), count - i);
         }
-        if (call.is_sigmoid) return;
+        if (is_sigmoid) return;
         for (long i = 0; i < count; i++) total += logits[i];
         for (long i = 0; i < count; i++) logits[i] /= total;
     }
@@ -84,9 +88,20 @@ template <class T> struct Route {
         return found;
     }
 
+    // The share of an expert among those whose logits are near its own, which is the greatest of those not taken.
+    float near_share(const float* logits, const std::vector<bool>& is_taken, long chosen) const {
+        const float most = logits[chosen];
+        float total = 0;
+        for (long i = 0; i < call.num_experts; i++) {
+            const bool is_far = (most - logits[i]) / std::max(std::abs(logits[i]), most) > (float)call.distance;
+            if (!is_taken[i] && !is_far) total += std::exp(logits[i] - most);
+        }
+        return 1 / total;
+    }
+
     void choose(long token) {
         float* scores = logits.data() + token * call.num_experts;
-        score(scores);
+        if (call.score != SPARSE_MIXER) score(scores);
         std::vector<float> choice(scores, scores + call.num_experts);
         if (call.correction)
             for (long i = 0; i < call.num_experts; i++) choice[i] += call.correction[i];
@@ -95,11 +110,13 @@ template <class T> struct Route {
         int64_t* ids = call.ids + token * call.top_k;
         float *weights = call.weights + token * call.top_k, total = 0;
         for (long i = 0; i < call.top_k; i++) {
-            is_taken[ids[i] = best(choice.data(), is_taken)] = true;
-            total += weights[i] = scores[ids[i]];
+            ids[i] = best(choice.data(), is_taken);
+            total += weights[i] = call.score == SPARSE_MIXER ? near_share(scores, is_taken, ids[i]) : scores[ids[i]];
+            is_taken[ids[i]] = true;
         }
         const float divisor = call.renormalise ? std::max(total, (float)call.floor) : 1;
-        for (long i = 0; i < call.top_k; i++) weights[i] = weights[i] / divisor * (float)call.scale;
+        for (long i = 0; i < call.top_k; i++)
+            weights[i] = weights[i] / divisor * (float)call.scale * (call.shares ? call.shares[ids[i]] : 1);
     }
 
     void run() {

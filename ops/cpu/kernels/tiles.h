@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pages.h"
+#include "rows.h"
 #include "vector.h"
 
 #include <algorithm>
@@ -12,6 +13,9 @@ namespace quire {
 constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of columns: BLOCK * COLUMNS accumulators
 
 struct NoRegisters {};
+
+template <class Unit> struct KeepOf { using type = float; };  // what becomes of a row's sums so far
+template <class Unit> struct SumOf { using type = Floats; };  // of products
 
 struct Pair { uint32_t bits; };  // two bfloat16: an even index in the lower half, the next index in the upper half
 
@@ -30,27 +34,31 @@ inline Floats add_product(Floats total, Pair a, Words b) {
 }
 #endif
 
+inline void begin_sum(Floats& total, const float* c, const float* keep) { total = keep ? *keep * load(c) : Floats{}; }
+inline void end_sum(Floats total, float* c, const float*) { store(c, total); }
+
 // c[row][column] = keep[row] * c[row][column] + sum over t of a[row][t] * b[t][column], for ROWS rows and N vectors of
 // columns. If `keep` is null, c is overwritten.
-template <int ROWS, int N, class Unit>
+template <int ROWS, int N, class Unit, class Keep>
 inline void multiply_block(
     const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
-    const float* keep) {
-    Floats total[ROWS][N];
+    const Keep* keep) {
+    typename SumOf<Unit>::type total[ROWS][N];
     for (int row = 0; row < ROWS; row++)
         for (int n = 0; n < N; n++)
-            total[row][n] = keep ? keep[row] * load(c + row * c_stride + n * LANES) : Floats{};
+            begin_sum(total[row][n], c + row * c_stride + n * LANES, keep ? keep + row : nullptr);
     for (long t = 0; t < steps; t++)
         for (int row = 0; row < ROWS; row++)
             for (int n = 0; n < N; n++)
                 total[row][n] = add_product(total[row][n], a[row * a_stride + t], b + t * b_stride + n * LANES);
     for (int row = 0; row < ROWS; row++)
-        for (int n = 0; n < N; n++) store(c + row * c_stride + n * LANES, total[row][n]);
+        for (int n = 0; n < N; n++)
+            end_sum(total[row][n], c + row * c_stride + n * LANES, keep ? keep + row : nullptr);
 }
 
-template <int ROWS, class Unit>
+template <int ROWS, class Unit, class Keep>
 void multiply_rows(const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
-                   long width, const float* keep) {
+                   long width, const Keep* keep) {
     long column = 0;
     for (; column + COLUMNS * LANES <= width; column += COLUMNS * LANES)
         multiply_block<ROWS, COLUMNS>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
@@ -68,7 +76,7 @@ template <int MOST, class Body> inline void with_rows(long rows, Body body) {
 // `width` is a multiple of LANES; `rows` at most BLOCK.
 template <class Unit>
 void multiply(NoRegisters, long rows, const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c,
-              long c_stride, long width, const float* keep) {
+              long c_stride, long width, const typename KeepOf<Unit>::type* keep) {
     with_rows<BLOCK>(rows, [&](auto constant) {
         multiply_rows<constant()>(a, a_stride, b, b_stride, steps, c, c_stride, width, keep);
     });
@@ -110,7 +118,7 @@ inline void transpose(Words (&rows)[LANES]) {
 
 // Loads LANES units of a key from its element `first` on, with zeros past `head_dim`.
 template <class Cache> inline Words units(const float*, const Cache* key, long first, long head_dim) {
-    return bits_as<Words>(load(key + first, head_dim - first));
+    return bits_as<Words>(load(at(key, first), head_dim - first));
 }
 
 inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) {
@@ -120,6 +128,26 @@ inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) 
     return read<Words>(padded);
 }
 
+#if defined(QUIRE_HAS_AVX512_BF16)
+// 2 * LANES codes as bfloat16, exactly; what is below the normal numbers of the codes' type becomes 0.
+template <int EXPONENT> inline Words widen(const Float8Code<EXPONENT>* from) {
+    constexpr int MANTISSA = 7 - EXPONENT, BIAS = (1 << (EXPONENT - 1)) - 1, SHIFT = 7 - MANTISSA;
+    const __m512i codes = _mm512_cvtepi8_epi16(read<__m256i>(from));
+    const __mmask32 normal = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x80 - (1 << MANTISSA)));
+    const __m512i mask = _mm512_set1_epi16((short)(0x8000 | 0x7f << SHIFT));
+    const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(codes, SHIFT), mask);
+    return (Words)_mm512_maskz_add_epi16(normal, bits, _mm512_set1_epi16((127 - BIAS) << 7));
+}
+
+template <int EXPONENT>
+inline Words units(const Pair*, const Float8Code<EXPONENT>* key, long first, long head_dim) {
+    if (head_dim - first >= 2 * LANES) return widen(key + first);
+    Float8Code<EXPONENT> padded[2 * LANES] = {};
+    std::memcpy(padded, key + first, head_dim - first);
+    return widen(padded);
+}
+#endif
+
 template <class Unit> constexpr int ELEMENTS = 1;  // elements of a unit
 template <> constexpr int ELEMENTS<Pair> = 2;
 template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;   // most rows of `multiply`
@@ -128,7 +156,7 @@ template <class Unit> constexpr int KEYS_AT_ONCE = LANES;   // keys whose weight
 template <class Unit> constexpr bool QUERIES_IN_COLUMNS = false;  // the layout of queries for `multiply_keys`
 template <class Unit> struct RegistersOf { using type = NoRegisters; };
 
-// One head's keys, or values, of a tile: rows of head_dim elements in their pages.
+// One head's keys, or values, of a tile: rows in their pages.
 template <class Cache> struct Rows {
     const Cache* head;  // on page 0
     const long* offsets;
@@ -144,7 +172,8 @@ template <class Cache> struct Operands {
 
     // To be called when elements [first, last) of `rows` rows are read; prefetches as much.
     __attribute__((always_inline)) void fetch_ahead(long rows, long first, long last) const {
-        ahead->advance(rows * (std::min(last, head_dim) - first) * (long)sizeof(Cache));
+        const long end = last < head_dim ? elements<Cache>(last) : row_size<Cache>(head_dim);
+        ahead->advance(rows * (end - elements<Cache>(first)) * (long)sizeof(Cache));
     }
 };
 
@@ -155,11 +184,11 @@ inline void take_keys(const Operands<Cache>& tile, long column, long first, Word
     const auto [keys, values, count, head_dim, ahead] = tile;
     constexpr const Unit* unit = nullptr;
     constexpr long WIDTH = LANES * ELEMENTS<Unit>;
-    const long whole = WHOLE ? first + WIDTH : head_dim;
+    const long whole = WHOLE ? first + WIDTH : head_dim, row = row_size<Cache>(head_dim);
     // Most often the keys are neighbours on a page.
     if (keys.are_neighbours[column / LANES]) {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * head_dim, first, whole);
+        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * row, first, whole);
     } else {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column + i], first, whole);
@@ -210,17 +239,25 @@ void multiply_keys(NoRegisters, const Unit* queries, long stride, const Operands
 struct Two { Words lower, upper; };
 
 template <class Cache> inline Two units_of(const float*, const Cache* value, const Cache*) {
-    return {bits_as<Words>(load(value)), bits_as<Words>(load(value + LANES))};
+    return {bits_as<Words>(load(value)), bits_as<Words>(load(at(value, LANES)))};
 }
 
 #if defined(QUIRE_HAS_AVX512_BF16)
-inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
+inline Two in_pairs(__m512i a, __m512i b) {
     typedef uint16_t Elements __attribute__((vector_size(64)));
     constexpr Elements lower = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i a = read<__m512i>(even), b = read<__m512i>(odd);
     return {(Words)_mm512_permutex2var_epi16(a, (__m512i)lower, b),
             (Words)_mm512_permutex2var_epi16(a, (__m512i)(lower + 16), b)};
+}
+
+inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
+    return in_pairs(read<__m512i>(even), read<__m512i>(odd));
+}
+
+template <int EXPONENT>
+inline Two units_of(const Pair*, const Float8Code<EXPONENT>* even, const Float8Code<EXPONENT>* odd) {
+    return in_pairs((__m512i)widen(even), (__m512i)widen(odd));
 }
 #endif
 
@@ -232,11 +269,11 @@ template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile,
     for (long i = 0; i < count; i += E) {
         tile.fetch_ahead(E, 0, head_dim);
         for (long d = 0; d < head_dim; d += SPAN) {
-            const Cache* rows[2] = {values[i] + d, i + 1 < count ? values[i + E - 1] + d : zeros};
+            const Cache* rows[2] = {at(values[i], d), i + 1 < count ? at(values[i + E - 1], d) : zeros};
             Cache padded[2][SPAN] = {};
             if (head_dim - d < SPAN)
                 for (int k = 0; k < 2; k++) {
-                    std::memcpy(padded[k], rows[k], (head_dim - d) * sizeof(Cache));
+                    std::memcpy(padded[k], rows[k], elements<Cache>(head_dim - d) * sizeof(Cache));
                     rows[k] = padded[k];
                 }
             const Two two = units_of(packed, rows[0], rows[1]);
@@ -260,12 +297,12 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
         for (int n = 0; n < 2 * N; n++)
             total[row][n] = (keep ? keep[row] : 1) * load(out + row * out_stride + n * LANES);
     for (long i = begin; i < end; i += E) {
-        const Cache* first = values[i] + d;
-        const Cache* second = i + 1 < count ? values[i + E - 1] + d : zeros;
+        const Cache* first = at(values[i], d);
+        const Cache* second = i + 1 < count ? at(values[i + E - 1], d) : zeros;
         tile.fetch_ahead(E, d, d + N * SPAN);
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
-            const Two two = units_of(static_cast<const Unit*>(nullptr), first + n * SPAN, second + n * SPAN);
+            const Two two = units_of(static_cast<const Unit*>(nullptr), at(first, n * SPAN), at(second, n * SPAN));
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
                 const Unit weight = weights[row * weights_stride + i / E];

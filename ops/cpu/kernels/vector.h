@@ -8,6 +8,8 @@
 #include <cstring>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 // Instruction sets are used in groups, each whole or not at all: some processors with AVX-512 lack its later parts, and
@@ -15,10 +17,13 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define QUIRE_HAS_AVX512 1
 #endif
+#if defined(QUIRE_HAS_AVX512) && defined(__AVX512VNNI__)
+#define QUIRE_HAS_AVX512_VNNI 1
+#endif
 #if defined(QUIRE_HAS_AVX512) && defined(__AVX512BF16__)
 #define QUIRE_HAS_AVX512_BF16 1
 #endif
-#if defined(QUIRE_HAS_AVX512) || (defined(__AVX__) && defined(__F16C__))
+#if defined(QUIRE_HAS_AVX512) || (defined(__AVX__) && defined(__F16C__)) || defined(__aarch64__)
 #define QUIRE_HAS_FLOAT16 1
 #endif
 
@@ -99,6 +104,8 @@ inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof(x)); }
 inline void store(BFloat16* to, Floats x) {
 #if defined(QUIRE_HAS_AVX512_BF16)
     __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    bfloat16x4_t half = vcvt_bf16_f32((float32x4_t)x);
 #else
     Words bits = bits_as<Words>(x);
     Words even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
@@ -112,6 +119,8 @@ inline void store(BFloat16* to, Floats x) {
 inline Floats load(const Half* from) {
 #if defined(QUIRE_HAS_AVX512)
     return (Floats)_mm512_cvtph_ps(read<__m256i>(from));
+#elif defined(__aarch64__)
+    return (Floats)vcvt_f32_f16(read<float16x4_t>(from));
 #else
     return (Floats)_mm256_cvtph_ps(read<__m128i>(from));
 #endif
@@ -120,6 +129,8 @@ inline Floats load(const Half* from) {
 inline void store(Half* to, Floats x) {
 #if defined(QUIRE_HAS_AVX512)
     auto half = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+    auto half = vcvt_f16_f32((float32x4_t)x);
 #else
     auto half = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
 #endif
@@ -156,6 +167,8 @@ inline Floats multiply_add(Floats x, Floats y, Floats z) {
     return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 #elif defined(__AVX__) && defined(__FMA__)
     return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #else
     return x * y + z;
 #endif

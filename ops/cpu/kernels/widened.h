@@ -1,87 +1,78 @@
-// Products of float32 rows with panels of narrower weights, which become float32 in registers.
+// Products of rows with panels of narrower weights.
 //
-// A weight lies in panels of two vectors of outputs: [panel][in][PANEL]. Some rows make a tile, whose sums stay in
-// registers while a part of a panel passes by; few rows take several panels at once instead, because a sum must wait
-// for the one before. Each output is one chain of sums over the inputs, in order, whatever the tile: a row's result
-// does not depend on how many rows there are, nor on the number of threads.
+// Numbers become float32 in registers, and so does x. Or codes and x are integers (integers.h), where the codec has
+// integers and x is not of float32; each block's sum then becomes float32.
+//
+// A weight lies in panels of PANEL outputs: [panel][group]{scales [PANEL], offsets [PANEL], units}. One or two rows take
+// several panels at once, because a sum must wait for the one before. More rows make tiles: the first one keeps the part
+// of a panel that it widens in a buffer, for the others to take from the first cache.
+//
+// A number of the weight is code * scale + offset, rounded once. Each output is one chain of sums over the inputs, or over
+// the blocks, in order, whatever the tile: a row's result does not depend on how many rows there are, nor on the number
+// of threads.
 #pragma once
 
-#include "vector.h"
+#include "codecs.h"
+#include "kernels.h"
 
 #include <algorithm>
-#include <array>
-#include <utility>
+#include <functional>
 
 namespace quire {
 namespace widened {
 
-constexpr long PANEL = 2 * LANES;                  // outputs
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 5;    // of a tile: twice as many sums leave registers for the rest
-constexpr long MOST_TILES = 8;                     // that take a part of a panel from the first cache
-constexpr long MOST_STEPS = 256;                   // of such a part: 16 KB or less
-constexpr int MOST_GROUP = 4;                      // panels that a tile takes at once
-constexpr int GROUP_SUMS = LANES == 16 ? 16 : 8;   // vectors of sums that need not wait for each other
+constexpr int MOST_ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 5;  // of a tile: registers for twice as many sums
+constexpr long MOST_BLOCK = LANES == 16 ? 192 : 96;               // rows that take a widened part of a panel
+constexpr long MOST_STEPS = 256;                                  // of such a part: 16 KB, or 32 KB with AVX-512
+constexpr long MOST_PANELS = 8;                                   // of a task
+constexpr long BLOCK_BYTES = 128 << 10;                           // of x, that the second cache holds beside a panel
+constexpr int GROUP_SUMS = LANES == 16 ? 16 : 8;                  // vectors of sums that need not wait for each other
+constexpr int FEW_ROWS = 2;
+constexpr long AHEAD = 1024;  // bytes from what is read of one panel to what is prefetched
 
-// Panels that a tile of so many rows takes at once.
-constexpr int group_of(int rows) { return std::clamp(GROUP_SUMS / (2 * rows), 1, MOST_GROUP); }
+// Panels that one or two rows take at once.
+constexpr int group_of(int rows) { return std::clamp(GROUP_SUMS / (2 * rows), 1, 4); }
 
-inline Floats widen(const int8_t* from) {
-#if defined(QUIRE_HAS_AVX512)
-    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from)));
-#elif defined(__AVX2__)
-    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
-#else
-    typedef int8_t Bytes __attribute__((vector_size(LANES)));
-    return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Ints), Floats);
-#endif
-}
+// How a packed weight lies in memory.
+template <class C> struct Layout {
+    C codec;
+    long inputs, group;  // inputs, and those of a group
+    long dtype;          // of scales and offsets
+    bool has_offsets;
 
-// The two vectors of a panel's step.
-template <class W> inline void load_step(const W* from, Floats& low, Floats& high) { load_pair(from, low, high); }
-inline void load_step(const int8_t* from, Floats& low, Floats& high) { low = widen(from), high = widen(from + LANES); }
+    long scale_bytes() const { return C::IS_SCALED ? PANEL * (dtype == FLOAT32 ? 4 : 2) : 0; }
+    bool adds_offsets() const { return has_offsets || codec.adds_offset(); }
+    long header() const { return scale_bytes() * (has_offsets ? 2 : 1); }
+    long group_bytes() const { return header() + (group + C::UNIT - 1) / C::UNIT * C::BYTES; }
+    long panel_bytes() const { return inputs / group * group_bytes(); }
 
-// The place of an output within a step. `load_pair` takes every second bfloat16.
-template <class W> constexpr long place(long output) { return output; }
-template <> constexpr long place<BFloat16>(long output) {
-    return output < LANES ? 2 * output : 2 * (output - LANES) + 1;
-}
-
-// sums [ROWS][GROUP][PANEL] += x [steps][ROWS] times GROUP panels, each [steps][PANEL] and `stride` numbers apart.
-template <class W, int ROWS, int GROUP>
-void multiply(const float* x, const W* panel, long stride, long steps, bool is_first, float* sums) {
-    Floats sum[ROWS][2 * GROUP];
-#pragma GCC unroll 16
-    for (int row = 0; row < ROWS; row++)
-#pragma GCC unroll 16
-        for (int i = 0; i < 2 * GROUP; i++)
-            sum[row][i] = is_first ? Floats{} : load(sums + (row * 2 * GROUP + i) * LANES);
-    for (long step = 0; step < steps; step++) {
-        Floats weight[2 * GROUP];
-#pragma GCC unroll 16
-        for (int i = 0; i < GROUP; i++) load_step(panel + i * stride + step * PANEL, weight[2 * i], weight[2 * i + 1]);
-#pragma GCC unroll 16
-        for (int row = 0; row < ROWS; row++) {
-            const Floats factor = fill(x[step * ROWS + row]);
-#pragma GCC unroll 16
-            for (int i = 0; i < 2 * GROUP; i++) sum[row][i] += factor * weight[i];
+    // The scales and offsets of a group.
+    void load_scales(const uint8_t* from, Floats scale[2], Floats offset[2]) const {
+        for (int half = 0; half < 2; half++) {
+            with_type(dtype, [&](auto* type) {
+                const auto* at = (decltype(type))from + half * LANES;
+                scale[half] = load(at);
+                offset[half] = has_offsets ? load(at + PANEL) : Floats{};
+            });
+            codec.adjust(scale[half], offset[half]);
         }
     }
-#pragma GCC unroll 16
-    for (int row = 0; row < ROWS; row++)
-#pragma GCC unroll 16
-        for (int i = 0; i < 2 * GROUP; i++) store(sums + (row * 2 * GROUP + i) * LANES, sum[row][i]);
-}
 
-template <class W> using Multiply = void (*)(const float*, const W*, long, long, bool, float*);
+    Blocks blocks() const { return {inputs / group, group, round_up(group, C::UNIT)}; }
 
-template <class W, bool IS_GROUP, int... I>
-constexpr std::array<Multiply<W>, sizeof...(I)> for_rows(std::integer_sequence<int, I...>) {
-    return {multiply<W, I + 1, IS_GROUP ? group_of(I + 1) : 1>...};
-}
+    // The end of the part that begins at `step`: within a group or at its end.
+    long part_end(long step) const {
+        const long end = step + MOST_STEPS, rest = group - step % group;
+        if (rest > MOST_STEPS) return end;
+        return step + rest + (end - step - rest) / group * group;
+    }
 
-// Functions for 1 to MOST_ROWS rows, at index rows - 1: with one panel, and with `group_of(rows)`.
-template <class W> constexpr auto ONE_PANEL = for_rows<W, false>(std::make_integer_sequence<int, MOST_ROWS>());
-template <class W> constexpr auto A_GROUP = for_rows<W, true>(std::make_integer_sequence<int, MOST_ROWS>());
+    // Where `step`, the first of a unit, lies in a panel. A group's first step lies at the group's scales.
+    const uint8_t* find(const uint8_t* panel, long step) const {
+        const long in_group = step % group;
+        return panel + step / group * group_bytes() + (in_group ? header() + in_group / C::UNIT * C::BYTES : 0);
+    }
+};
 
 // Rows in tiles of nearly the same size.
 struct Tiles {
@@ -89,40 +80,102 @@ struct Tiles {
     explicit Tiles(long rows) : rows(rows), count((rows + MOST_ROWS - 1) / MOST_ROWS) {}
     long start(long tile) const { return tile * (rows / count) + std::min(tile, rows % count); }
     int size(long tile) const { return (int)(rows / count + (tile < rows % count)); }
-    int group() const { return count == 1 ? group_of((int)rows) : 1; }
 };
 
-// Panels in groups, and the rest one by one: the tasks of a product.
+// Panels in groups, the tasks of a product. The last group may be smaller.
 struct Groups {
     long panels, size;
-    long count() const { return panels / size + panels % size; }
-    long first(long task) const { return task < panels / size ? task * size : panels - (count() - task); }
-    int panels_of(long task) const { return task < panels / size ? (int)size : 1; }
+    Groups(long panels, const Tiles& tiles, long row_bytes, long num_threads) : panels(panels), size(1) {
+        if (tiles.rows <= FEW_ROWS) size = group_of((int)tiles.rows);
+        else if (tiles.rows * row_bytes > BLOCK_BYTES) size = std::clamp(panels / (4 * num_threads), 1L, MOST_PANELS);
+    }
+    long count() const { return (panels + size - 1) / size; }
+    long first(long task) const { return task * size; }
+    int panels_of(long task) const { return (int)std::min(size, panels - task * size); }
 };
 
-constexpr long MOST_SUMS = std::max(MOST_TILES * MOST_ROWS, (long)MOST_GROUP * 2) * PANEL;
+constexpr long MOST_SUMS = MOST_PANELS * MOST_BLOCK * PANEL;
 
-// The sums of a few tiles with `group` panels from `panel` on. Tile by tile, x lies as [inputs][rows of the tile]; the
-// sums are [MOST_ROWS][group][PANEL] a tile. A group is taken by one tile alone.
-template <class W>
-void multiply_tiles(const float* x, const Tiles& tiles, const W* panel, long inputs, int group, float* sums) {
-    const auto& functions = group == 1 ? ONE_PANEL<W> : A_GROUP<W>;
-    const long most = tiles.count == 1 ? inputs : MOST_STEPS;
-    for (long step = 0; step < inputs; step += most)
-        for (long tile = 0; tile < tiles.count; tile++)
-            functions[tiles.size(tile) - 1](
-                x + tiles.start(tile) * inputs + step * tiles.size(tile), panel + step * PANEL, inputs * PANEL,
-                std::min(most, inputs - step), step == 0, sums + tile * MOST_ROWS * PANEL);
-}
-
-// Writes row `row` of a tile, [size][rows of the tile].
-template <class T> void pack_row(const T* from, long size, int row, int rows, float* to) {
+// Writes row `row` of a tile, [size][rows of the tile]; its number i is that at order[i] of `from`, unless order is null.
+template <class T> void pack_row(const T* from, const int64_t* order, long size, int row, int rows, float* to) {
     for (long first = 0; first < size; first += LANES) {
         const long count = std::min<long>(LANES, size - first);
+        T given[LANES];
         float part[LANES];
-        store(part, load(from + first, count));
+        if (order)
+            for (long i = 0; i < count; i++) given[i] = from[order[first + i]];
+        store(part, load(order ? given : from + first, count));
         for (long i = 0; i < count; i++) to[(first + i) * rows + row] = part[i];
     }
+}
+
+// Defined in products.h and integer_products.h: see `Weight::multiply`.
+template <class C>
+void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, const float* x, const Tiles& tiles,
+                     float* sums);
+template <class C>
+void multiply_integers(const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles,
+                       float* sums);
+
+// A packed weight of any codec.
+struct Weight {
+    const WeightForm form;
+    explicit Weight(const WeightForm& form) : form(form) {}
+    // In a gated layer (arXiv:2002.05202) a panel's lower half are gates, its upper half their ups.
+    long num_panels() const {
+        return form.is_gated ? (form.out_features / 2 + LANES - 1) / LANES : (form.out_features + PANEL - 1) / PANEL;
+    }
+    virtual long panel_bytes() const = 0;
+    // Of x, whose tiles follow one another.
+    virtual long row_bytes() const = 0;
+    // Writes row `row` of a tile of x. Number i of the row is that at order[i] of `from`, unless order is null.
+    virtual void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const = 0;
+    // sums [count][rows][PANEL] of `count` panels from `panel` on.
+    virtual void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const = 0;
+};
+
+template <class C> struct CodedWeight : Weight {
+    const Layout<C> layout;
+    CodedWeight(const WeightForm& form, const float* table)
+        : Weight(form),
+          layout{C(table), form.in_features, form.group, form.scale_dtype, form.has_offsets != 0} {}
+    long panel_bytes() const override { return layout.panel_bytes(); }
+    long row_bytes() const override { return layout.inputs * (long)sizeof(float); }
+    void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const override {
+        with_type(dtype, [&](auto* type) {
+            widened::pack_row((decltype(type))from, order, layout.inputs, row, rows, (float*)tile);
+        });
+    }
+    void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
+        multiply_panels(layout, panel, count, (const float*)x, tiles, sums);
+    }
+};
+
+// The same with x as integers.
+template <class C> struct IntegerWeight final : CodedWeight<C> {
+    using CodedWeight<C>::CodedWeight, CodedWeight<C>::layout;
+    const Blocks blocks = layout.blocks();
+    long row_bytes() const override { return blocks.row_bytes(); }
+    void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const override {
+        with_type(dtype, [&](auto* type) { pack_integers((decltype(type))from, order, blocks, row, rows, tile); });
+    }
+    void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
+        multiply_integers(layout, panel, count, x, tiles, sums);
+    }
+};
+
+// Calls body with the weight of a form, for a model's numbers of `dtype`, and returns 0. Returns 1, without a call, if
+// this machine's build has no such codec. `body` is no template, so that it is compiled once.
+inline int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long dtype,
+                       const std::function<void(const Weight&)>& body) {
+    return with_codec(form.codec, [&](auto* codec) {
+        using C = std::remove_pointer_t<decltype(codec)>;
+#if defined(QUIRE_HAS_PAIRS)
+        if constexpr (C::IS_INTEGER)
+            if (dtype != FLOAT32) return body(IntegerWeight<C>(form, table));
+#endif
+        body(CodedWeight<C>(form, table));
+    });
 }
 
 }  // namespace widened

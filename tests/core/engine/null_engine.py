@@ -68,7 +68,7 @@ class Stream:
         self.on_tokens()
 
     async def finish_reason(self) -> FinishReason | None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.done.wait()
         assert self.last is not None
         return self.last.finish_reason

@@ -65,7 +65,7 @@ class Loop:
 
 def run(test: Callable[[], object]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await test()  # type: ignore[misc]
 
     asyncio.run(limited())

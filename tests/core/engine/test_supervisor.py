@@ -44,7 +44,7 @@ def launcher() -> EngineLauncher:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

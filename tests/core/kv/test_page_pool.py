@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quire.core.kv.page_pool import PagePool, block_hash, root_hash
+from quire.core.kv.page_pool import PagePool
 
 
 def key(content: str, group: int = 0) -> tuple[bytes, int]:
@@ -143,18 +143,3 @@ def test_random_use_keeps_every_page_counted_once() -> None:
             case 3 if tables:
                 pool.release(reversed(tables.pop(rng.randrange(len(tables)))))
         pool.check_invariants([page for table in tables for page in table])
-
-
-def test_hashes_differ_with_parent_tokens_extra_and_salt() -> None:
-    tokens = bytes(range(32))
-    hashes = {
-        block_hash(root_hash(None), tokens),
-        block_hash(root_hash(""), tokens),
-        block_hash(root_hash("a"), tokens),
-        block_hash(block_hash(root_hash(None), tokens), tokens),
-        block_hash(root_hash(None), bytes(32)),
-        block_hash(root_hash(None), tokens, extra=b"adapter"),
-    }
-    assert len(hashes) == 6
-    assert all(len(digest) == 32 for digest in hashes)
-    assert block_hash(root_hash("a"), tokens) in hashes  # and nothing random in them

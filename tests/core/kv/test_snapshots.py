@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quire.core.kv.block_hashes import hash_blocks
+from quire.core.kv.block_hashes import BlockHasher
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.wire.kv_groups import KVGroupSpec
@@ -117,7 +117,7 @@ def test_a_snapshot_that_is_there_is_not_taken_again_and_remains_of_one_are_not_
     kv.free(first)
     second.sampling.skip_reading_prefix_cache = True
     assert kv.admit(second, kv.find_prefix(second), 4, num_running=0)
-    hash_blocks(second, 1, SIZE)
+    BlockHasher(SIZE).extend(second, 1)
     assert kv.take_snapshot(second, 4) is None
     kv._pool.disown([(first.block_hashes[0], 2)])
     taken = kv.take_snapshot(second, 4)

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from quire.core.kv import block_hashes
+from quire.core.kv.hash_functions import hash_function
 from quire.core.wire.protocol import EngineRequest, SequenceStart
 from tests.core.scheduling.fake_worker import Harness, make_request
 
@@ -40,13 +41,14 @@ def test_a_prompt_takes_memory_once_however_many_sequences_run() -> None:
 
 
 def test_blocks_of_a_prompt_are_hashed_once_for_all_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed, block_hash = [], block_hashes.block_hash
+    hashed, hash_of = [], hash_function("sha256")
 
     def count(parent: bytes, *content: bytes) -> bytes:
-        hashed.append(content)
-        return block_hash(parent, *content)
+        if parent:  # not the root's
+            hashed.append(content)
+        return hash_of(parent, *content)
 
-    monkeypatch.setattr(block_hashes, "block_hash", count)
+    monkeypatch.setattr(block_hashes, "hash_function", lambda _: count)
     harness = harness_for(1000)
     assert harness.offer(request_of(64, 1000)) is None
     harness.run()

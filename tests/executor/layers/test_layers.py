@@ -34,7 +34,7 @@ class ThreadGroup(ParallelGroup):
         return torch.cat(self._exchange(x), dim=dim)
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
-        self._mailbox[self.rank] = x
+        self._mailbox[self.rank] = x.clone()  # a rank may write into its own while others still read
         self._barrier.wait(60)
         everyone = list(self._mailbox)
         self._barrier.wait(60)
@@ -46,8 +46,21 @@ def on_every_rank(size: int, job: Any) -> list[Any]:
     mailbox: list[Any] = [None] * size
     barrier = threading.Barrier(size)
     groups = [ThreadGroup(rank, size, mailbox, barrier) for rank in range(size)]
+
+    failures: list[BaseException] = []
+
+    def run(group: ThreadGroup) -> Any:
+        try:
+            return job(group)
+        except BaseException as failure:
+            failures.append(failure)
+            barrier.abort()  # the others would wait for ever
+
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(job, groups))
+        results = list(pool.map(run, groups))
+    if failures:
+        raise failures[0]
+    return results
 
 
 SHARDED: dict[str, tuple[str, dict[str, Any], int]] = {

@@ -70,7 +70,9 @@ def test_layers_that_differ_in_size_lie_one_after_another() -> None:
 
 def test_pages_of_layers_that_differ_in_size_do_not_overlap() -> None:
     layers = [LayerKV(1, 16, 8), LayerKV(2, 16), LayerKV(1, 8, 8), LayerKV(1, 32), LayerKV(3, 8, 8)]
-    layout = KVLayout(layers, ops.bind("cpu"), block_size=4, dtype=torch.bfloat16, device=torch.device("cpu"))
+    layout = KVLayout(
+        layers, ops.bind("cpu"), block_size=4, dtypes=[torch.bfloat16] * len(layers), device=torch.device("cpu")
+    )
     [memory], caches = layout.allocate(5)
     assert memory.shape == (5, layout.page_bytes)
     for group in layout.groups:
@@ -86,7 +88,9 @@ def test_pages_of_layers_that_differ_in_size_do_not_overlap() -> None:
 
 def test_the_jth_layer_of_each_group_has_the_jth_tensor() -> None:
     layers = [LayerKV(2, 16, window) for window in (8, 8, None, 8, 8, None, 8)]
-    layout = KVLayout(layers, ops.bind("cpu"), block_size=4, dtype=torch.bfloat16, device=torch.device("cpu"))
+    layout = KVLayout(
+        layers, ops.bind("cpu"), block_size=4, dtypes=[torch.bfloat16] * len(layers), device=torch.device("cpu")
+    )
     tensors, caches = layout.allocate(10)
     assert layout.page_bytes == 2 * 2 * 2 * 4 * 16 * 2  # layers, keys and values, heads, tokens, head_dim, bytes
     assert sum(tensor.nbytes for tensor in tensors) == 10 * layout.page_bytes
@@ -101,7 +105,11 @@ def test_the_jth_layer_of_each_group_has_the_jth_tensor() -> None:
 
 def test_latents_take_one_vector_a_token() -> None:
     layout = KVLayout(
-        [LatentKV(576)] * 3, ops.bind("cpu"), block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
+        [LatentKV(576)] * 3,
+        ops.bind("cpu"),
+        block_size=16,
+        dtypes=[torch.bfloat16] * 3,
+        device=torch.device("cpu"),
     )
     assert layout.groups == [KVGroupSpec("full", [0, 1, 2], 3 * 16 * 576 * 2)]
     assert str(layout).startswith("latent attention in layers: 3, groups: 1; ")

@@ -13,31 +13,21 @@ torch.set_num_threads(1)
 
 UNSERVED = frozenset(
     [
-        "axk2",
         "cohere_compass_text",
-        "nemotron_h",
-        "recurrent_gemma",
-        "rwkv",
         "cpmant",
-        "deepseek_v32",
         "deepseek_v4",
-        "dots3_note_text",
-        "glm_moe_dsa",
-        "hy_v4",
-        "openai-gpt",
         "prophetnet",
         "qwen4_exp_text",
         "reformer",
         "xlm",
         "xlnet",
-        "xlstm",
         "zamba",
-        "zamba2",
         "zaya",
     ]
 )
 """docs/models.md says why."""
-CUT = sorted(random.Random(7).sample([name for name in MODEL_TYPES if name not in UNSERVED], 24))
+CUT = sorted({"hy_v4", *random.Random(7).sample([name for name in MODEL_TYPES if name not in UNSERVED], 24)})
+"""`hy_v4` is here because its class keeps keys of an indexer, which have pages of their own."""
 
 
 @pytest.mark.parametrize("model_type", CUT)

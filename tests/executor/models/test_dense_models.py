@@ -32,6 +32,7 @@ OLMO3_ROPE = {
         "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64,
     },
 }  # fmt: skip
+GEMMA3N = {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 310, "laurel_rank": 8}
 HALF_ROPE = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 ONE_OF_FOUR = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
@@ -57,6 +58,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma2-uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3n": (
+        "gemma3n",
+        {
+            **GEMMA3N, "tie": True, "sliding_window": 12, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "activation_sparsity_pattern": [0.8, 0.8, 0.0, 0.0, 0.0, 0.0],
+        },
+    ),
+    "gemma3n-no-sharing": (
+        "gemma3n",
+        {
+            **GEMMA3N, "altup_num_inputs": 2, "altup_active_idx": 1, "altup_correct_scale": False,
+            "attention_bias": True, "num_kv_shared_layers": 0, "final_logit_softcapping": 5.0,
+            "intermediate_size": [64, 96],
+        },
+    ),
+    "gemma4": (
+        "gemma4",
+        {
+            "tie": True, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 320, "sliding_window": 12,
+            "num_hidden_layers": 6, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "global_head_dim": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 3, "final_logit_softcapping": 5.0,
+        },
+    ),
     "glm": ("glm", {"attention_bias": True, "head_dim": 16}),
     "glm4": ("glm4", {"attention_bias": True, "head_dim": 24, "rope": HALF_ROPE}),
     "gpt2": ("gpt2", {}),
@@ -84,6 +109,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo3",
         {"sliding_window": 12, "layer_types": ONE_OF_FOUR, "num_hidden_layers": 4, "rope": OLMO3_ROPE},
     ),
+    "openai-gpt": ("openai_gpt", {"tie": True}),
+    "openai-gpt-relu": ("openai_gpt", {"afn": "relu", "seed": 1}),
     "opt": ("opt", {"ffn_dim": 100, "word_embed_proj_dim": 64, "tie": True}),
     "opt-plain": (
         "opt",

@@ -21,10 +21,16 @@ from transformers import (
     MiniMaxConfig,
     NemotronHConfig,
     PretrainedConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
+    RwkvConfig,
+    Zamba2Config,
+    xLSTMConfig,
 )
 
+from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
@@ -47,9 +53,26 @@ DELTA = {
 }  # fmt: skip
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "conv_kernel": 4}
 
+XLSTM = {
+    "num_heads": 4, "qk_dim_factor": 1.0, "gate_soft_cap": 4.0, "output_logit_soft_cap": 9.0, "num_hidden_layers": 2,
+    "num_blocks": 2,
+}  # fmt: skip
+
 MAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_d_conv": 3,
     "mamba_expand": 2,
+}  # fmt: skip
+
+ZAMBA2 = {
+    "num_hidden_layers": 3, "n_mamba_heads": 8, "mamba_d_state": 20, "adapter_rank": 6,
+    "tie_word_embeddings": True,  # Transformers shares no blocks without it
+}  # fmt: skip
+
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "num_hidden_layers": 4,
+    "ssm_state_size": 20, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "head_dim": 24,
+    "time_step_min": 0.2, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 28,
+    "moe_shared_expert_intermediate_size": 44,
 }  # fmt: skip
 
 VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
@@ -145,8 +168,7 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
         "GraniteMoeHybridForCausalLM",
         {
             **MAMBA,
-            "layer_types": ["full_attention", "linear_attention"],
-            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "linear_attention"] * 2,
             "num_local_experts": 0,
             "num_experts_per_tok": 0,
             "shared_intermediate_size": 48,
@@ -193,15 +215,35 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
             "time_step_min": 0.2,
         },
     ),
+    "nemotron-h-experts": (
+        NemotronHConfig,
+        "NemotronHForCausalLM",
+        {**NEMOTRON, "n_group": 2, "moe_latent_size": 40, "mlp_bias": True},
+    ),
+    "nemotron-h-whole-experts": (
+        NemotronHConfig,
+        "NemotronHForCausalLM",
+        {**NEMOTRON, "routed_scaling_factor": 2.5, "norm_topk_prob": False},
+    ),
     "qwen3.5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", DELTA),
     "qwen3.5-last-recurrent": (
         Qwen3_5TextConfig,
         "Qwen3_5ForCausalLM",
         {
             **DELTA,
-            "layer_types": ["full_attention", "linear_attention"],
-            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "linear_attention"] * 2,
             "attention_bias": True,
+        },
+    ),
+    "qwen3.5-moe": (
+        Qwen3_5MoeTextConfig,
+        "Qwen3_5MoeForCausalLM",
+        {
+            **DELTA,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 24,
         },
     ),
     "qwen3-next": (
@@ -217,6 +259,36 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
         },
     ),
     "qwen3-next-dense": (Qwen3NextConfig, "Qwen3NextForCausalLM", {**DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
+    "rwkv": (RwkvConfig, "RwkvForCausalLM", {"rescale_every": 2, "layer_norm_epsilon": 1e-3}),
+    "xlstm": (xLSTMConfig, "xLSTMForCausalLM", {**XLSTM, "eps": 1e-3}),
+    "recurrent-gemma": (
+        RecurrentGemmaConfig,
+        "RecurrentGemmaForCausalLM",
+        {"block_types": ["recurrent", "attention"], "attention_window_size": 24},
+    ),
+    "zamba2": (
+        Zamba2Config,
+        "Zamba2ForCausalLM",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["hybrid", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "num_key_value_heads": 4,
+            "use_mem_rope": True,
+        },
+    ),
+    "zamba2-one-block": (
+        Zamba2Config,
+        "Zamba2ForCausalLM",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "add_bias_linear": True,
+            "mamba_ngroups": 2,
+            "time_step_min": 0.2,
+        },
+    ),
 }
 
 Folder = Callable[[str], Path]
@@ -246,7 +318,7 @@ def _save(folder: Path, kind: type[PretrainedConfig], architecture: str, options
             value = noise.abs()
         elif parameter.dim() == 1:
             value = parameter.detach() + 0.2 * noise
-        elif "embed" in name or "conv1d" in name:
+        elif ("embed" in name and not config.tie_word_embeddings) or "conv1d" in name:
             value = noise
         else:
             value = noise / parameter.shape[-1] ** 0.5
@@ -283,6 +355,12 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     likeliest = expected_logprobs(folder(variant), prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
     assert output == likeliest.tolist()
     assert len(set(output)) > 8, "a degenerate output proves little"
+
+
+@pytest.mark.parametrize("option", [{"use_bias": True}, {"weight_mode": "fused"}], ids=str)
+def test_forms_of_xlstm_that_no_checkpoint_has_are_refused(option: dict[str, Any], folder: Folder) -> None:
+    with pytest.raises(ModelLoadError, match="with use_bias, or with a weight_mode other than single, is not"):
+        load_model(read_spec(folder("xlstm"), **option))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,34 +1,31 @@
 """Families with multi-head latent attention against Transformers, and the latent cache in the memory of a worker."""
 
+import contextlib
 import shutil
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.core.wire.protocol import EngineRequest, RequestDelta
 from quire.core.wire.rank import Rank
+from quire.executor.models.deepseek_sparse import indexer_types
+from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
+from quire.ops.cpu import NativeBackend
 from tests.checkpoints import LATENT_SIZES
 from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.step.test_model_runner import (
     LIMITS,
     engine_config,
-    generate,
-    mixed_requests,
-    prompt_of,
-    request,
-    tokens_of,
 )
 
 torch.set_num_threads(1)
@@ -50,9 +47,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {"num_hidden_layers": 3, "rope": {**YARN, "mscale": 1.0}}),
     "deepseek_v3-kimi": ("deepseek_v3", {"n_group": 1, "topk_group": 1, "rope": {**YARN, "factor": 32.0}}),
     "deepseek_v3-biases": ("deepseek_v3", {"attention_bias": True, "norm_topk_prob": False, "q_lora_rank": None}),
+    "deepseek_v32": ("deepseek_v32", {"num_hidden_layers": 3, "rope": YARN}),
     "glm4_moe_lite": ("glm4_moe_lite", {"num_hidden_layers": 3}),
+    "glm_moe_dsa": ("glm_moe_dsa", {"attention_bias": True}),
+    "glm_moe_dsa-shared": ("glm_moe_dsa", {"indexer_types": ["full", "shared"]}),
     "minicpm3": ("minicpm3", {"tie": True, "dim_model_base": 24, "scale_depth": 6.0, "scale_emb": 0.5}),
-    "minicpm3-untied": ("minicpm3", {"v_head_dim": None, "scale_depth": 0.7, "scale_emb": 3}),
+    "minicpm3-untied": ("minicpm3", {"v_head_dim": None, "dim_model_base": 48, "scale_depth": 0.7, "scale_emb": 3}),
     "youtu": ("youtu", YOUTU),
     "youtu-tied": ("youtu", {**YOUTU, "tie": True}),
     "youtu-biases": ("youtu", {**YOUTU, "attention_bias": True}),
@@ -90,7 +90,15 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     assert len(set(output)) > 8, "a degenerate output proves little"
 
 
-FAMILIES = ["deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"]
+FAMILIES = [
+    "deepseek_v2-groups",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa-shared",
+    "minicpm3",
+    "youtu",
+]
 """One variant each."""
 
 
@@ -138,6 +146,27 @@ def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoint
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
+@torch.inference_mode()
+def test_decode_steps_with_a_selection_are_recorded(checkpoint: Checkpoints) -> None:
+    """Of one byte a weight, because oneDNN's layers cannot be recorded."""
+    family, options = VARIANTS["glm_moe_dsa-shared"]
+    spec = read_spec(checkpoint(family, **options))
+    context = model_context(spec, quantization="int8")
+    if not isinstance(context.ops, NativeBackend):
+        pytest.skip("plain torch is not recorded")
+    with contextlib.closing(context.weights):
+        model = build_model(spec, context)
+    driver = PagedDriver(model, 2, 64)
+    driver.step({0: list(range(40)), 1: [5, 6]})
+    driver.model = recorded = Recorded(model, context.ops)  # type: ignore[assignment]
+    driver.step({0: [3], 1: [4]}, only_last=True)
+    assert recorded.recording is not None
+    expected = recorded.result.clone()
+    recorded.result.zero_()
+    recorded.recording.run()
+    assert torch.equal(recorded.result, expected)
+
+
 def test_half_precision_stays_near(checkpoint: Checkpoints) -> None:
     folder = checkpoint("youtu", **YOUTU)
     model = load_model(read_spec(folder, dtype="bfloat16"))
@@ -147,64 +176,43 @@ def test_half_precision_stays_near(checkpoint: Checkpoints) -> None:
     assert (got - expected_logprobs(folder, token_ids)).abs().mean() < 0.1
 
 
-Generate = Callable[..., dict[str, list[RequestDelta]]]
+@pytest.mark.parametrize(("variant", "num_index_layers"), [("deepseek_v2-lite", 0), ("glm_moe_dsa-shared", 1)])
+def test_pages_hold_latents_and_index_keys(variant: str, num_index_layers: int, checkpoint: Checkpoints) -> None:
+    family, options = VARIANTS[variant]
+    ready = Worker(engine_config(checkpoint(family, **options)), Rank(), ParallelGroup()).load()
+    numbers = 2 * (LATENT_SIZES["kv_lora_rank"] + LATENT_SIZES["qk_rope_head_dim"])  # of each token, in two layers
+    numbers += num_index_layers * 20
+    assert [group.page_bytes for group in ready.kv_groups] == [LIMITS.block_size * numbers * 4]
 
 
-@pytest.fixture(scope="module", params=["deepseek_v2-lite", "minicpm3-untied"])
-def served(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Generate:
-    """Runs requests with the real scheduler and worker, in pages of four tokens."""
-    family, options = VARIANTS[request.param]
-    limits = msgspec.structs.replace(LIMITS, block_size=4)
-    worker = Worker(engine_config(checkpoint(family, **options), limits=limits), Rank(), ParallelGroup())
-    ready = worker.load()
-    size = LATENT_SIZES["kv_lora_rank"] + LATENT_SIZES["qk_rope_head_dim"]
-    assert [group.page_bytes for group in ready.kv_groups] == [2 * 4 * size * 4]  # layers, tokens, numbers, bytes
-    worker.allocate(ready.num_pages, ready.max_model_len)
-    return partial(generate, worker, block_size=4, kv_groups=ready.kv_groups)
+def test_a_token_sees_the_chosen_tokens_alone(checkpoint: Checkpoints) -> None:
+    folder = checkpoint("deepseek_v32")
+    token_ids = list(range(3, 40))
+    sparse, dense = (
+        PagedDriver(load_model(read_spec(folder, index_topk=top_k)), 1, 64).step({0: token_ids})[0]
+        for top_k in (11, 37)
+    )
+    torch.testing.assert_close(sparse[:11], dense[:11], atol=1e-5, rtol=0)
+    assert bool(((sparse - dense)[11:].abs().amax(dim=1) > 1e-3).all())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"depth": 3},
-        {"max_num_seqs": 5, "long_prefill_token_threshold": 7},
-        {"max_num_batched_tokens": 40, "depth": 3, "max_num_seqs": 9},
-    ],
-    ids=str,
-)
-def test_tokens_do_not_depend_on_company_or_chunks(served: Generate, options: dict[str, Any]) -> None:
-    alone: dict[str, list[int]] = {}
-    for one in mixed_requests():
-        alone |= tokens_of(served([one], depth=1, enable_prefix_caching=False))
-    assert len({tuple(row) for row in alone.values()}) == len(alone), "outputs must differ to prove anything"
-    assert tokens_of(served(mixed_requests(), **options)) == alone
+def test_layers_without_an_indexer_are_read_in_all_notations(checkpoint: Checkpoints) -> None:
+    def types(**config: object) -> Sequence[str]:
+        spec = read_spec(checkpoint("glm_moe_dsa"), **{"indexer_types": None, "num_hidden_layers": 6, **config})
+        return [name[0] for name in indexer_types(spec)]
 
-
-def test_tokens_do_not_depend_on_preemption(served: Generate) -> None:
-    growing = [request(str(i), prompt_of(i, 3), max_tokens=100, temperature=0.8, seed=i) for i in range(8)]
-    alone: dict[str, list[int]] = {}
-    for one in growing:
-        alone |= tokens_of(served([one], enable_prefix_caching=False))
-    deltas = served(growing, num_pages=40)
-    assert tokens_of(deltas) == alone
-    assert any(delta.num_preemptions for entries in deltas.values() for delta in entries)
-
-
-def test_a_prefix_is_found(served: Generate) -> None:
-    shared = prompt_of(7, 100)
-
-    def requests() -> list[EngineRequest]:
-        return [request("a", shared), request("b", [*shared, 5, 6, 7])]
-
-    apart = tokens_of(served(requests(), enable_prefix_caching=False))
-    deltas = served(requests(), max_num_seqs=1)
-    assert tokens_of(deltas) == apart
-    assert deltas["b"][0].num_cached_tokens == 100
+    assert types(index_topk_freq=2) == list(types(index_topk_pattern="FFSFSF")) == list("ffsfsf")
+    assert types(index_topk_freq=3, index_skip_topk_offset=1) == list("fssfss")
+    assert types() == list("ffffff")
+    with pytest.raises(ModelLoadError, match="indexer_types must name full or shared for each of 6 layers"):
+        types(indexer_types=["shared", *["full"] * 5])
 
 
 def test_a_config_without_a_size_is_refused(checkpoint: Checkpoints) -> None:
     with pytest.raises(ModelLoadError, match="lacks 'kv_lora_rank'"):
         load_model(read_spec(checkpoint("youtu", **YOUTU), kv_lora_rank=None))
+    with pytest.raises(ModelLoadError, match="lacks 'index_topk'"):
+        load_model(read_spec(checkpoint("deepseek_v32"), index_topk=None))
     with pytest.raises(ModelLoadError, match="topk_method 'noaux_tc' is not supported in DeepseekV2ForCausalLM"):
         load_model(read_spec(checkpoint("deepseek_v2"), topk_method="noaux_tc"))
 

@@ -197,7 +197,6 @@ def test_unknown_architecture_names_the_known_ones(checkpoint: Checkpoints) -> N
     ("overrides", "message"),
     [
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
         ({"intermediate_size": None}, "lacks 'intermediate_size'"),
         ({"intermediate_size": 128}, r"mlp.gate_proj.weight.*\[96, 64\].*\[128, 64\]"),
         ({"num_hidden_layers": 3}, "no tensor 'model.layers.2.*Nearest names"),

@@ -1,11 +1,13 @@
 """Families with mixtures of experts against Transformers, on one rank and on two."""
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
@@ -19,6 +21,7 @@ from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, mo
 
 torch.set_num_threads(1)
 
+PARTS = ("gate", "up", "down")
 PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,11 +46,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.2,
         },
     ),
+    "gemma4": (
+        "gemma4",
+        {
+            "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 28,
+            "hidden_size_per_layer_input": 0, "sliding_window": 12, "attention_k_eq_v": True, "global_head_dim": 24,
+            "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "llama4": (
+        "llama4",
+        {
+            "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1], "attention_chunk_size": 24, "floor_scale": 16,
+            "attn_scale": 0.5, "interleave_moe_layer_step": 2,
+        },
+    ),
+    "llama4-plain": (
+        "llama4",
+        {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 2, "attention_bias": True},
+    ),
     "minimax_m2": ("minimax_m2", {"head_dim": 32, "rope": PARTIAL}),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 12}),
     "olmoe": ("olmoe", {}),
     "olmoe-norm": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    "phimoe": ("phimoe", {"lm_head_bias": True, "attention_bias": True}),
+    "phimoe-window": ("phimoe", {"sliding_window": 12}),
     "qwen2_moe": ("qwen2_moe", {"tie": True}),
     "qwen2_moe-dense-layers": (
         "qwen2_moe",
@@ -61,11 +85,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES = [
     "ernie4_5_moe",
     "glm4_moe-groups",
+    "gemma4",
     "gpt_oss",
+    "llama4",
     "granite_moe",
     "minimax_m2",
     "olmoe",
     "mixtral",
+    "phimoe",
     "qwen2_moe",
     "qwen3_moe",
 ]
@@ -132,6 +159,22 @@ def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoint
     for rank_logits in on_every_rank(2, logits):
         for got, expected in zip(rank_logits, whole, strict=True):
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_may_be_stored_in_two_tensors(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_moe", **VARIANTS["qwen3_moe"][1])
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        name = f"model.layers.{layer}.mlp.experts"
+        experts = [{part: tensors.pop(f"{name}.{i}.{part}_proj.weight") for part in PARTS} for i in range(9)]
+        gates, ups, downs = (torch.stack([expert[part] for expert in experts]) for part in PARTS)
+        tensors |= {f"{name}.gate_up_proj": torch.cat((gates, ups), dim=1), f"{name}.down_proj": downs}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    apart, together = (
+        PagedDriver(load_model(read_spec(path)), 1, 64).step({0: list(range(30))})[0] for path in (folder, tmp_path)
+    )
+    assert torch.equal(apart, together)
 
 
 @pytest.mark.parametrize("variant", FAMILIES)

@@ -80,7 +80,7 @@ def test_the_parts_of_a_dense_model_are_ours(checkpoint: Checkpoints) -> None:
     assert isinstance(layer.self_attn.q_norm, RMSNorm)
     projections = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
     assert all(isinstance(part, FusedPart) for part in projections)
-    assert len({id(part._fused) for part in projections}) == 1
+    assert len({id(part.fused) for part in projections}) == 1
     assert not list(model._backbone.parameters()), "a weight is in the original's form"
 
 
@@ -229,9 +229,16 @@ def test_positions_are_told_to_a_class_that_counts_from_zero(tmp_path: Path) -> 
 def test_logits_that_depend_on_the_steps_are_refused(dtype: Literal["float32", "bfloat16"], tmp_path: Path) -> None:
     """RecurrentGemma keeps its states in modules, where requests overwrite one another's."""
     write_checkpoint(tmp_path, "recurrent_gemma")
-    options = ModelConfig(model=str(tmp_path), dtype=dtype)
-    with pytest.raises(ModelLoadError, match=r"RecurrentGemmaForCausalLM .* other logits .* no file of its own"):
+    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype=dtype)
+    with pytest.raises(ModelLoadError, match=r"RecurrentGemmaForCausalLM .* other logits .*--model-impl quire"):
         load_model(read_model_spec(tmp_path, options))
+
+
+def test_tokens_that_a_class_adds_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "cpmant")
+    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32"))
+    with pytest.raises(ModelLoadError, match=r"row by row \(it puts tokens of its own before a sequence: 32\)"):
+        load_model(spec)
 
 
 def test_single_tokens_that_another_formula_computes_are_refused(tmp_path: Path) -> None:
@@ -253,7 +260,8 @@ def test_rounding_does_not_refuse_a_class(model_type: str, tmp_path: Path) -> No
 
 def test_a_dry_build_checks_no_logits(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "recurrent_gemma")
-    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32"))
+    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32")
+    spec = read_model_spec(tmp_path, options)
     assert held_bytes(dry_build(spec, model_context(spec))) > 0
 
 

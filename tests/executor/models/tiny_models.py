@@ -32,6 +32,7 @@ SIZES: dict[tuple[str, ...], Any] = {
     ("sliding_window", "attention_window", "window_size"): 24,
     ("attention_chunk_size",): 32,
     ("q_lora_rank",): 40,
+    ("index_topk",): 20,
     ("kv_lora_rank",): 24,
     ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim"): 16,
     ("pad_token_id", "bos_token_id", "decoder_start_token_id"): 0,
@@ -46,8 +47,9 @@ _LATENT = {"num_key_value_heads": 4, "head_dim": 16}  # every head has keys of i
 
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
-    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "dots3_note_text", "youtu"), _LATENT),
+    **dict.fromkeys(("longcat_flash", "minicpm3", "dots3_note_text", "youtu"), _LATENT),
     **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    "glm_moe_dsa": {**_LATENT, "indexer_types": ["full", "shared", "full", "shared"]},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "bailing_hybrid": {**_LATENT, "layer_group_size": 2},
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
@@ -60,9 +62,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "kimi_linear": {**_LATENT, "layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
+    "xlstm": {"qk_dim_factor": 1.0},  # its cache has keys of a multiple of 64 numbers
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2, "num_mem_blocks": 2, "n_mamba_heads": 8,
+        "num_key_value_heads": 4, "use_shared_attention_adapter": True, "adapter_rank": 8, "tie_word_embeddings": True,
+    },
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
-}
+}  # fmt: skip
 """By model type: what does not follow from `SIZES`."""
 
 MODEL_TYPES = sorted(

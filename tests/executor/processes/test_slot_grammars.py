@@ -87,4 +87,4 @@ def test_workers_in_processes_have_the_whole_grammar(monkeypatch: pytest.MonkeyP
         finally:
             await executor.close(hung=False)
 
-    asyncio.run(asyncio.wait_for(test(), 30))
+    asyncio.run(asyncio.wait_for(test(), 60))

@@ -1,10 +1,10 @@
 """The uni executor: one worker in a thread of this process."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from quire.core.errors import EngineError, ModelLoadError
 from quire.executor.processes import uniproc
 from quire.executor.processes.uniproc import UniProcExecutor
-from tests.executor.doubles import make_config, results_of, submit, token_of
+from tests.executor.doubles import OnceStuckWorker, make_config, results_of, submit, token_of
 
 
 def make_executor(factory: str) -> UniProcExecutor:
@@ -25,7 +25,7 @@ def worker_threads() -> list[threading.Thread]:
 
 def run(test: Awaitable[None]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await test
 
     asyncio.run(limited())
@@ -53,12 +53,11 @@ def test_the_loop_stays_free_while_steps_run() -> None:
         await executor.start()
         submit(executor, range(10))
         results = asyncio.create_task(results_of(executor, 10))
-        longest_seconds, before = 0.0, time.monotonic()
+        num_turns = 0
         while not results.done():
             await asyncio.sleep(0.001)
-            now = time.monotonic()
-            longest_seconds, before = max(longest_seconds, now - before), now
-        assert longest_seconds < 0.1
+            num_turns += 1
+        assert num_turns > 30  # a loop that waits for each step has one or two turns between steps
         await executor.close(hung=False)
 
     run(test())
@@ -118,16 +117,20 @@ def test_other_failures_while_loading_are_engine_errors() -> None:
     run(test())
 
 
-def test_close_does_not_wait_for_ever_and_fails_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_does_not_wait_for_ever_and_fails_what_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     monkeypatch.setattr(uniproc, "CLOSE_GRACE_SECONDS", 0.1)
 
     async def test() -> None:
         executor = make_executor("OnceStuckWorker")
         await executor.start()
+        OnceStuckWorker.began.clear()
         submit(executor, range(2))
-        started = time.monotonic()
+        await asyncio.to_thread(OnceStuckWorker.began.wait)
         await executor.close(hung=False)
-        assert time.monotonic() - started < 0.5
+        assert "is left behind" in caplog.text
         with pytest.raises(EngineError, match="closed before this step was done"):
             await executor.next_result()
 
@@ -142,8 +145,9 @@ def test_closing_on_a_hung_step_shows_where_it_hangs(
     async def test() -> None:
         executor = make_executor("OnceStuckWorker")
         await executor.start()
+        OnceStuckWorker.began.clear()
         submit(executor, [0])
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(OnceStuckWorker.began.wait)
         await executor.close(hung=True)
 
     run(test())

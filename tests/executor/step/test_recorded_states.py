@@ -1,7 +1,6 @@
 """Decode steps of models with recurrent layers come from recordings, which find each step's slots and states."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from quire.ops.backend import LinearWeight
 from quire.ops.cpu import launches, load_kernels
 from quire.ops.cpu.native import NativeBackend
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
-from tests.executor.step.test_model_runner import generate, prompt_of, request, tokens_of
-from tests.executor.step.test_recurrent import BLOCK_SIZE, start
+from tests.executor.step.test_model_runner import prompt_of, request, tokens_of
+from tests.executor.step.test_sameness import start
 
 torch.set_num_threads(1)
 
@@ -47,10 +46,10 @@ def test_tokens_are_those_of_the_ordinary_way(
     hybrid: Callable[[str], Path],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker, ready = start(hybrid(variant))
-    run = partial(generate, worker, block_size=BLOCK_SIZE, kv_groups=ready.kv_groups)
+    served = start(hybrid(variant))
+    run = served.generate
     with monkeypatch.context() as patch:
-        patch.setattr(worker._runner, "_decode_inputs", None)
+        patch.setattr(served.worker._runner, "_decode_inputs", None)
         expected = tokens_of(run(requests()))
     recorded: list[int] = []
     play = launches.Recording.run

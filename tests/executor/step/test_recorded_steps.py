@@ -46,9 +46,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="module")
 def worker(folder: Path) -> Worker:
-    kernels = load_kernels()
-    if kernels is None or not kernels["quire_panels_size"](32, 32, 0):
-        pytest.skip("this processor's linear layers are oneDNN's, which cannot be recorded")
+    if load_kernels() is None:
+        pytest.skip("plain torch cannot be recorded")
     return start_worker(bf16_config(folder))
 
 

@@ -13,7 +13,8 @@ from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation.mxfp4 import unpack
+from quire.executor.weights.quantisation.four_bit_floats import mxfp4
+from quire.ops.quantised import dequantise
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.memory.test_dry_build import dry_model
 from tests.executor.models.test_models import expected_logprobs
@@ -29,13 +30,16 @@ def test_numbers_are_those_of_transformers(dtype: torch.dtype) -> None:
     blocks = torch.arange(256, dtype=torch.uint8).repeat(2).view(2, 4, 4, 16)
     scales = torch.randint(100, 140, (2, 4, 4), dtype=torch.uint8)
     expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype)
-    assert torch.equal(unpack(blocks, scales, dtype), expected.transpose(1, 2))
+    for expert in range(2):
+        weight = mxfp4(blocks[expert].flatten(1), scales[expert])
+        assert torch.equal(dequantise(weight, dtype), expected[expert].t())
 
 
 def test_a_scale_of_255_is_no_number() -> None:
-    unpacked = unpack(torch.ones(2, 16, dtype=torch.uint8), torch.tensor([255, 0], dtype=torch.uint8), torch.float32)
-    assert unpacked[:32].isnan().all()
-    assert unpacked[32:].isfinite().all()
+    scales = torch.tensor([[255, 0]], dtype=torch.uint8)
+    numbers = dequantise(mxfp4(torch.ones(1, 32, dtype=torch.uint8), scales))[0]
+    assert numbers[:32].isnan().all()
+    assert numbers[32:].isfinite().all()
 
 
 @pytest.fixture(scope="module")

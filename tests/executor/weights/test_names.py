@@ -77,7 +77,7 @@ def _tensors(model: Model) -> list[torch.Tensor]:
     found = []
     for layer in model._layers:  # type: ignore[attr-defined]
         x = torch.eye(model._norm._weight.shape[0])  # type: ignore[attr-defined]
-        found.append(layer.attention._qkv(x))
+        found.append(layer.attention._project(x))
     return found
 
 

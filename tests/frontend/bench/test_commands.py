@@ -12,6 +12,7 @@ from quire.core.errors import ConfigError
 from quire.frontend.bench.figures import RequestTiming, summarize
 from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.memory import checkpoint_bytes
+from quire.frontend.cli.main import main
 from tests.servers import ServerProcess
 
 
@@ -163,8 +164,27 @@ def test_startup_measures_both_moments_and_memory(checkpoint: Callable[..., Path
     assert done.returncode == 0, done.stderr
     figures = json.loads(out.read_text())
     assert 0 < figures["warm_healthy_seconds"] < figures["warm_first_answer_seconds"]
+    assert 0.3 < figures["warm_processor_seconds"] < 100
     folder = checkpoint("llama")
     beyond = figures["resident_mb"] - figures["resident_cache_mb"] - checkpoint_bytes(folder) / 1e6
     assert figures["resident_beyond_weights_and_cache_mb"] == pytest.approx(beyond)
     assert 60 < beyond < 3000  # at least two interpreters, one with torch
     assert "resident beyond weights and cache mb" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "words"),
+    [
+        ("latency", ["--num-iters", "0"], "--num-iters: must be at least 1 (got '0')"),
+        ("latency", ["--batch-size", "x"], "--batch-size: needs a whole number (got 'x')"),
+        ("step", ["--batch-sizes", "1", "0"], "--batch-sizes: must be at least 1 (got '0')"),
+        ("serve", ["--request-rate", "0"], "--request-rate: must be above 0 (got '0')"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    command: str, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", command, *flags])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

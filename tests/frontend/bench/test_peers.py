@@ -19,6 +19,8 @@ def _scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 class Counter:
     """An engine that counts up from a start, and notes the order of turns."""
 
+    weights = ("bf16",)
+
     def __init__(self, name: str, start: float, turns: list[str], *, serves: bool = True) -> None:
         self.name = name
         self.serves = serves
@@ -149,6 +151,40 @@ def test_a_child_that_takes_too_long_or_fails_is_ended_and_told(tmp_path: Path) 
     with pytest.raises(MeasurementError, match="ended with 3"):
         run(["sh", "-c", "exit 3"], {}, 5, log)
     assert "hello" in log.read_text()
+
+
+def test_engines_that_read_gguf_files_share_one_of_each_kind(tmp_path: Path) -> None:
+    import compare
+    from engines import GgufFiles, gguf_engines
+    from results import Results
+    from rows import ROWS, Bench
+
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    converter = "import sys; print('made'); open(sys.argv[2], 'w').write(sys.argv[3])"
+    (scripts / "to_gguf.py").write_text(converter)
+    rate = (
+        "import sys; print('{{\"output_tokens\": 1, \"tok_s\": {}}}') if open(sys.argv[1]).read() == 'q8_0' else 1 / 0"
+    )
+    (scripts / "llama_server.py").write_text(rate.format(20.5))
+    (scripts / "openvino_batch.py").write_text(rate.format(7))
+    for name in ("llama", "openvino"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "python").symlink_to(sys.executable)
+    engines = gguf_engines(tmp_path, scripts, GgufFiles(scripts / "to_gguf.py", tmp_path, 30), 30)
+    results = Results(None, smoke=True, resume=False)
+    bench = Bench(Path("models"), None, smoke=True)
+    [row] = [row for row in ROWS if row.name == "stream-128-64-q8_0"]
+    compare.measure(row, engines, bench, 2, results)
+    assert results.rows[row.name]["runs"] == {
+        "llama.cpp": [{"output tok/s": 20.5}] * 2,
+        "OpenVINO": [{"output tok/s": 7.0}] * 2,
+    }
+    assert (tmp_path / "to_gguf.log").read_text().count("made\n") == 1
+    [row] = [row for row in ROWS if row.name == "stream-128-64"]
+    compare.measure(row, engines, bench, 1, results)
+    assert list(results.rows[row.name]["runs"]) == ["llama.cpp"]
+    assert "ended with 1" in results.errors[0]
 
 
 def test_an_unknown_row_is_refused_by_name() -> None:

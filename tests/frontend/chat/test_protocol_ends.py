@@ -12,7 +12,7 @@ import pytest
 from quire.core.errors import EngineError
 from quire.frontend.anthropic.answers import MessageAnswer, MessageUsage
 from quire.frontend.anthropic.builder import MessageBuilder
-from quire.frontend.openai.answers import ChatMessage
+from quire.frontend.openai.answers import ChatMessage, TokenLogprob
 from quire.frontend.openai.chat_events import read_message
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.builder import ResponseBuilder
@@ -134,6 +134,21 @@ def test_a_failed_response_closes_what_was_open_and_counts_on() -> None:
     final = events[-1]["response"]
     assert final["error"] == {"code": "server_error", "message": "down"}
     assert [item["status"] for item in final["output"]] == ["completed", "incomplete"]
+
+
+def test_log_probabilities_of_text_that_the_parser_holds_back_come_with_it() -> None:
+    """A space may be the last before a call. Tokens that become no text of a message are not told."""
+    response = Response(id="r", created_at=0, model="m")
+    builder = ResponseBuilder(response, OfferedTools(None), None)
+    frames = builder.start()
+    outputs: list[tuple[str, list[Event]]] = [
+        *(("Hm.", [ReasoningDelta("Hm.")]), ("</think>", []), ("A", [TextDelta("A")]), (" ", [])),
+        *(("B", [TextDelta(" B")]), ("<call>", []), ("f", [ToolCallStart(0, "1", "f")]), ("}", [ToolCallEnd(0)])),
+    ]
+    for token, events in outputs:
+        frames += builder.add(events, [TokenLogprob(token, -1.0, list(token.encode()), [])])
+    deltas = [event for event in decode(frames) if event["type"] == "response.output_text.delta"]
+    assert [[entry["token"] for entry in delta["logprobs"]] for delta in deltas] == [["A"], [" ", "B"]]
 
 
 def test_a_message_with_calls_and_nothing_else_has_no_content() -> None:

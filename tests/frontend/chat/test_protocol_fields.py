@@ -98,7 +98,6 @@ RESPONSES_REFUSE: dict[str, Any] = {
     "media_io_kwargs": {"a": 1},
     "mm_processor_kwargs": {"a": 1},
     "prompt": {"id": "x"},
-    "enable_response_messages": True,
     "previous_input_messages": [{"role": "user"}],
 }
 MESSAGES_REFUSE: dict[str, Any] = {**REFUSED_BY_BOTH, "thread": {"type": "create"}}
@@ -109,9 +108,9 @@ RESPONSES_HARMLESS = {
 MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control", "context_management"}
 RESPONSES_OWN = {
     *("input", "instructions", "previous_response_id", "store", "background", "truncation", "request_id", "metadata"),
-    *("model", "conversation"),
+    *("model", "conversation", "enable_response_messages"),
 }
-"""What the service itself reads; `test_responses.py` shows what for."""
+"""What the service itself reads; `test_responses.py` and `test_vllm_responses.py` show what for."""
 
 VLLM_RESPONSES = """
     background include input instructions max_output_tokens max_tool_calls metadata model logit_bias parallel_tool_calls

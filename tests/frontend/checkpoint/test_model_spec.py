@@ -29,6 +29,8 @@ def test_a_state_space_model_has_neither_positions_nor_attention(tmp_path: Path)
     assert read(tmp_path, **MAMBA, state_size=16).max_position_embeddings == 2**20
     mamba2 = read(tmp_path, **MAMBA, state_size=16, num_heads=8, head_dim=7)
     assert (mamba2.num_attention_heads, mamba2.head_dim) == (8, 7)
+    for own in ({"attention_hidden_size": 64, "context_length": 1024}, {"inference_state_dtype": "float32"}):
+        assert read(tmp_path, **MAMBA, **own).max_position_embeddings == 2**20  # RWKV, xLSTM
 
 
 def test_a_list_of_layers_may_stand_for_their_number(tmp_path: Path) -> None:

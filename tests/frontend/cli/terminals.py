@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 PROMPT = "\x1b[?2004h"
 """What tells a terminal to mark pastes, which is when the program begins to read a message."""
 

@@ -30,27 +30,27 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["ser"], {"serve"}),
-        (["bench", "th"], {"throughput"}),
-        (["bench", "sweep", "s"], {"serve"}),
-        (["serve", "--max-num-s"], {"--max-num-seqs"}),
-        (["serve", "--dtype", "flo"], {"float", "float16", "float32"}),
-        (["serve", "--chat-template", "te"], {"template.jinja"}),
-        (["serve", "che"], {"checkpoint"}),
-        (["completions", "z"], {"zsh"}),
+        (["ser"], ["serve"]),
+        (["bench", "th"], ["throughput"]),
+        (["bench", "sweep", "s"], ["serve"]),
+        (["serve", "--max-num-s"], ["--max-num-seqs"]),
+        (["serve", "--dtype", "flo"], ["float", "float16", "float32"]),
+        (["serve", "--chat-template", "te"], ["template.jinja"]),
+        (["serve", "che"], ["checkpoint"]),
+        (["completions", "z"], ["zsh"]),
     ],
     ids=" ".join,
 )
-def test_bash_completes(script: Path, tmp_path: Path, words: list[str], expected: set[str]) -> None:
+def test_bash_completes(script: Path, tmp_path: Path, words: list[str], expected: list[str]) -> None:
     (tmp_path / "template.jinja").touch()
     (tmp_path / "checkpoint").mkdir()
     done = subprocess.run(
         ["bash", "--norc", "-c", ASK, "bash", str(tmp_path), str(script), "quire", *words],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
-    assert set(done.stdout.split()) == expected, done.stderr
+    assert sorted(done.stdout.split()) == expected, done.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -61,7 +61,7 @@ def test_other_shells_read_their_script(shell: str, tmp_path: Path) -> None:
         pytest.skip(f"{shell} is not installed")
     path = tmp_path / "script"
     path.write_text(text)
-    subprocess.run([shell, "-n", str(path)], check=True, timeout=30)
+    subprocess.run([shell, "-n", str(path)], check=True, timeout=60)
 
 
 def test_an_unknown_shell_is_told_what_there_is() -> None:

@@ -55,7 +55,7 @@ def test_a_conversation_with_a_model(demo_server: ServerProcess, open_terminal: 
     terminal.read_until(PROMPT)
     assert "/system" in say(terminal, "/help\r")
     terminal.type("\x04")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(echo: EchoServer, open_terminal: Open) -> None:
@@ -64,13 +64,13 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(echo: EchoServer, open_termin
     terminal.read_until("on on ")
     terminal.type("\x03")
     terminal.read_until("(stopped)")
-    assert echo.disconnected.wait(5)
+    assert echo.disconnected.wait(60)
     terminal.read_until(PROMPT)
     assert "(Ctrl-D leaves)" in say(terminal, "half a mess\x03")
     assert "again \r\n" in say(terminal, "again\r")
     assert [role for role, _ in messages(echo)] == ["user", "assistant", "user"]
     terminal.type("\x04")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_commands(echo: EchoServer, open_terminal: Open) -> None:
     say(terminal, '"""/clear"""\r')
     assert messages(echo)[2:] == [("user", "/clear")]
     terminal.type("/exit\r")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
 
 
 def test_completions_know_the_commands_that_make_sense(echo: EchoServer, open_terminal: Open) -> None:
@@ -109,14 +109,14 @@ def test_completions_know_the_commands_that_make_sense(echo: EchoServer, open_te
     assert "/clear" not in say(terminal, "/help\r")
     assert "once upon \r\n" in say(terminal, "once upon\r")
     terminal.type("/quit\r")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
 
 
 def test_the_history_is_kept_for_the_next_conversation(echo: EchoServer, open_terminal: Open, state: Path) -> None:
     terminal = open_terminal("chat", "--url", echo.url)
     say(terminal, "something to repeat\r")
     terminal.type("/exit\r")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
     [file] = (state / "quire").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     second = open_terminal("chat", "--url", echo.url)
@@ -147,7 +147,7 @@ def test_a_server_that_is_gone_does_not_end_the_conversation(echo: EchoServer, o
     echo.server_close()
     assert f"quire chat: no server answers at {echo.url}. Start one" in say(terminal, "hello\r")
     terminal.type("\x04")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
 
 
 def test_a_dumb_terminal_gets_no_escapes(echo: EchoServer, state: Path) -> None:

@@ -110,3 +110,5 @@ def test_overviews_name_every_command(monkeypatch: pytest.MonkeyPatch, columns: 
         text = program.overview(prog)
         assert [name for name in program.commands if name not in text] == []
         assert max(map(len, text.splitlines())) <= int(columns)
+        if columns == "80":
+            assert [name for name in program.commands if f"  {name}  " not in text] == []

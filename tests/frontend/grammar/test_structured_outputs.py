@@ -253,7 +253,7 @@ def test_completions_take_patterns_and_choices(client: openai.OpenAI) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_constraint_names_the_field(base_url: str, fields: dict[str, Any], param: str, word: str) -> None:
-    answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": MESSAGES, **fields}, timeout=30)
+    answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": MESSAGES, **fields}, timeout=60)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"].split("[")[0].startswith(param)

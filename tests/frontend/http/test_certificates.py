@@ -41,7 +41,7 @@ async def is_trusted(url: str, certificate: Path) -> bool:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, words: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while words not in caplog.text:
             await asyncio.sleep(0.02)
 

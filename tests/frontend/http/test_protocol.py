@@ -36,7 +36,7 @@ def impatient(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
 
 @contextlib.contextmanager
 def connected(server: ServerProcess) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
         yield raw
 
 
@@ -271,6 +271,23 @@ def test_dripping_does_not_help(impatient: ServerProcess) -> None:
 
     with connected(impatient) as raw, pytest.raises(ConnectionError):
         drip(raw)
+
+
+def test_a_slow_sender_reads_an_early_answer(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """The connection is not idle while the body comes, however short the time is for which idle ones are kept."""
+    limits = ("--max-request-body-bytes", "100")
+    environment = {"QUIRE_HTTP_TIMEOUT_KEEP_ALIVE": "1"}
+    server = ServerProcess(tmp_path, str(checkpoint("llama")), *limits, env=environment).wait_until_ready()
+    for connection in (b"close", b"keep-alive"):
+        with connected(server) as raw:
+            raw.sendall(POST + b"Connection: %b\r\nContent-Length: 3000000\r\n\r\n" % connection)
+            for _ in range(30):
+                raw.sendall(b" " * 100_000)
+                time.sleep(0.1)
+            status, headers, _ = answer(raw)
+            assert (status, headers.get("connection")) == (413, "close" if connection == b"close" else None)
+            assert is_closed(raw)
+    server.stop()
 
 
 def test_long_answers_and_idle_connections_are_not_hurried(impatient: ServerProcess) -> None:

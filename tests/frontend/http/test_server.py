@@ -46,12 +46,12 @@ def run(
         serving = asyncio.create_task(serve(engine, server, listener))
         transport = httpx.AsyncHTTPTransport(uds=server.uds, verify=tls or False)
         url = "http://localhost" if server.uds else url_of(listener, server)
-        async with httpx.AsyncClient(transport=transport, base_url=url, timeout=20) as client:
+        async with httpx.AsyncClient(transport=transport, base_url=url, timeout=60) as client:
             while (status := (await client.get("/health")).status_code) != 200:
                 assert status == 503
                 await asyncio.sleep(0.02)
             result = await scenario(client)
-        await asyncio.wait_for(serving, 30)
+        await asyncio.wait_for(serving, 60)
         return result
 
     return asyncio.run(main())
@@ -105,7 +105,7 @@ def test_with_a_timeout_running_requests_finish_and_new_ones_are_refused(checkpo
             late = 503
         return late, await events
 
-    late, events = run(checkpoint("llama"), scenario, shutdown_timeout=20)
+    late, events = run(checkpoint("llama"), scenario, shutdown_timeout=60)
     assert late == 503
     assert '"finish_reason":"length"' in events[-2]
     assert events[-1] == "data: [DONE]"
@@ -193,7 +193,7 @@ def test_signal_while_the_model_loads_ends_the_server(checkpoint: Callable[..., 
         listener = bind(server)
         engine = AsyncLLM.from_engine_args(model=str(checkpoint("llama")))
         asyncio.get_running_loop().call_later(0.1, stop)
-        await asyncio.wait_for(serve(engine, server, listener), 20)
+        await asyncio.wait_for(serve(engine, server, listener), 60)
 
     asyncio.run(main())
 
@@ -216,7 +216,7 @@ def test_signal_as_loading_ends_ends_the_server(
                 return ready
 
         engine = LoadedTooLate.from_engine_args(model=str(checkpoint("llama")))
-        await asyncio.wait_for(serve(engine, server, listener), 20)
+        await asyncio.wait_for(serve(engine, server, listener), 60)
 
     with caplog.at_level("INFO", logger="quire"):
         asyncio.run(main())

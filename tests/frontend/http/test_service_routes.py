@@ -73,7 +73,7 @@ def test_running_requests_go_on_after_a_reset(dev_server: ServerProcess, http: h
 
     reader = threading.Thread(target=stream)
     reader.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     held = http.post("/reset_prefix_cache").json()
     taken = http.post("/reset_prefix_cache", params={"reset_running_requests": "true"}).json()
     was_running = reader.is_alive()
@@ -183,3 +183,17 @@ def test_metrics_tell_the_size_of_the_cache_and_the_tokens_of_steps(http: httpx.
     assert tokens == by_source["local_compute"] + generated.value
     others = text_string_to_metric_families(httpx.get(f"{base_url}/metrics").text)
     assert set(families) == {family.name for family in others}  # vLLM 0.32 hides none
+
+
+def test_head_is_get_without_a_body(base_url: str) -> None:
+    """Monitors ask so, and coding agents, before they send anything."""
+    with httpx.Client(base_url=base_url) as client:
+        for path in ("/", "/health", "/v1/models"):
+            got, head = client.get(path), client.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-type"] == got.headers["content-type"]
+            if path != "/health":  # which tells the age of the engine's last sign of life
+                assert head.headers["content-length"] == got.headers["content-length"]
+        assert client.head("/v1/completions").status_code == 405
+        assert client.head("/nowhere").status_code == 404
+        assert client.get("/health").status_code == 200  # on the same connection

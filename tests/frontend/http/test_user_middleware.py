@@ -51,7 +51,7 @@ def test_classes_and_functions_see_every_request(modules: Path, checkpoint: Call
         env={"PYTHONPATH": str(modules)},
     ).wait_until_ready()  # fmt: skip
     try:
-        with httpx.Client(base_url=server.base_url, timeout=30) as client:
+        with httpx.Client(base_url=server.base_url, timeout=60) as client:
             answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
             assert answer.status_code == 200
             assert answer.headers.get_list("x-order") == ["class", "function for POST"]

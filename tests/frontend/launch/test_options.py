@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.core.config.cache import CacheConfig
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.model import ModelConfig
+from quire.core.config.parallel import ParallelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.frontend.launch.options import resolve
@@ -28,3 +30,16 @@ def test_states_are_kept_at_the_ends_of_blocks_and_for_the_prefix_cache_alone() 
         resolve_cache(mamba_block_size=40)
     with pytest.raises(ConfigError, match="--no-enable-prefix-caching turns off"):
         resolve_cache(mamba_block_size=48, enable_prefix_caching=False)
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() -> None:
+    def resolved(size: int, num_heads: int) -> int:
+        args = EngineArgs(model=ModelConfig(model="tiny"), parallel=ParallelConfig(tensor_parallel_size=size))
+        return resolve(
+            args, msgspec.structs.replace(SPEC, num_attention_heads=num_heads), "server"
+        ).tensor_parallel_size
+
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 99 .* 6 attention heads; choose one of 1, 2, 3, 6"):
+        resolved(99, 6)
+    assert [resolved(size, 6) for size in (1, 2, 6)] == [1, 2, 6]
+    assert resolved(2, 1) == 2  # states alone

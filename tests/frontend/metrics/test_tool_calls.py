@@ -69,7 +69,7 @@ def test_searches_are_counted(
     assert {key[0] for key in pieces} == {"streaming"}
     assert {key[2] for key in pieces} == {kind}
     assert (pieces["streaming", "tool_call", kind] > 0) == found
-    assert pieces.total() > 1
+    assert pieces.total() >= 1  # one for each delta: tokens that wait for a slow client are one
 
 
 @pytest.mark.parametrize("fields", [{"tools": None}, {"tool_choice": "none"}], ids=str)

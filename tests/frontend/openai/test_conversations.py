@@ -170,7 +170,7 @@ def test_conversations_are_bounded_as_responses_are(
         "--max-stored-responses", "2", "--max-stored-response-bytes", "4000", "--num-gpu-blocks-override", "64",
     ).wait_until_ready()  # fmt: skip
     try:
-        with httpx.Client(base_url=server.base_url + "/v1", timeout=30) as client:
+        with httpx.Client(base_url=server.base_url + "/v1", timeout=60) as client:
             first, second, third = (client.post("/conversations", json={}).json()["id"] for _ in range(3))
             assert client.get(f"/conversations/{first}").status_code == 404
             large = {"items": [{"role": "user", "content": "a" * 5000}]}

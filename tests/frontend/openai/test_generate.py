@@ -38,7 +38,7 @@ def test_tokens_are_those_of_a_completion(base_url: str) -> None:
 
 
 def test_a_stream_brings_the_same_in_parts(base_url: str) -> None:
-    sampling = {**GREEDY, "temperature": 1, "seed": 3, "n": 2, "logprobs": 2}
+    sampling = {**GREEDY, "temperature": 1, "seed": 3, "n": 2, "logprobs": 2, "max_tokens": 100}
     whole = ask(base_url, sampling_params=sampling).json()
     options = {"include_usage": True}
     parts = events(ask(base_url, sampling_params=sampling, stream=True, stream_options=options, return_token_ids=True))

@@ -27,7 +27,7 @@ def ask(client: openai.OpenAI, given: Any, **options: Any) -> Any:
 
 
 def wait(client: openai.OpenAI, response_id: str) -> Any:
-    for _ in range(400):
+    for _ in range(3000):
         response = client.responses.retrieve(response_id)
         if response.status not in ("queued", "in_progress"):
             return response
@@ -161,7 +161,7 @@ def test_cancel(client: openai.OpenAI, demo_server: ServerProcess) -> None:
     assert cancelled.status == "cancelled"
     assert client.responses.cancel(endless.id).status == "cancelled"
     metrics = ""
-    for _ in range(100):
+    for _ in range(1200):
         metrics = httpx.get(demo_server.base_url + "/metrics").text
         if all(line.endswith(" 0.0") for line in metrics.splitlines() if line.startswith("vllm:num_requests_running")):
             break

@@ -32,7 +32,7 @@ def served(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 def lines_of(served: ServerProcess, method: str, path: str, **options: object) -> tuple[httpx.Response, list[str]]:
     """The answer, and the lines that the server logged of the request; the engine has its own."""
     before = len(served.logs())
-    answer = httpx.request(method, served.base_url + path, timeout=30, **options)  # type: ignore[arg-type]
+    answer = httpx.request(method, served.base_url + path, timeout=60, **options)  # type: ignore[arg-type]
     httpx.get(f"{served.base_url}/version")  # its line comes last
     lines = [line for line in served.logs()[before:].splitlines() if " serve  " in line]
     [*rest, last] = lines
@@ -85,6 +85,20 @@ def test_the_access_log_leaves_out_paths(served: ServerProcess) -> None:
 def test_the_access_log_tells_the_clients_address_behind_a_proxy_on_this_machine(served: ServerProcess) -> None:
     _, [line] = lines_of(served, "GET", "/v1/models", headers={"X-Forwarded-For": "192.0.2.7"})
     assert '192.0.2.7:0 - "GET /v1/models' in line
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [((), True), (("--disable-uvicorn-access-log",), False), (("--uvicorn-log-level", "warning"), False)],
+)
+def test_the_access_log_can_be_left_out(
+    checkpoint: Callable[..., Path], tmp_path: Path, options: tuple[str, ...], is_told: bool
+) -> None:
+    server = ServerProcess(tmp_path, str(checkpoint("llama")), *options).wait_until_ready()
+    assert httpx.get(f"{server.base_url}/nowhere", timeout=60).status_code == 404
+    server.stop()
+    assert ("GET /nowhere" in server.logs()) is is_told
+    assert "ready" in server.logs()
 
 
 def test_prompts_and_ids_show_at_level_debug(checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:

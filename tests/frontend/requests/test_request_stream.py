@@ -55,7 +55,7 @@ class Engine:
         self._on_delta[index](RequestDelta(f"r_{index}", token_ids, finish_reason=end, **fields))
 
     async def next(self) -> RequestOutput:
-        return await asyncio.wait_for(anext(self.stream), 5)
+        return await asyncio.wait_for(anext(self.stream), 60)
 
     async def rest(self) -> list[RequestOutput]:
         return [output async for output in self.stream]

@@ -1,0 +1,17 @@
+"""Binds the operations for a device, with the errors of the executor."""
+
+from quire import ops
+from quire.core.errors import ConfigError
+from quire.ops.backend import Backend
+
+
+def bind(device: str) -> Backend:
+    """The backend for `device`, bound to this process.
+
+    Raises:
+        ConfigError: there is none, or `QUIRE_CPU_ISA` asks for instructions that this processor does not have.
+    """
+    try:
+        return ops.bind(device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,27 @@
+"""Folders that a checkpoint is written to in another form: the weights are written, all other files copied."""
+
+import shutil
+from pathlib import Path
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights import packed_state, sharded_state
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+_MANIFESTS = (packed_state.MANIFEST, sharded_state.MANIFEST)
+
+
+def make_empty(folder: Path) -> None:
+    """Makes the folder. Raises ModelLoadError if it holds files already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ModelLoadError(f"{folder} holds files already; name a new folder with --output.")
+
+
+def copy_others(source: Path, target: Path) -> None:
+    """Copies configuration, tokenizer and templates, which are small."""
+    for path in source.iterdir():
+        if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name not in _MANIFESTS:
+            shutil.copyfile(path, target / path.name)
+    templates = "additional_chat_templates"
+    if (source / templates).is_dir():
+        shutil.copytree(source / templates, target / templates)

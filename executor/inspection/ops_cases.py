@@ -1,0 +1,167 @@
+"""The operations that `quire bench ops` times, each as a function without arguments and the work that it does."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.core.errors import ConfigError
+from quire.core.wire.inspection import LayerShape, OpsQuestion
+from quire.executor.inspection.weight_formats import FORMATS, activation_dtype
+from quire.ops.backend import AttentionForm, Backend, ExpertWeights
+from quire.ops.cache_rows import row_size
+
+BEYOND_CACHES = 96 << 20
+"""Weights of so many bytes are made, and used in turn, so that no cache holds those of the next round."""
+_MOST_COPIES = 64
+_BLOCK_SIZE = 16
+_MOST_TOKENS = 65536
+"""Of all requests' contexts together."""
+_TOKENS_AT_ONCE = 1024
+"""That are written to a cache."""
+_CACHE_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "int4": torch.uint8,
+}
+
+
+@dataclass
+class Case:
+    """One cell of the grid."""
+
+    operation: str
+    dtype: str
+    rows: int
+    run: Callable[[], object]
+    """Runs a round. What it reads is not what the last round read."""
+    num_bytes: Callable[[], int]
+    """Bytes that the last round had to read."""
+    num_operations: int
+    """Multiplications and additions of a round."""
+
+
+def cases(ops: Backend, question: OpsQuestion) -> Iterator[Case]:
+    """All cells, made one after the other.
+
+    Raises:
+        ConfigError: an operation or a dtype has another name.
+    """
+    for field, asked, known in (("ops", question.operations, MAKERS), ("dtypes", question.dtypes, FORMATS)):
+        if wrong := [name for name in asked if name not in known]:
+            raise ConfigError(f"--{field} must be some of {', '.join(known)}; got {wrong[0]!r}.")
+    for operation in question.operations:
+        for dtype in question.dtypes:
+            yield from MAKERS[operation](ops, question.shape, dtype, question.rows)
+
+
+def _linear(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
+    """The four linear layers of a decoder layer; that of gates and ups with its activation."""
+    heads, kv_heads, hidden = shape.num_heads, shape.num_kv_heads, shape.hidden_size
+    sizes = [
+        ((heads + 2 * kv_heads) * shape.head_dim, hidden),
+        (hidden, heads * shape.head_dim),
+        (2 * shape.intermediate_size, hidden),
+        (hidden, shape.intermediate_size),
+    ]
+    weights = [FORMATS[dtype](*size) for size in sizes]
+    num_bytes = sum(weight.nbytes for weight in weights)
+    pack = [ops.pack_linear, ops.pack_linear, ops.pack_gated_linear, ops.pack_linear]
+    copies = [
+        [each(weight) for each, weight in zip(pack, weights, strict=True)]
+        for _ in range(min(_MOST_COPIES, -(-BEYOND_CACHES // num_bytes)))
+    ]
+    for count in rows:
+        inputs = [torch.randn(count, size).to(activation_dtype(dtype)) for _, size in sizes]
+
+        def run(inputs: list[torch.Tensor] = inputs) -> None:
+            copies.append(copies.pop(0))
+            qkv, out, gate_up, down = copies[0]
+            ops.linear(inputs[0], qkv)
+            ops.linear(inputs[1], out)
+            ops.gated_linear(inputs[2], gate_up)
+            ops.linear(inputs[3], down)
+
+        num_operations = 2 * count * sum(out * size for out, size in sizes)
+        yield Case("linear", dtype, count, run, lambda: num_bytes, num_operations)
+
+
+def _attention(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
+    """A decode step: each row is a request of `context` tokens, or fewer where many rows would need too much memory."""
+    if dtype not in _CACHE_DTYPES:
+        return
+    for count in rows:
+        context = max(1, min(shape.context, _MOST_TOKENS // count))
+        yield _attend(ops, shape, "attention", dtype, count, np.full(count, 1), np.full(count, context))
+
+
+def _prefill(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
+    """The attention of a prompt; rows are its tokens."""
+    if dtype not in _CACHE_DTYPES:
+        return
+    for count in rows:
+        if count > 1:
+            yield _attend(ops, shape, "prefill", dtype, count, np.array([count]), np.array([count]))
+
+
+def _attend(
+    ops: Backend, shape: LayerShape, name: str, dtype: str, rows: int, query_lens: np.ndarray, seq_lens: np.ndarray
+) -> Case:
+    number, cache_dtype = activation_dtype(dtype), _CACHE_DTYPES[dtype]
+    pages_each = -(-int(seq_lens[0]) // _BLOCK_SIZE)
+    num_pages = pages_each * len(seq_lens)
+    one = torch.zeros(
+        ops.kv_cache_shape(num_pages, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, cache_dtype), dtype=cache_dtype
+    )
+    for first in range(0, num_pages * _BLOCK_SIZE, _TOKENS_AT_ONCE):
+        slots = torch.arange(first, min(first + _TOKENS_AT_ONCE, num_pages * _BLOCK_SIZE))
+        keys, values = torch.randn(2, len(slots), shape.num_kv_heads, shape.head_dim).to(number)
+        ops.write_kv(keys, values, one, slots)
+    caches = [one] + [one.clone() for _ in range(min(_MOST_COPIES, BEYOND_CACHES // one.nbytes))]
+    tables = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(len(seq_lens), pages_each)
+    q = torch.randn(rows, shape.num_heads, shape.head_dim).to(number)
+    slots = torch.zeros(rows, dtype=torch.int64)
+    batch = ops.attention_batch(
+        query_lens.astype(np.int64), seq_lens.astype(np.int64), tables, slots, block_size=_BLOCK_SIZE
+    )
+    form = AttentionForm(shape.head_dim**-0.5)
+
+    def run() -> None:
+        caches.append(caches.pop(0))
+        ops.attention(q, caches[0], batch, form)
+
+    seen = int(sum(query * (length - (query - 1) / 2) for query, length in zip(query_lens, seq_lens, strict=True)))
+    num_bytes = int(seq_lens.sum()) * 2 * shape.num_kv_heads * row_size(shape.head_dim, cache_dtype) * one.itemsize
+    return Case(name, dtype, rows, run, lambda: num_bytes, 4 * seen * shape.num_heads * shape.head_dim)
+
+
+def _experts(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
+    """A layer of experts, which rows choose at random."""
+    hidden, size, num_experts, top_k = shape.expert_hidden_size, shape.expert_size, shape.num_experts, shape.top_k
+    expert = ExpertWeights(FORMATS[dtype](2 * size, hidden), FORMATS[dtype](hidden, size))
+    bytes_each = expert.gate_up.nbytes + expert.down.nbytes
+    packed = ops.pack_experts((expert for _ in range(num_experts)), num_experts)
+    for count in rows:
+        x, weights = torch.randn(count, hidden).to(activation_dtype(dtype)), torch.full((count, top_k), 1 / top_k)
+        chosen = [torch.empty(0)]
+
+        def run(x: torch.Tensor = x, weights: torch.Tensor = weights, chosen: list[torch.Tensor] = chosen) -> None:
+            chosen[0] = torch.rand(len(x), num_experts).argsort(dim=1)[:, :top_k].contiguous()
+            ops.experts(x, packed, chosen[0], weights)
+
+        def num_bytes(chosen: list[torch.Tensor] = chosen) -> int:
+            return len(chosen[0].unique()) * bytes_each
+
+        yield Case("experts", dtype, count, run, num_bytes, 2 * count * top_k * 3 * size * hidden)
+
+
+MAKERS: dict[str, Callable[[Backend, LayerShape, str, list[int]], Iterator[Case]]] = {
+    "linear": _linear,
+    "attention": _attention,
+    "prefill": _prefill,
+    "experts": _experts,
+}

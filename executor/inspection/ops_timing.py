@@ -1,0 +1,78 @@
+"""Times kernels beside what the processor can do at best, in turns, so that other processes slow both."""
+
+import time
+
+import torch
+
+from quire.core.errors import ConfigError
+from quire.core.wire.inspection import OpsQuestion, OpsTimed, OpTiming
+from quire.executor.backends import bind
+from quire.executor.inspection.ops_cases import Case, cases
+from quire.ops.cpu.floors import Floors
+from quire.ops.cpu.levels import available
+
+_LEAST_ROUNDS = 3
+
+
+def time_ops(question: OpsQuestion) -> OpsTimed:
+    """Times all cells of the grid at the level of this process's kernels.
+
+    Raises:
+        ConfigError: a name is wrong, or there are no kernels.
+    """
+    if question.num_threads is not None:
+        torch.set_num_threads(question.num_threads)
+    torch.manual_seed(0)
+    ops = bind("cpu")
+    try:
+        timer = _Timer(Floors(), question.seconds)
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None
+    with torch.inference_mode():
+        timings = [timer.time(case) for case in cases(ops, question)]
+    return OpsTimed(
+        isa=timer.level,
+        available=[level.name for level in available()],
+        num_threads=torch.get_num_threads(),
+        bytes_per_second=timer.bytes_per_second,
+        operations_per_second=timer.operations_per_second,
+        timings=[timer.with_floor(timing) for timing in timings],
+    )
+
+
+class _Timer:
+    """Keeps the best that was measured of the processor, in any case's turns."""
+
+    def __init__(self, floors: Floors, seconds: float) -> None:
+        self._floors = floors
+        self.level = floors.level
+        self._seconds = seconds
+        self.bytes_per_second = 0.0
+        self.operations_per_second = {"float32": 0.0, "bfloat16": 0.0}
+
+    def time(self, case: Case) -> OpTiming:
+        """The best round: that with the most bytes a second, because rounds may read different numbers of them."""
+        case.run()  # which allocates
+        best = None
+        deadline, num_rounds = time.perf_counter() + self._seconds, 0
+        while num_rounds < _LEAST_ROUNDS or time.perf_counter() < deadline:
+            num_rounds += 1
+            self.bytes_per_second = max(self.bytes_per_second, self._floors.read())
+            for name in self.operations_per_second:
+                found = self._floors.multiply(getattr(torch, name))
+                self.operations_per_second[name] = max(self.operations_per_second[name], found)
+            begin = time.perf_counter()
+            case.run()
+            seconds = time.perf_counter() - begin
+            num_bytes = case.num_bytes()
+            if best is None or seconds * best.num_bytes < best.best_s * num_bytes:
+                best = OpTiming(case.operation, case.dtype, case.rows, num_bytes, case.num_operations, seconds, 0, 0)
+        assert best is not None
+        return best
+
+    def with_floor(self, timing: OpTiming) -> OpTiming:
+        """Fills in the floors, which later rounds may have lowered."""
+        exact = "float32" if timing.dtype in ("fp32", "fp16") else "bfloat16"
+        timing.read_s = timing.num_bytes / self.bytes_per_second
+        timing.multiply_s = timing.num_operations / self.operations_per_second[exact]
+        return timing

@@ -1,0 +1,177 @@
+"""Writes a checkpoint as a backend's packed weights, one file for each rank (`executor/weights/packed_state.py`)."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ModelLoadError
+from quire.core.wire.inspection import FilesSaved
+from quire.executor.backends import bind
+from quire.executor.inspection.folders import copy_others, make_empty
+from quire.executor.layers.context import ModelContext
+from quire.executor.models.registry import build_model
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.aligned_file import write_aligned
+from quire.executor.weights.formats import open_weights
+from quire.executor.weights.packed_state import (
+    INDEX,
+    MANIFEST,
+    Index,
+    Manifest,
+    PackedPart,
+    PackedState,
+    code_digest,
+    file_name,
+    is_packed,
+    model_digest,
+    read_key,
+)
+from quire.executor.weights.packing import ReadExperts, ReadLinear
+from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
+from quire.ops.backend import Backend
+from quire.ops.stored import StoredWeight, take_apart
+
+
+def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
+    """Packs the weights of each of `config`'s ranks, and copies the checkpoint's other files.
+
+    The ranks' models are built one after another, and each is built again from its file, which shows that nothing is
+    missing there.
+
+    Raises:
+        ModelLoadError: the checkpoint cannot be read, or `folder` holds files already.
+    """
+    spec, size = config.spec, config.tensor_parallel_size
+    if is_packed(Path(spec.path)):
+        raise ModelLoadError(f"{spec.path} is packed already; name the checkpoint that it was made of.")
+    ops, device, dtype = bind(config.device), torch.device(config.device), getattr(torch, spec.dtype)
+    make_empty(folder)
+    num_bytes = 0
+    for rank in range(size):
+        path, group = folder / file_name(rank), ParallelGroup(rank, size)
+        with _opened(config, rank) as weights, torch.inference_mode():
+            recorder = Recorder(ops, weights)
+            build_model(spec, ModelContext.of(config, ops, group, device, recorder, recorder))
+            num_bytes += write_aligned(path, *recorder.content())
+        with (
+            contextlib.closing(PackedState(path, ops, dtype, device, config.quantization)) as packed,
+            torch.inference_mode(),
+        ):
+            build_model(spec, ModelContext.of(config, ops, group, device, packed, packed))
+    copy_others(Path(spec.path), folder)
+    manifest = Manifest(
+        source=spec.name,
+        tensor_parallel_size=size,
+        dtype=spec.dtype,
+        quantization=config.quantization,
+        layout=ops.layout,
+        model=model_digest(spec),
+        code=code_digest(),
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))  # last: a folder without it was not finished
+    return FilesSaved(size, num_bytes)
+
+
+@contextlib.contextmanager
+def _opened(config: EngineConfig, rank: int) -> Iterator[WeightReader]:
+    weights = open_weights(
+        config.spec,
+        config.load,
+        getattr(torch, config.spec.dtype),
+        quantization=config.quantization,
+        rank=rank,
+        num_ranks=config.tensor_parallel_size,
+        seed=config.seed,
+    )
+    with contextlib.closing(weights):
+        yield weights
+
+
+class Recorder:
+    """See `Packing` and `WeightReader`: reads and packs for a model that is being built, and keeps what it was given.
+
+    What is read in order to be packed is not kept.
+    """
+
+    def __init__(self, ops: Backend[Any, Any, Any], weights: WeightReader) -> None:
+        self._ops = ops
+        self._weights = weights
+        self._is_packing = False
+        self._tensors: dict[str, Tensor] = {}
+        self._parts: list[PackedPart] = []
+        self._found: dict[str, tuple[tuple[int, ...], str] | None] = {}
+
+    def content(self) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
+        """Tensors and metadata of the rank's file."""
+        shapes = self._weights.shapes
+        index = Index(parts=self._parts, found=self._found, shapes=None if shapes is None else dict(shapes))
+        return self._tensors, {INDEX: msgspec.json.encode(index).decode()}
+
+    def linear(self, read: ReadLinear) -> Any:
+        with self._packing():
+            weight, bias = read()
+        return self._keep(self._ops.pack_linear(weight, bias), weight.shape)
+
+    def gated_linear(self, read: ReadLinear) -> Any:
+        with self._packing():
+            weight, bias = read()
+        return self._keep(self._ops.pack_gated_linear(weight, bias), weight.shape)
+
+    def experts(self, read: ReadExperts, num_experts: int) -> Any:
+        with self._packing():
+            return self._keep(self._ops.pack_experts(read(), num_experts))
+
+    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+        if self._is_packing:
+            return read()
+        with self._packing():
+            numbers = read()
+        self._keep(numbers.clone())
+        return numbers
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        tensor = self._weights.read(name, shape, shard, dtype)
+        if not self._is_packing:
+            self._tensors.setdefault(
+                read_key(name, shard, tensor.dtype), tensor.clone()
+            )  # the model may change its own
+        return tensor
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        return self._weights.shapes
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        found = self._weights.find(name, otherwise)
+        self._found[name] = None if found is None else (found.shape, str(found.dtype).removeprefix("torch."))
+        return found
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return self._weights.locate(layer, out_features)
+
+    def close(self) -> None:
+        """The reader below is closed by whoever opened it."""
+
+    def _keep(self, packed: Any, shape: Sequence[int] = ()) -> Any:
+        stored: StoredWeight = take_apart(packed, shape)
+        names = [f"part {len(self._parts)}.{index}" for index in range(len(stored.tensors))]
+        self._tensors |= dict(zip(names, stored.tensors, strict=True))
+        self._parts.append(PackedPart(stored.form, names, stored.shape))
+        return packed
+
+    @contextlib.contextmanager
+    def _packing(self) -> Iterator[None]:
+        """While a weight is read to be packed: a start from the files will not read it."""
+        self._is_packing = True
+        try:
+            yield
+        finally:
+            self._is_packing = False

@@ -1,0 +1,72 @@
+"""Per-layer embeddings: each layer has a small embedding of the token, and a projection of the model's embedding."""
+
+import torch
+from torch import Tensor
+
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear, whole
+from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.vocabulary import VocabEmbedding, VocabularyWeight
+from quire.ops.backend import PlainActivation
+
+
+class PerLayerInputs:
+    """What all layers read of the tokens: [num_tokens, num_layers * size], for a layer after the other.
+
+    Attributes:
+        activation_size: numbers of each token.
+    """
+
+    def __init__(
+        self, context: ModelContext, norm: NormStyle, *, hidden_size: int, size: int, num_layers: int,
+        vocab_size: int, table_size: int,
+    ) -> None:  # fmt: skip
+        """`table_size` is the number of tokens with an embedding; others have that of token 0."""
+        self._ops = context.ops
+        self._size = size
+        self._scale = hidden_size**-0.5
+        self.activation_size = num_layers * size
+        name = "model.embed_tokens_per_layer.weight"
+        weight = VocabularyWeight(context, name, table_size, num_layers * size)
+        self._embed = VocabEmbedding(context, weight, torch.tensor(size**0.5, dtype=context.dtype).item())
+        self._rows: Tensor | None = None
+        if table_size < vocab_size:
+            rows = torch.arange(vocab_size, device=context.device)
+            self._rows = rows.masked_fill_(rows >= table_size, 0).unsqueeze(1)
+        outputs = whole("model.per_layer_model_projection", num_layers * size)
+        self._project = ColumnLinear(context, [outputs], hidden_size)
+        self._norm = (norm.read(context, "model.per_layer_projection_norm", size), norm.eps)
+
+    def __call__(self, token_ids: Tensor, embeds: Tensor, step: StepContext) -> Tensor:
+        """`token_ids` [num_tokens], `embeds` [num_tokens, hidden]. Tokens of given rows have the projection alone."""
+        projected = self._ops.scale(self._project(embeds), self._scale).unflatten(1, (-1, self._size))
+        projected = self._ops.rms_norm(projected, *self._norm).flatten(1)
+        if self._rows is not None:
+            token_ids = self._ops.take_rows(self._rows, token_ids).flatten()
+        inputs = self._ops.scale(self._ops.add(projected, self._embed.rows_of(token_ids)), 0.5**0.5)
+        if step.given is not None:
+            inputs[step.given.places] = projected[step.given.places]
+        return inputs
+
+
+class PerLayerBlock:
+    """What a layer adds of its input: `norm(projection(activation(gate(x)) * input))`."""
+
+    def __init__(
+        self, context: ModelContext, name: str, index: int, hidden_size: int, size: int, norm: NormStyle,
+        activation: PlainActivation,
+    ) -> None:  # fmt: skip
+        """`index` is the layer's, `name` its name."""
+        self._ops = context.ops
+        self._columns = slice(index * size, (index + 1) * size)
+        self._activation = activation
+        self._gate = ColumnLinear(context, [whole(f"{name}.per_layer_input_gate", size)], hidden_size)
+        self._project = ColumnLinear(context, [whole(f"{name}.per_layer_projection", hidden_size)], size)
+        self._norm = RMSNorm(context, f"{name}.post_per_layer_input_norm", hidden_size, norm)
+
+    def __call__(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """`x` [num_tokens, hidden], `inputs` of the same tokens as `PerLayerInputs` makes them → like `x`."""
+        gate = self._ops.activate(self._gate(x), self._activation)
+        gated = self._ops.recurrent.multiply_gate(inputs[:, self._columns], gate, "identity")
+        return self._norm(self._project(gated))

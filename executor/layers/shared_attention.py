@@ -1,0 +1,113 @@
+"""Attention over keys and values of another layer (arXiv:2405.05254, 2405.12981): a layer without pages of its own."""
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace, own_form
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear, RowLinear
+from quire.executor.layers.norm import NormStyle
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
+from quire.executor.weights.quantisation.scheme import Part
+from quire.ops.backend import AttentionForm
+
+
+class SharedAttention:
+    """Queries and output of one of the last layers, which read what layers before them have stored.
+
+    No layer attends to what these layers make of a token, so the last layer before them drops all tokens but the wanted
+    ones (`LayerPlace.is_last`), and they compute those alone.
+
+    Attributes:
+        kv: none of its own.
+        activation_size: numbers that the layer makes of each token.
+    """
+
+    kv = None
+
+    def __init__(
+        self,
+        context: ModelContext,
+        place: LayerPlace,
+        shape: AttentionShape,
+        rotary: RotaryEmbedding,
+        *,
+        form: AttentionForm,
+        q_norm: NormStyle,
+        bias: bool = False,
+    ) -> None:
+        """`place.number` is that of the layer whose keys and values this one reads; the two have the same `form`."""
+        name, head_dim, size = f"{place.name}.self_attn", shape.head_dim, shape.num_heads * shape.head_dim
+        num_heads = context.share(shape.num_heads, "attention heads")
+        shard = context.shard(0, size, "query outputs")
+        self._ops = context.ops
+        self._place = place
+        self._rotary = rotary
+        self._form = own_form(context, form)
+        self._head_dim = head_dim
+        self._q = ColumnLinear(context, [Part(f"{name}.q_proj", size, shard)], shape.hidden_size, bias=bias)
+        self._norm = (q_norm.read(context, f"{name}.q_norm", head_dim), q_norm.eps)
+        self._output = RowLinear(
+            context, f"{name}.o_proj", size, shape.hidden_size, shard._replace(dim=1), bias=bias
+        )  # fmt: skip
+        self.activation_size = 3 * num_heads * head_dim
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """`x` [num_wanted, hidden] → the same shape."""
+        pages, group = step.caches[self._place.number]
+        batch = (step.attention if step.wanted is None else step.wanted.attention)[group]
+        heads = self._q(x).unflatten(1, (-1, self._head_dim))
+        q = self._ops.rotary(self._ops.rms_norm(heads, *self._norm), *step.wanted_rotation(self._rotary))
+        return self._output(self._ops.attention(q, pages, batch, self._form).flatten(1))
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """See `Attention.outputs_of`: all rows, which are those of the wanted tokens."""
+        return rows
+
+
+class ValueNormAttention(Attention):
+    """Each head of queries, keys and values is normalised, the values without a weight."""
+
+    def __init__(
+        self, context: ModelContext, place: LayerPlace, shape: AttentionShape, rotary: RotaryEmbedding,
+        norm: NormStyle, *, form: AttentionForm, bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            context, place, shape, rotary, qkv_bias=bias, output_bias=bias, qk_norm=norm, form=form
+        )  # fmt: skip
+        assert self._qk_norm is not None
+        weight, eps = self._qk_norm
+        self._qk_norm, self._norm = None, (torch.cat((weight, torch.ones_like(weight[: self.kv.num_kv_heads]))), eps)
+
+    def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
+        return super()._store(self._ops.rms_norm(heads, *self._norm), step, pages, slot_mapping)
+
+
+def sharing_places(context: ModelContext, types: list[str], num_layers: int, num_shared: int) -> list[LayerPlace]:
+    """The places of a model whose last `num_shared` layers read keys and values of the last layer of their type.
+
+    Args:
+        types: each layer's type.
+
+    Raises:
+        ModelLoadError: no layer before them has the type of one of these, or a rank builds the one without the other.
+    """
+    first_shared = num_layers - num_shared
+    sources = {kind: index for index, kind in enumerate(types[:first_shared])}
+    missing = sorted(set(types[first_shared:num_layers]) - set(sources))
+    if missing:
+        raise ModelLoadError(
+            f"config.json: the last {num_shared} layers (num_kv_shared_layers) read keys and values of a layer of "
+            f"their type, but no layer before them is of type {', '.join(missing)}."
+        )
+    keepers = [index for index in context.layers if index < first_shared]
+
+    def place(index: int) -> LayerPlace:
+        source = index if index < first_shared else sources[types[index]]
+        if source not in keepers:
+            raise ModelLoadError(f"layer {index} reads keys and values of layer {source}, which is on another rank.")
+        return LayerPlace(index, keepers.index(source), is_last=index == first_shared - 1)
+
+    return [place(index) for index in context.layers]

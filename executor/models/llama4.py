@@ -1,0 +1,111 @@
+"""Llama 4, text: most layers see a chunk, the others no positions; mixtures of one routed and one shared expert."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts import ExpertShape, FusedExperts
+from quire.executor.layers.mixture import Mixture, RoutedExperts
+from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.decoder import FeedForward, PreNormDecoder, activation_of, attention_shape, size_of
+from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights
+from quire.ops.backend import AttentionForm
+from quire.ops.routing import Routing
+
+
+class Llama4Attention(Attention):
+    """Rotated queries and keys may be normalised, without a weight; others may have a temperature by position."""
+
+    def __init__(
+        self, context: ModelContext, place: LayerPlace, spec: ModelSpec, rotary: RotaryEmbedding | None,
+        *, chunk: int | None,
+    ) -> None:  # fmt: skip
+        config, shape, bias = spec.hf_config, attention_shape(spec), spec.hf_config.get("attention_bias", False)
+        form = AttentionForm(spec.head_dim**-0.5, chunk=chunk)
+        super().__init__(context, place, shape, rotary, qkv_bias=bias, output_bias=bias, form=form)
+        if rotary is not None and config.get("use_qk_norm", True):
+            # A rotation keeps the length of a head, so that the norm may come before it.
+            ones = torch.ones(
+                self._num_heads + self.kv.num_kv_heads, spec.head_dim, dtype=context.dtype, device=context.device
+            )
+            self._qk_norm = (ones, config.get("rms_norm_eps", 1e-5))
+        self._heat: Tensor | None = None
+        if rotary is None and config.get("attn_temperature_tuning", True):
+            self._heat = _heat(context, config)
+
+    def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
+        q = super()._store(heads, step, pages, slot_mapping)
+        if self._heat is None:
+            return q
+        heat = self._ops.take_rows(self._heat, step.positions)
+        return self._ops.streams.predict(q.flatten(1).unsqueeze(0), heat)[0].unflatten(1, q.shape[1:])
+
+
+def _heat(context: ModelContext, config: dict[str, Any]) -> Tensor | None:
+    """By position, what the factor of queries is more than 1 (arXiv:2501.19399): [max_model_len, 1], if it ever is."""
+    floor, scale = config.get("floor_scale", 8192), config.get("attn_scale", 0.1)
+    if context.max_model_len < floor:
+        return None
+    positions = torch.arange(1, context.max_model_len + 1, device=context.device, dtype=torch.float32)
+    return (positions.div(floor).floor_().log1p_() * scale).to(context.dtype).unsqueeze(1)
+
+
+class Llama4ForCausalLM(PreNormDecoder):
+    """Neighbouring numbers of a head are rotated; the score of a routed expert multiplies what it reads."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config = spec.hf_config
+        pairs = Pairs(spec.head_dim, spec.head_dim)
+        pieces = {f"self_attn.{name}_proj": Piece(f"self_attn.{name}_proj", pairs=pairs) for name in "qk"}
+        context = replace(context, weights=RearrangedWeights(context.weights, pieces))
+        rotary = RotaryEmbedding(context, config, spec.head_dim)
+        if rotary.scale != 1 and config.get("use_qk_norm", True):
+            raise ModelLoadError(f"{spec.name}: rope_parameters that scale are not supported with use_qk_norm.")
+        interval = config.get("no_rope_layer_interval") or 4
+        rotated = config.get("no_rope_layers") or [(index + 1) % interval for index in range(spec.num_layers)]
+        types = config.get("layer_types") or ["chunked_attention" if is_in else "full_attention" for is_in in rotated]
+        _check(spec, types, rotated)
+
+        def attention(place: LayerPlace) -> Llama4Attention:
+            chunk = config.get("attention_chunk_size") if types[place.index] == "chunked_attention" else None
+            return Llama4Attention(context, place, spec, rotary if rotated[place.index] else None, chunk=chunk)
+
+        step = config.get("interleave_moe_layer_step", 1)
+        sparse = config.get("moe_layers")
+        sparse = range(step - 1, spec.num_layers, step) if sparse is None else sparse
+        size, activation = spec.hidden_size, activation_of(spec, "hidden_act")
+        expert_size = size_of(spec, "intermediate_size")
+
+        def feed_forward(place: LayerPlace) -> FeedForward:
+            name = f"{place.name}.feed_forward"
+            if place.index not in sparse:
+                return GatedMLP(context, name, size, size_of(spec, "intermediate_size_mlp"), activation)
+            shape = ExpertShape(size_of(spec, "num_local_experts"), size, expert_size)
+            stored = FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj", is_transposed=True)
+            routing = Routing(size_of(spec, "num_experts_per_tok"), "sigmoid")
+            routed = RoutedExperts(
+                context, f"{name}.router", routing, stored, shape, activation, weighs_inputs=True
+            )  # fmt: skip
+            shared = GatedMLP(context, f"{name}.shared_expert", size, expert_size, activation)
+            return Mixture(context, [routed, shared])
+
+        super().__init__(spec, context, attention, feed_forward)
+
+
+def _check(spec: ModelSpec, types: list[str], rotated: list[int]) -> None:
+    """Raises ModelLoadError: other types than chunked_attention and full_attention, or too few of them."""
+    unknown = sorted(set(types) - {"chunked_attention", "full_attention"})
+    if unknown or min(len(types), len(rotated)) < spec.num_layers:
+        raise ModelLoadError(
+            f"config.json: layer_types must name chunked_attention or full_attention, and no_rope_layers hold 0 or 1, "
+            f"for each of {spec.num_layers} layers; they have {len(types)} and {len(rotated)} entries"
+            f"{f' with {unknown}' if unknown else ''}."
+        )

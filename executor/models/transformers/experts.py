@@ -1,0 +1,131 @@
+"""Recognises the experts of a mixture by what they compute, and reads their weights for our operation."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts import Experts, ExpertShape, FusedExperts
+from quire.executor.models.transformers.formulas import agree, examples
+from quire.executor.weights.readers import Shard, Stored, StoredRows
+from quire.ops.backend import Activation, Backend, PlainActivation
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+_NUM_TOKENS, _HIDDEN, _SIZE = 5, 8, 6
+"""Of the small copy that is compared."""
+
+
+class ExpertsForm(NamedTuple):
+    """How a module stores its experts, see `FusedExperts`, and what is between their layers."""
+
+    shape: ExpertShape
+    is_transposed: bool
+    is_interleaved: bool
+    has_bias: bool
+    activation: Activation
+
+
+_ACTIVATIONS: tuple[Activation, ...] = (*get_args(PlainActivation), "clamped_swiglu")
+
+
+def read_experts(module: nn.Module, ops: Backend) -> ExpertsForm | None:
+    """The form of a module `(x, ids, weights) → weighted sum of each token's experts`, or None if it is another."""
+    sizes = {name: tuple(value.shape) for name, value in module._parameters.items() if value is not None}
+    biases = {f"{GATE_UP}_bias", f"{DOWN}_bias"}
+    has_bias = biases <= set(sizes)
+    if set(sizes) != {GATE_UP, DOWN, *(biases if has_bias else ())} or len(sizes[GATE_UP]) != 3:
+        return None
+    num_experts, first, last = sizes[GATE_UP]
+    for is_transposed in (False, True):
+        double, hidden_size = (last, first) if is_transposed else (first, last)
+        shape = ExpertShape(num_experts, hidden_size, double // 2)
+        down = (shape.size, hidden_size) if is_transposed else (hidden_size, shape.size)
+        if double % 2 or sizes[DOWN] != (num_experts, *down):
+            continue
+        for is_interleaved, activation in product((False, True), _ACTIVATIONS):
+            form = ExpertsForm(shape, is_transposed, is_interleaved, has_bias, activation)
+            if all(_computes(module, form, ops, scale) for scale in (0.3, 4)):
+                return form
+    return None
+
+
+def _computes(module: nn.Module, form: ExpertsForm, ops: Backend, scale: float) -> bool:
+    """Whether a small copy of `module` computes what a form says, with inputs up to `scale`."""
+    num_experts, hidden_size, size = form.shape
+    small_size = _HIDDEN if size == hidden_size else _SIZE
+    gate_up = examples(num_experts, 2 * small_size, _HIDDEN) * 2
+    down = examples(num_experts, _HIDDEN, small_size)
+    weights = {GATE_UP: gate_up, DOWN: down}
+    if form.is_transposed:
+        weights = {name: weight.mT.contiguous() for name, weight in weights.items()}
+    gate_up_bias, down_bias = examples(num_experts, 2 * small_size), examples(num_experts, _HIDDEN)
+    if form.has_bias:
+        weights |= {f"{GATE_UP}_bias": gate_up_bias, f"{DOWN}_bias": down_bias}
+    small = _small(module, weights, {hidden_size: _HIDDEN, size: small_size, 2 * size: 2 * small_size})
+    x, shares = examples(_NUM_TOKENS, _HIDDEN) * scale, examples(_NUM_TOKENS, 2)
+    ids = torch.tensor([[i % num_experts, (3 * i + 1) % num_experts] for i in range(_NUM_TOKENS)])
+    try:
+        got = small(x, ids, shares)
+    except Exception:  # a module of any code that wants something else
+        return False
+    inner = torch.einsum("td,tkod->tko", x, gate_up[ids]) + (gate_up_bias[ids] if form.has_bias else 0)
+    if form.is_interleaved:
+        inner = torch.cat((inner[..., ::2], inner[..., 1::2]), dim=-1)
+    gated = ops.activate_and_mul(inner.flatten(0, 1), form.activation).unflatten(0, inner.shape[:2])
+    outs = torch.einsum("tki,tkoi->tko", gated, down[ids]) + (down_bias[ids] if form.has_bias else 0)
+    return isinstance(got, Tensor) and agree(got, (outs * shares.unsqueeze(-1)).sum(1))
+
+
+def _small(module: nn.Module, weights: Mapping[str, Tensor], sizes: Mapping[int, int]) -> nn.Module:
+    """A copy with other weights, and `sizes` in the places of the numbers that it keeps."""
+    twin = copy.copy(module)
+    own = {
+        name: sizes.get(value, value) if type(value) is int and "expert" not in name else value
+        for name, value in vars(module).items()
+    }
+    parameters = {name: nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}
+    twin.__dict__ = {**own, "_parameters": parameters}
+    return twin
+
+
+def load_experts(context: ModelContext, name: str, form: ExpertsForm, top_k: int) -> Experts:
+    """The experts of the module called `name`."""
+    stored = FusedExperts(
+        GATE_UP, DOWN, is_transposed=form.is_transposed, is_interleaved=form.is_interleaved, has_bias=form.has_bias
+    )
+    # Tensors that are made of others as they are read are made once for all experts.
+    held = replace(context, weights=_Held(context, name))
+    return Experts(held, stored, form.shape, top_k, form.activation)
+
+
+class _Held:
+    """See `WeightReader`: the tensors of one module, each read whole, when it is wanted."""
+
+    shapes = None
+
+    def __init__(self, context: ModelContext, name: str) -> None:
+        self._context = context
+        self._name = name
+        self._tensors: dict[str, Tensor] = {}
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if name not in self._tensors:
+            self._tensors[name] = self._context.weights.read(f"{self._name}.{name}", shape, dtype=dtype)
+        tensor = self._tensors[name]
+        return tensor if shard is None else tensor.narrow(shard.dim, shard.start, shard.stop - shard.start)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        return self._context.weights.find(f"{self._name}.{name}", otherwise)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
+
+    def close(self) -> None:
+        """The reader below is closed by whoever opened it."""

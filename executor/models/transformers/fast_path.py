@@ -1,0 +1,168 @@
+"""A class of Transformers without its code: the programs that compute its hidden states and logits.
+
+The programs are made when the first step comes, because that takes a few steps of all ranks together. They are used
+if they compute what the class's code does; otherwise the code itself goes on running.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quire.core.logging import get_logger
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.base import Model
+from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.attention import PagedAttention
+from quire.executor.models.transformers.heads import fuse_heads
+from quire.executor.models.transformers.program import InStep, Runner
+from quire.executor.models.transformers.rewriting import Rewriter, merge_projections
+from quire.executor.models.transformers.routing import fuse_routers
+from quire.executor.models.transformers.small_sequences import SmallSequences
+from quire.executor.models.transformers.tracing import RunPart, Untraceable, trace
+
+logger = get_logger(__name__)
+
+_TRACED = (7, 12)
+"""Numbers of tokens with which a class's code runs twice."""
+_CHECKED = {0: 5, 1: 3}
+"""The tokens of a step in which programs and code are compared."""
+_TOLERANCES = {torch.float32: 1e-4}
+_TOLERANCE = 0.1  # of 16 bits: the code rounds more often
+
+
+class CodeModel(Model, Protocol):
+    """A model that runs a class's code."""
+
+    def run_code(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        """Hidden states of all tokens, [num_tokens, hidden]."""
+        ...
+
+    def run_head(self, hidden: Tensor) -> Tensor:
+        """Logits [num_tokens, vocab] of hidden states."""
+        ...
+
+
+class EmbedTokens(InStep):
+    """Embeddings of tokens [1, num_tokens], or the rows that a step gives."""
+
+    def __init__(self, embed: nn.Module) -> None:
+        self.embed = embed
+
+    def __call__(self, step: StepContext, token_ids: Tensor) -> Tensor:
+        embedded = self.embed(token_ids)
+        if step.given is not None:
+            embedded[0, step.given.places] = step.given.rows
+        return embedded
+
+
+class FastPath:
+    """The programs of one model, made of the code that runs it until then.
+
+    Attributes:
+        programs: for hidden states, and for logits; None until the first step, and if there are none.
+    """
+
+    def __init__(
+        self,
+        model: CodeModel,
+        attention: PagedAttention,
+        embed: nn.Module,
+        modules: Iterable[nn.Module],
+        context: ModelContext,
+        vocab_size: int,
+    ) -> None:
+        """`model` runs the code, in which `attention` attends; `modules` are all of it, `embed` among them."""
+        self._model = model
+        self._attention = attention
+        self._embed = embed
+        self._parts = [module for module in modules if isinstance(module, parts.Part)]
+        self._context = context
+        self._vocab_size = vocab_size
+        self._is_built = False
+        self.programs: tuple[Runner, Runner] | None = None
+
+    @torch.inference_mode()
+    def _build(self) -> None:
+        """Makes the programs, if there are any that compute what the code does."""
+        try:
+            runner, logits = self._make()
+            difference = self._difference(runner, logits)
+        except Untraceable as error:
+            logger.info("steps run the class's own code, and are not recorded: %s", error)
+            return
+        if not difference <= _TOLERANCES.get(self._context.dtype, _TOLERANCE):  # NaN differs
+            logger.info("steps run the class's own code: without it, logits differ by %.1e of their norm", difference)
+            return
+        self.programs = runner, logits
+
+    def forward(self, token_ids: Tensor, step: StepContext) -> Tensor | None:
+        """Hidden states [num_outputs, hidden] of the wanted tokens, or None if there is no program."""
+        if not self._is_built:
+            self._is_built = True
+            self._build()
+        return None if self.programs is None else _hidden(self.programs[0], token_ids, step)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor | None:
+        """Logits [num_tokens, vocab], or None if there is no program."""
+        return None if self.programs is None else self.programs[1].run([hidden], len(hidden))
+
+    def _make(self) -> tuple[Runner, Runner]:
+        ops = self._context.ops
+        forward = trace(self._forward, _TRACED, self._parts)
+        embeddings = [call for call in forward.calls if call.function is self._embed]
+        if len(embeddings) != 1:
+            raise Untraceable("it reads the embeddings of tokens in its own way")
+        embeddings[0].function = EmbedTokens(self._embed)
+        merge_projections(forward)
+        fuse_routers(forward, ops)
+        fuse_heads(forward, ops, forward.inputs[1], self._context.device)
+        hidden_size = forward.metas[forward.output].shape[-1]
+        logits = trace(partial(self._head, hidden_size), _TRACED, self._parts)
+        for program in (forward, logits):
+            Rewriter(program, ops).run()
+        return Runner(forward, ops), Runner(logits, ops)
+
+    def _forward(self, num_tokens: int) -> tuple[list[Tensor], Callable[[RunPart], Tensor]]:
+        """See `tracing.Run`."""
+        token_ids, step = self._sequences(1, num_tokens).step({0: num_tokens})
+
+        def code(run_part: RunPart) -> Tensor:
+            self._attention.run_part = run_part
+            try:
+                return self._model.run_code(token_ids, step)
+            finally:
+                self._attention.run_part = None
+
+        return [token_ids, step.positions], code
+
+    def _head(self, hidden_size: int, num_tokens: int) -> tuple[list[Tensor], Callable[[RunPart], Tensor]]:
+        """See `tracing.Run`."""
+        hidden = torch.ones(num_tokens, hidden_size, dtype=self._context.dtype, device=self._context.device)
+        return [hidden], lambda _: self._model.run_head(hidden)
+
+    def _difference(self, runner: Runner, logits: Runner) -> float:
+        """How far a token's logits are from the code's, relative to their norm.
+
+        The median of a few tokens: where scores of experts are rounded in other ways, a token may get another expert.
+        """
+        results = []
+        for with_programs in (False, True):
+            token_ids, step = self._sequences(len(_CHECKED), max(_CHECKED.values())).step(_CHECKED)
+            if with_programs:
+                results.append(logits.run([_hidden(runner, token_ids, step)], len(token_ids)).float())
+            else:
+                results.append(self._model.run_head(self._model.run_code(token_ids, step)).float())
+        expected, got = results
+        return float(((got - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+
+    def _sequences(self, num_rows: int, num_tokens: int) -> SmallSequences:
+        return SmallSequences(self._model, self._context, self._vocab_size, num_rows, num_tokens)
+
+
+def _hidden(runner: Runner, token_ids: Tensor, step: StepContext) -> Tensor:
+    hidden = runner.run([token_ids, step.positions], len(token_ids), step)
+    return hidden if step.wanted is None or runner.selects else hidden.index_select(0, step.wanted.tokens)

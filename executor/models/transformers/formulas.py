@@ -1,0 +1,62 @@
+"""What a few calls of a program compute, in float32 and on numbers of our choice, to be compared with formulas."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.program import Call, resolved
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def evaluated(calls: Sequence[Call], given: Mapping[int, Tensor], num_tokens: int) -> dict[int, Tensor]:
+    """All values of `calls`, which run on `given`. What is of 16 bits in the program is of 32 here.
+
+    Raises:
+        Exception: whatever the calls raise when they cannot run this way.
+    """
+    values: dict[int, Any] = dict(given)
+    for call in calls:
+        args = _widened(resolved(call.args, values, num_tokens))  # type: ignore[arg-type]
+        kwargs = _widened(resolved(call.kwargs, values, num_tokens))  # type: ignore[arg-type]
+        function = call.function.in_float32 if isinstance(call.function, parts.RMSNorm) else call.function
+        out = function(*args, **kwargs)
+        for index, each in zip(call.outs, (out,) if call.is_single else out, strict=True):
+            if index is not None:
+                values[index] = each
+    return values
+
+
+def examples(*shape: int) -> Tensor:
+    """Numbers between -1 and 1, none like another."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(shape, generator=generator).mul_(2).sub_(1)
+
+
+def agree(x: Tensor, y: Tensor) -> bool:
+    """Whether two results are the same but for rounding."""
+    return x.shape == y.shape and bool(torch.allclose(x.float(), y.float(), rtol=1e-4, atol=2e-5))
+
+
+def constants_of(arguments: Any) -> list[Tensor]:
+    """The tensors among nested arguments."""
+    if isinstance(arguments, Mapping):
+        arguments = tuple(arguments.values())
+    if isinstance(arguments, Tensor):
+        return [arguments]
+    return [found for each in arguments for found in constants_of(each)] if type(arguments) in (tuple, list) else []
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _HALVES else value
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value in _HALVES else value
+    if isinstance(value, dict):
+        return {name: _widened(each) for name, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_widened(each) for each in value)
+    return value

@@ -1,0 +1,275 @@
+"""Puts operations of our backend in the places of torch's own in a program, where they compute the same."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.program import Call, InStep, Program, Ref
+from quire.ops.backend import Backend, PlainActivation
+
+_ADD = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+_MULTIPLY = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+_DIVIDE = (torch.div, Tensor.div, Tensor.__truediv__)
+_TANH = (torch.tanh, Tensor.tanh)
+_ACTIVATIONS: dict[Callable[..., Any], PlainActivation] = {F.silu: "silu", F.relu: "relu", F.gelu: "gelu"}
+
+
+@dataclass(eq=False)
+class Add:
+    """`x + residual`, both [..., size]; may be written into `residual`."""
+
+    ops: Backend
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.ops.add(_rows(x), _rows(residual)).view(x.shape)
+
+
+@dataclass(eq=False)
+class AddNorm:
+    """`(norm(x + residual), x + residual)`, all [..., size]; may be written into `residual`."""
+
+    ops: Backend
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        normed, total = self.ops.add_rms_norm(_rows(x), _rows(residual), self.weight, self.eps)
+        return normed.view(x.shape), total.view(x.shape)
+
+
+@dataclass(eq=False)
+class Scale:
+    """`Backend.scale` of [..., size]; may be written into it."""
+
+    ops: Backend
+    factor: float
+    softcap: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.scale(_rows(x), self.factor, self.softcap).view(x.shape)
+
+
+@dataclass(eq=False)
+class Activate:
+    """`Backend.activate` of [..., size]; may be written into it."""
+
+    ops: Backend
+    activation: PlainActivation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.activate(_rows(x), self.activation).view(x.shape)
+
+
+@dataclass(eq=False)
+class LayerNorm:
+    """`Backend.layer_norm` of [..., size]."""
+
+    ops: Backend
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.layer_norm(_rows(x), self.weight, self.bias, self.eps).view(x.shape)
+
+
+@dataclass(eq=False)
+class TakeRows:
+    """Rows of a table: indices [1, num_tokens] → [1, num_tokens, size]."""
+
+    ops: Backend
+    rows: Tensor
+
+    def __call__(self, index: Tensor) -> Tensor:
+        return self.ops.take_rows(self.rows, index[0]).unsqueeze(0)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., size] → [num_tokens, size]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def merge_projections(program: Program) -> None:
+    """One call for layers that get the same tensor and were fused; their outputs are views of its own."""
+    merged: dict[tuple[int, int], int] = {}
+    calls: list[Call] = []
+    for call in program.calls:
+        part = call.function
+        if not isinstance(part, parts.FusedPart):
+            calls.append(call)
+            continue
+        (x,), (out,) = call.args, call.outs
+        key = (id(part.fused), x.index)
+        if key not in merged:
+            assert out is not None
+            meta = program.metas[out]
+            merged[key] = program.add_value(meta._replace(shape=(*meta.shape[:-1], sum(part.fused.sizes))))
+            calls.append(Call(parts.FusedWhole(part.fused), (x,), {}, (merged[key],)))
+        start = sum(part.fused.sizes[: part.index])
+        calls.append(Call(Tensor.narrow, (Ref(merged[key]), -1, start, part.fused.sizes[part.index]), {}, (out,)))
+    program.calls = calls
+
+
+class Rewriter:
+    """Rewrites the elementwise calls of one program."""
+
+    def __init__(self, program: Program, ops: Backend) -> None:
+        self._program = program
+        self._ops = ops
+        self._metas = program.metas
+
+    def run(self) -> None:
+        """Rewrites all that can be."""
+        for place, call in enumerate(self._program.calls):
+            rewritten = self._layer_norm(call) or self._rows(call) or self._elementwise(place, call)
+            if rewritten is not None:
+                self._program.calls[place] = rewritten
+        self._fuse_norms()
+        self._fuse_softcaps()
+        self._program.drop_unused()
+
+    # -------------------------------------------------------------------------------------------------- one call
+
+    def _layer_norm(self, call: Call) -> Call | None:
+        if call.function is not F.layer_norm:
+            return None
+        names = ("input", "normalized_shape", "weight", "bias", "eps")
+        given = dict(zip(names, call.args, strict=False)) | call.kwargs
+        x, weight, bias = given["input"], given.get("weight"), given.get("bias")
+        is_plain = self._is_hidden(x) and len(given["normalized_shape"]) == 1
+        if (
+            not is_plain
+            or any(isinstance(each, Ref) for each in (weight, bias))
+            or (weight is None and bias is not None)
+        ):
+            return None
+        return Call(LayerNorm(self._ops, weight, bias, given.get("eps", 1e-5)), (x,), {}, call.outs)
+
+    def _rows(self, call: Call) -> Call | None:
+        """An embedding that is no part: of positions."""
+        if (
+            call.function is not F.embedding
+            or not isinstance(call.args[0], Ref)
+            or not isinstance(call.args[1], Tensor)
+        ):
+            return None
+        meta = self._metas[call.args[0].index]
+        if len(meta.shape) != 2 or meta.shape[0] != 1 or meta.axis != 1 or meta.dtype != torch.int64:
+            return None
+        return Call(TakeRows(self._ops, call.args[1]), call.args[:1], {}, call.outs)
+
+    def _elementwise(self, place: int, call: Call) -> Call | None:
+        if call.function in _ADD and len(call.args) == 2 and not call.kwargs:
+            return self._add(place, call)
+        activation = _activation_of(call)
+        if activation is not None:
+            return self._into(place, call, call.args[0], Activate(self._ops, activation))
+        factor = self._factor(call)
+        if factor is not None:
+            x, number = factor
+            return self._into(place, call, x, Scale(self._ops, number))
+        return None
+
+    def _add(self, place: int, call: Call) -> Call | None:
+        x, y = call.args
+        if not self._is_hidden(x) or not self._is_hidden(y) or x == y:
+            return None
+        a, b = (self._metas[each.index] for each in (x, y))
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return None
+        for residual, other in ((x, y), (y, x)):
+            if self._may_write(place, residual):
+                return Call(Add(self._ops), (other, residual), {}, call.outs)
+        return None
+
+    def _into(self, place: int, call: Call, x: Any, operation: Callable[..., Any]) -> Call | None:
+        is_fit = self._is_hidden(x) and self._may_write(place, x)
+        return Call(operation, (x,), {}, call.outs) if is_fit else None
+
+    def _factor(self, call: Call) -> tuple[Any, float] | None:
+        """`x` and a number, if the call multiplies the one by the other."""
+        if call.kwargs or len(call.args) != 2:
+            return None
+        x, y = call.args
+        if call.function in _MULTIPLY and not isinstance(x, Ref):
+            x, y = y, x
+        number = y.item() if isinstance(y, Tensor) and y.dim() == 0 else y
+        if not isinstance(x, Ref) or not isinstance(number, int | float) or isinstance(number, bool):
+            return None
+        if call.function in _MULTIPLY:
+            return x, float(number)
+        return (x, 1 / number) if call.function in _DIVIDE and number else None
+
+    # ----------------------------------------------------------------------------------------------- several calls
+
+    def _fuse_norms(self) -> None:
+        """A sum, and the norm of it, are one operation."""
+        calls = self._program.calls
+        for place, call in enumerate(calls):
+            if not isinstance(call.function, Add):
+                continue
+            total = call.outs[0]
+            for later in range(place + 1, len(calls)):
+                norm = calls[later].function
+                if isinstance(norm, parts.RMSNorm) and calls[later].args == (Ref(total),):  # type: ignore[arg-type]
+                    fused = AddNorm(self._ops, norm.weight, norm.eps)
+                    outs = (calls[later].outs[0], total)
+                    calls[place] = Call(fused, call.args, {}, outs, is_single=False)
+                    del calls[later]
+                    break
+
+    def _fuse_softcaps(self) -> None:
+        """`cap * tanh(factor * x)` is one operation, if nobody reads what is between."""
+        made = self._program.producers()
+        reads = Counter(index for call in self._program.calls for index in call.reads())
+        for place, call in enumerate(self._program.calls):
+            factor = self._factor(call)
+            tanh = made.get(factor[0].index) if factor is not None else None
+            if factor is None or tanh is None or tanh.function not in _TANH or reads[factor[0].index] > 1:
+                continue
+            scale = made.get(tanh.args[0].index)
+            if scale is not None and isinstance(scale.function, Scale) and reads[tanh.args[0].index] == 1:
+                cap = factor[1]
+                capped = Scale(self._ops, scale.function.factor * cap, cap)
+                self._program.calls[place] = Call(capped, scale.args, {}, call.outs)
+
+    # ------------------------------------------------------------------------------------------------------ facts
+
+    def _is_hidden(self, x: Any) -> bool:
+        """Whether `x` is [1, num_tokens, size] or [num_tokens, size]."""
+        if not isinstance(x, Ref):
+            return False
+        shape, axis = self._metas[x.index].shape, self._metas[x.index].axis
+        is_rows = (len(shape) == 3 and shape[0] == 1 and axis == 1) or (len(shape) == 2 and axis == 0)
+        return is_rows and self._metas[x.index].dtype.is_floating_point
+
+    def _may_write(self, place: int, x: Ref) -> bool:
+        """Whether nobody reads `x` or its memory after call `place`, and the memory is the step's own."""
+        memory = self._metas[x.index].storage
+        sharing = {index for index, meta in self._metas.items() if meta.storage == memory}
+        calls = self._program.calls
+        if any(sharing.intersection(call.reads()) for call in calls[place + 1 :]) or self._program.output in sharing:
+            return False
+        first = next((call for call in calls if sharing.intersection(call.outs)), None)
+        return first is not None and not sharing.intersection(self._program.inputs) and _owns(first)
+
+
+def _owns(call: Call) -> bool:
+    """Whether a call's results are in new memory."""
+    own = (parts.Part, InStep, Add, AddNorm, LayerNorm, TakeRows, Scale, Activate)
+    return isinstance(call.function, own)
+
+
+def _activation_of(call: Call) -> PlainActivation | None:
+    if isinstance(call.function, parts.Activation):
+        return call.function.activation
+    if call.function is F.gelu:
+        approximate = call.kwargs.get("approximate", "none")
+        return "gelu_tanh" if approximate == "tanh" else "gelu"
+    return _ACTIVATIONS.get(call.function)

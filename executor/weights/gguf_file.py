@@ -1,0 +1,129 @@
+"""Tensors of GGUF files, memory-mapped."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.core.wire.gguf_table import GgufTensor, read_gguf_table
+from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, unpack
+from quire.executor.weights.readers import Shard, shard_index
+from quire.ops.quantised import dequantise
+
+_ONE_ROW = ("_inp_shexp.weight",)
+_ONE_ROW_OF = {"ernie4_5-moe": (*_ONE_ROW, "exp_probs_b.bias")}
+"""Endings of names where a file has the numbers of a checkpoint's only row, by architecture."""
+_PART = 1 << 24
+"""About the most numbers that are unpacked at once."""
+
+
+class GgufFiles:
+    """See `TensorFile`: all files of a model, opened by their table of contents.
+
+    Of a stack of experts, `blk.0.ffn_up_exps.weight`, each is a tensor, too: `blk.0.ffn_up_exps.3.weight`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        table = read_gguf_table(path)
+        self._tensors = dict(table.tensors)
+        one_row = _ONE_ROW_OF.get(table.architecture, _ONE_ROW)
+        for name, tensor in table.tensors.items():
+            if name.endswith(("_exps.weight", "_exps.bias")):
+                self._tensors |= _members(name, tensor)
+            elif len(tensor.shape) == 1 and name.endswith(one_row):
+                self._tensors[name] = GgufTensor(tensor.type, (1, *tensor.shape), tensor.file, tensor.offset)
+            elif name.endswith("shortconv.conv.weight"):  # a convolution of each channel alone
+                out, width = tensor.shape
+                self._tensors[name] = GgufTensor(tensor.type, (out, 1, width), tensor.file, tensor.offset)
+        self._paths = [Path(file) for file in table.files]
+        self._files = [_mapped(file) for file in self._paths]
+        for name, tensor in table.tensors.items():
+            if tensor.offset + math.prod(tensor.shape[:-1]) * _row_bytes(tensor) > len(self._files[tensor.file]):
+                raise ModelLoadError(f"{self._paths[tensor.file]} is cut short in tensor {name!r}. Download it again.")
+        self.names = frozenset(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of plain numbers; uint8 for blocks."""
+        return PLAIN.get(self._tensors[name].type, torch.uint8)
+
+    def read(self, name: str, shard: Shard | None, dtype: torch.dtype) -> Tensor:
+        """Blocks are read as numbers of `dtype`, or as they are: uint8 stands for the bytes of each row's blocks, of
+        which a shard of inputs has whole ones."""
+        tensor = self._tensors[name]
+        rows = self._rows(tensor)
+        if tensor.type in PLAIN:
+            numbers = rows.view(PLAIN[tensor.type]).view(tensor.shape)
+            return numbers if shard is None else numbers[shard_index(shard)]
+        last = len(tensor.shape) - 1
+        if dtype == torch.uint8:
+            if shard is not None and shard.dim == last:
+                block, size = _block(tensor)
+                shard = Shard(last, shard.start // block * size, shard.stop // block * size)
+            blocks = rows.view(*tensor.shape[:-1], -1)
+            return blocks if shard is None else blocks[shard_index(shard)]
+        if shard is not None and shard.dim == 0 and last > 0:
+            per_row = math.prod(tensor.shape[1:-1])
+            shape = (shard.stop - shard.start, *tensor.shape[1:])
+            return _numbers(rows[shard.start * per_row : shard.stop * per_row], tensor, dtype).view(shape)
+        numbers = _numbers(rows, tensor, dtype).view(tensor.shape)
+        return numbers if shard is None else numbers[shard_index(shard)]
+
+    def close(self) -> None:
+        self._files = []
+
+    def _rows(self, tensor: GgufTensor) -> Tensor:
+        """The tensor's bytes, [rows, bytes of a row]."""
+        count, size = math.prod(tensor.shape[:-1]), _row_bytes(tensor)
+        return self._files[tensor.file][tensor.offset : tensor.offset + count * size].view(count, size)
+
+
+def _mapped(path: Path) -> Tensor:
+    try:
+        return torch.from_numpy(np.memmap(path, np.uint8, mode="c"))  # "c": torch wants memory that it may write to
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"Cannot map {path}: {error}.") from None
+
+
+def _members(name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
+    """The tensors that are stacked in one."""
+    stem, _, kind = name.rpartition(".")
+    size = math.prod(tensor.shape[1:-1]) * _row_bytes(tensor)
+    return {
+        f"{stem}.{index}.{kind}": GgufTensor(tensor.type, tensor.shape[1:], tensor.file, tensor.offset + index * size)
+        for index in range(tensor.shape[0])
+    }
+
+
+def _block(tensor: GgufTensor) -> tuple[int, int]:
+    """(numbers, bytes) of a block."""
+    import gguf  # optional, and only such files need it
+
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor.type]]
+
+
+def _row_bytes(tensor: GgufTensor) -> int:
+    numbers, size = _block(tensor)
+    return tensor.shape[-1] // numbers * size
+
+
+def _numbers(rows: Tensor, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of rows of blocks, [rows, in], a few rows at a time."""
+    out = torch.empty(len(rows), tensor.shape[-1], dtype=dtype)
+    size = max(1, _PART // tensor.shape[-1])
+    for part, target in zip(rows.split(size), out.split(size), strict=True):
+        target.copy_(_dequantised(part, tensor.type))
+    return out
+
+
+def _dequantised(rows: Tensor, kind: str) -> Tensor:
+    if kind in FORMATS:
+        return dequantise(unpack(rows, FORMATS[kind], rows.shape[1] // FORMATS[kind].size * FORMATS[kind].numbers))
+    import gguf
+
+    return torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind]))

@@ -1,0 +1,236 @@
+"""A model's weights as a backend packed them, in files that a start maps: nothing is read twice, copied or computed.
+
+`quire pack` writes them (`executor/inspection/pack_writer.py`), one file a rank. A file holds, in the order of the
+model's construction, what `Packing` hands out, and every other tensor that was read. It knows no layout: a packed
+weight is a form and its tensors' bytes (`quire.ops.stored`). So files serve only the code that wrote them, and
+processors with the same instructions.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+import quire.executor
+import quire.ops
+from quire.core.config.model import Quantization
+from quire.core.config.resolved import EngineConfig, ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.packing import ReadExperts, ReadLinear
+from quire.executor.weights.readers import Shard, Stored, StoredRows
+from quire.executor.weights.sharded_state import key_of
+from quire.executor.weights.tensor_files import SafetensorsFile
+from quire.ops.backend import Backend
+from quire.ops.stored import StoredWeight
+
+MANIFEST = "packed.json"
+INDEX = "index"
+"""The name of the file's `Index` among its metadata."""
+
+
+class Manifest(Struct, kw_only=True):
+    """What the files of a folder were packed for."""
+
+    source: str
+    tensor_parallel_size: int
+    dtype: str
+    quantization: Quantization | None
+    layout: str
+    model: str
+    code: str
+
+
+class PackedPart(Struct, array_like=True):
+    """See `StoredWeight`; `tensors` are their names in the file."""
+
+    form: Any
+    tensors: list[str]
+    shape: tuple[int, ...]
+
+
+class Index(Struct, kw_only=True):
+    """What a file holds beside its tensors.
+
+    Attributes:
+        parts: what `Packing` handed out, in order.
+        found: what `WeightReader.find` answered, as shape and dtype.
+        shapes: `WeightReader.shapes`.
+    """
+
+    parts: list[PackedPart]
+    found: dict[str, tuple[tuple[int, ...], str] | None]
+    shapes: dict[str, tuple[int, ...]] | None
+
+
+def file_name(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"packed-rank-{rank}.safetensors"
+
+
+def read_key(name: str, shard: Shard | None, dtype: torch.dtype) -> str:
+    """The name in the file of a tensor that was read."""
+    return f"{key_of(name, shard)} as {str(dtype).removeprefix('torch.')}"
+
+
+def model_digest(spec: ModelSpec) -> str:
+    """Stands for what a model is built by, beside its dtype."""
+    text = msgspec.json.encode(
+        (spec.architecture, spec.implementation, spec.model_class, spec.hf_config), order="deterministic"
+    )
+    return hashlib.sha256(text).hexdigest()[:20]
+
+
+@functools.cache
+def code_digest() -> str:
+    """Stands for the code that reads and packs weights: layers ask for them in another order when it changes."""
+    digest = hashlib.sha256()
+    for package in (quire.ops, quire.executor):
+        [root] = package.__path__
+        for path in sorted(Path(root).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether `quire pack` wrote the folder."""
+    return (folder / MANIFEST).is_file()
+
+
+def open_packed(config: EngineConfig, rank: int, ops: Backend[Any, Any, Any]) -> "PackedState | None":
+    """The rank's packed weights; None if the model's folder has other files, or is not to be read.
+
+    Raises:
+        ModelLoadError: they were packed for other options, other code or another processor, or a file is damaged.
+    """
+    folder = Path(config.spec.path)
+    if config.load.load_format != "auto" or not is_packed(folder):
+        return None
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ModelLoadError(
+            f"Cannot read {folder / MANIFEST}: {error}. Pack the model again with `quire pack`."
+        ) from None
+    for is_other, reason in _reasons(manifest, config, ops.layout):
+        if is_other:
+            raise ModelLoadError(f"{folder} {reason} {_remedy(manifest)}")
+    path = folder / file_name(rank)
+    if not path.is_file():
+        raise ModelLoadError(f"{folder} lacks {path.name}. Copy all of its files. {_remedy(manifest)}")
+    dtype, device = getattr(torch, config.spec.dtype), torch.device(config.device)
+    return PackedState(path, ops, dtype, device, manifest.quantization)
+
+
+def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[tuple[bool, str]]:
+    size, dtype, quantization = manifest.tensor_parallel_size, manifest.dtype, manifest.quantization
+    return (
+        (manifest.code != code_digest(), "was packed by another version of Quire."),
+        (manifest.layout != layout, f"was packed for a processor with {manifest.layout}; this one has {layout}."),
+        (
+            size != config.tensor_parallel_size,
+            f"was packed for {size} ranks: start with --tensor-parallel-size {size}.",
+        ),
+        (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
+        (
+            config.quantization not in (None, quantization),
+            f"was packed with --quantization {quantization or 'none'}: start without the option.",
+        ),
+        (
+            manifest.model != model_digest(config.spec),
+            "was packed with another config.json, or with other --hf-overrides or --model-impl.",
+        ),
+    )
+
+
+def _remedy(manifest: Manifest) -> str:
+    flags = f" --tensor-parallel-size {manifest.tensor_parallel_size}" if manifest.tensor_parallel_size > 1 else ""
+    flags += f" --quantization {manifest.quantization}" if manifest.quantization else ""
+    return f"To pack it again: quire pack {manifest.source} --output FOLDER{flags}"
+
+
+class PackedState:
+    """See `Packing` and `WeightReader`. Everything is a view into the mapped file, which changes do not reach.
+
+    Attributes:
+        num_bytes: of the file.
+        quantization: what was asked for when it was packed.
+
+    Raises:
+        ModelLoadError: the file is damaged.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        ops: Backend[Any, Any, Any],
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization | None,
+    ) -> None:
+        self.quantization = quantization
+        self._path = path
+        self._ops = ops
+        self._dtype = dtype
+        self._device = device
+        self._file = SafetensorsFile(path)
+        try:
+            index = msgspec.json.decode(self._file.metadata[INDEX], type=Index)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise ModelLoadError(f"{path} is no file of `quire pack`: {error!r}. Pack the model again.") from None
+        self.num_bytes = path.stat().st_size
+        self.shapes: Mapping[str, tuple[int, ...]] | None = index.shapes
+        self._found = index.found
+        self._parts = iter(index.parts)
+
+    def linear(self, read: ReadLinear) -> Any:
+        return self._next()
+
+    def gated_linear(self, read: ReadLinear) -> Any:
+        return self._next()
+
+    def experts(self, read: ReadExperts, num_experts: int) -> Any:
+        return self._next()
+
+    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+        return self._next()
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        key = read_key(name, shard, dtype or self._dtype)
+        if key not in self._file.names:
+            raise self._lacks(f"tensor {key!r}")
+        return self._file.read(key, None)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        if name not in self._found:
+            raise self._lacks(f"answer about tensor {name!r}")
+        found = self._found[name]
+        return None if found is None else Stored(found[0], getattr(torch, found[1]))
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
+
+    def close(self) -> None:
+        """Forgets the file; views into it stay valid."""
+        self._file.close()
+
+    def _next(self) -> Any:
+        part = next(self._parts, None)
+        if part is None:
+            raise self._lacks("further weight")
+        tensors = [self._file.read(name, None).to(self._device) for name in part.tensors]
+        try:
+            return self._ops.restore(StoredWeight(part.form, tensors, part.shape))
+        except ValueError as error:
+            raise ModelLoadError(f"{self._path}: {error}. Pack the model again.") from None
+
+    def _lacks(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._path} has no {what}: pack the model again with `quire pack`.")

@@ -1,0 +1,55 @@
+"""Where a model's packed weights come from: they are read and packed now, or were packed before (`packed_state.py`).
+
+Layers say how a weight is read, and are given it packed. So a start from packed files reads and computes nothing that
+packing has done.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from quire.ops.backend import Backend, ExpertWeights, LinearWeight
+
+ReadLinear = Callable[[], tuple[LinearWeight, Tensor | None]]
+"""Reads the weight [out, in] and the bias [out] of a linear layer."""
+ReadExperts = Callable[[], Iterable[ExpertWeights]]
+
+
+class Packing(Protocol):
+    """Hands out weights in a backend's layout, in the order in which a model's layers ask for them."""
+
+    def linear(self, read: ReadLinear) -> Any:
+        """The weight for `Backend.linear`."""
+        ...
+
+    def gated_linear(self, read: ReadLinear) -> Any:
+        """The weight [gate | up, in] for `Backend.gated_linear`."""
+        ...
+
+    def experts(self, read: ReadExperts, num_experts: int) -> Any:
+        """A layer's experts for `Backend.experts`."""
+        ...
+
+    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+        """A weight that is kept as plain numbers, whatever the checkpoint's format."""
+        ...
+
+
+class PackAtLoad:
+    """See `Packing`: reads each weight and has the backend pack it."""
+
+    def __init__(self, ops: Backend[Any, Any, Any]) -> None:
+        self._ops = ops
+
+    def linear(self, read: ReadLinear) -> Any:
+        return self._ops.pack_linear(*read())
+
+    def gated_linear(self, read: ReadLinear) -> Any:
+        return self._ops.pack_gated_linear(*read())
+
+    def experts(self, read: ReadExperts, num_experts: int) -> Any:
+        return self._ops.pack_experts(read(), num_experts)
+
+    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+        return read()

@@ -1,0 +1,74 @@
+"""Codes of four bits in words of neighbouring outputs: AWQ (arXiv:2306.00978) in the order `gemm`, and Quark's int4."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.codes import packed_integers, unpack
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.ops.quantised import QuantisedWeight
+
+_BITS, _PER_WORD = 4, 8
+_GEMM = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the outputs of a word lie in it: outputs 0, 2, 4, 6, 1, 3, 5, 7 follow one another from the lowest bit."""
+
+
+@dataclass(frozen=True)
+class PackedOutputs:
+    """See `Layout`: codes int32 [in, out / 8], scales [groups, out], and perhaps zero points int32 [groups, out / 8].
+
+    Attributes:
+        codes, zeros, scales: the kinds of the tensors.
+        places: where each of eight outputs lies in a word.
+        is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
+        group_size: expected where the tensors are not known; -1: all inputs.
+    """
+
+    codes: str = "qweight"
+    zeros: str = "qzeros"
+    scales: str = "scales"
+    places: tuple[int, ...] = _GEMM
+    is_signed: bool = False
+    group_size: int = 128
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has(self.codes, torch.int32) and layer.has(self.scales)
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        pairs = self._pairs(layer, size)
+        shape = layer.shape(self.scales, (1 if self.group_size < 1 else -(-size // self.group_size), out))
+        scales = layer.read(self.scales, shape, layer.scale_dtype(self.scales), dim=1).t().contiguous()
+        zeros = None
+        if not self.is_signed and (layer.has(self.zeros) or not layer.is_known):
+            zeros = self._unpacked(layer, self.zeros, shape[0])
+        return packed_integers(pairs ^ 0x88 if self.is_signed else pairs, _BITS, scales, zeros)
+
+    def _pairs(self, layer: StoredLayer, size: int) -> Tensor:
+        """Codes of the wanted outputs, two a byte, uint8 [outputs, in / 2]. A byte holds two outputs."""
+        if size % 2:
+            raise ModelLoadError(f"{layer.name}: {size} inputs are an odd number, which codes of four bits cannot be.")
+        shape = (size, -(-layer.out_features // _PER_WORD))
+        words = layer.read(self.codes, shape, torch.int32, dim=1, per=_PER_WORD).contiguous()
+        if words.is_meta:
+            return words.new_empty((len(layer.rows), size // 2), dtype=torch.uint8)
+        even, odd = words.view(torch.uint8).unflatten(1, (-1, 4)).unflatten(0, (-1, 2)).unbind(1)
+        by_place = torch.stack(((even & 15) | (odd << 4), (even >> 4) | (odd & 0xF0)), dim=-1).flatten(2)
+        codes = by_place[..., list(self.places)].permute(1, 2, 0).flatten(0, 1)
+        return layer.trim(codes, 0, _PER_WORD).contiguous()
+
+    def _unpacked(self, layer: StoredLayer, kind: str, rows: int) -> Tensor:
+        """Codes of the wanted outputs, uint8 [outputs, rows]."""
+        shape = (rows, -(-layer.out_features // _PER_WORD))
+        words = layer.read(kind, shape, torch.int32, dim=1, per=_PER_WORD)
+        codes = unpack(words, _BITS, words.shape[1] * _PER_WORD)
+        codes = codes.unflatten(1, (-1, _PER_WORD))[..., list(self.places)].flatten(1)
+        return layer.trim(codes, 1, _PER_WORD).t().contiguous()
+
+
+def quark_int4(pack_method: str, *, is_signed: bool, group_size: int) -> PackedOutputs:
+    """Quark's names, and its two orders: `reorder` is AWQ's."""
+    places = _GEMM if pack_method == "reorder" else tuple(range(_PER_WORD))
+    return PackedOutputs("weight", "weight_zero_point", "weight_scale", places, is_signed, group_size)

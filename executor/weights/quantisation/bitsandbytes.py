@@ -1,0 +1,96 @@
+"""bitsandbytes: LLM.int8() (arXiv:2208.07339), and blocks of NF4 or FP4 (QLoRA, arXiv:2305.14314)."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.codes import table
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.executor.weights.readers import Shard
+from quire.ops.quantised import QuantisedWeight
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of a normal distribution: appendix E of the QLoRA paper."""
+_BYTE = 127
+"""Of `SCB`, the largest number of each output: the code of it."""
+
+
+@dataclass(frozen=True)
+class RowInt8:
+    """See `Layout`: `weight` [out, in] int8 and `SCB` [out], the largest magnitude of each output."""
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has("weight", torch.int8) and layer.has("SCB")
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        codes = layer.read("weight", (layer.out_features, layer.in_features), torch.int8)
+        largest = layer.read("SCB", (layer.out_features,), torch.float32)
+        return QuantisedWeight(codes, largest.unsqueeze(1) / _BYTE)
+
+
+@dataclass(frozen=True)
+class BlockFloat4:
+    """See `Layout`: `weight` uint8 [bytes, 1], two codes a byte, the upper half first, over all rows one after another.
+
+    With `weight.absmax`, the largest magnitude of each block of `block_size` numbers, or (double quantisation) codes of
+    it: `weight.nested_quant_map`[code] * `weight.nested_absmax` of 256 blocks + an offset in `weight.quant_state.…`.
+    """
+
+    kind: str = "nf4"
+    block_size: int = 64
+    is_nested: bool = True
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has("weight", torch.uint8) and layer.has("weight.absmax")
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        if size % 2:
+            raise ModelLoadError(f"{layer.name}: rows of {size} numbers do not end with a byte, so they are not read.")
+        count = out * size
+        shape = layer.shape("weight", (count // 2, 1))
+        wanted = Shard(0, layer.rows.start * size // 2, layer.rows.stop * size // 2)
+        packed = layer.source.read(f"{layer.name}.weight", shape, wanted, torch.uint8).view(len(layer.rows), -1)
+        magnitudes = self._magnitudes(layer, -(-count // self.block_size))
+        block = -(-count // len(magnitudes))
+        block = 1 << (block - 1).bit_length()  # the last block of all may be shorter
+        group = math.gcd(block, size)
+        scales = magnitudes.repeat_interleave(block // group)[: count // group].view(out, -1)
+        values = self._values(layer)
+        return QuantisedWeight(
+            (packed >> 4) | (packed << 4), scales[layer.rows.start : layer.rows.stop].contiguous(), values
+        )
+
+    def _magnitudes(self, layer: StoredLayer, num_blocks: int) -> Tensor:
+        """The largest magnitude of each block of the whole layer, float32."""
+        shape = layer.shape("weight.absmax", (num_blocks,))
+        if not (layer.has("weight.nested_absmax") or (not layer.is_known and self.is_nested)):
+            return layer.read("weight.absmax", shape, torch.float32, dim=None)
+        codes = layer.read("weight.absmax", shape, torch.uint8, dim=None)
+        values = layer.read("weight.nested_quant_map", (256,), torch.float32, dim=None)
+        outer_shape = layer.shape("weight.nested_absmax", (-(-shape[0] // 256),))
+        outer = layer.read("weight.nested_absmax", outer_shape, torch.float32, dim=None)
+        state = self._state(layer)
+        per = state.get("nested_blocksize", 256)
+        return values[codes.int()] * outer.repeat_interleave(per)[: shape[0]] + state.get("nested_offset", 0.0)
+
+    def _values(self, layer: StoredLayer) -> Tensor:
+        stored = layer.read("weight.quant_map", (16,), torch.float32, dim=None)
+        return table(NF4 if stored.is_meta else tuple(stored.tolist()), stored.device)
+
+    def _state(self, layer: StoredLayer) -> Mapping[str, Any]:
+        """What the library keeps as JSON in a tensor of bytes."""
+        kinds = [f"weight.quant_state.bitsandbytes__{kind}" for kind in (self.kind, "nf4", "fp4")]
+        kind = next((each for each in kinds if layer.has(each)), kinds[0])
+        text = layer.read(kind, layer.shape(kind, (0,)), torch.uint8, dim=None)
+        return {} if text.is_meta or not layer.is_known else json.loads(bytes(text.tolist()))

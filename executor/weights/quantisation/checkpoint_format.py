@@ -1,0 +1,117 @@
+"""The scheme of a checkpoint that is quantised already: its layers as they are, without rounding again."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation import cuts
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.executor.weights.readers import Stored, TensorSource
+from quire.ops.backend import LinearWeight
+from quire.ops.quantised import QuantisedWeight
+
+
+class Layout(Protocol):
+    """One way to store a quantised linear layer."""
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        """Whether the checkpoint, whose names are known, has the layer in this way."""
+        ...
+
+    def read(self, layer: StoredLayer) -> LinearWeight:
+        """The layer's wanted outputs with all inputs.
+
+        A layout whose groups a `QuantisedWeight` cannot have returns numbers in the model's dtype.
+        """
+        ...
+
+
+class Exclusions:
+    """Layers that a config leaves unquantised, by names, beginnings, parts or patterns (`re:…`, or with `*`)."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._patterns = [re.compile(_pattern(name)) for name in self._names]
+
+    def __contains__(self, layer: str) -> bool:
+        return any(pattern.search(layer) for pattern in self._patterns)
+
+
+def _pattern(name: str) -> str:
+    if name.startswith("re:"):
+        return f"^(?:{name.removeprefix('re:')})"
+    return rf"(?:^|\.){re.escape(name).replace(re.escape('*'), '.*')}(?:$|\.)"
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """See `LinearScheme`. What the checkpoint has says which layers are quantised, and which are not.
+
+    Attributes:
+        layouts: those that the format's layers may have. The first one is assumed where the tensors' names are not
+            known: for random weights, and where a plan is made without the files.
+        excluded: layers that are plain then.
+    """
+
+    layouts: Sequence[Layout]
+    excluded: Exclusions = field(default_factory=lambda: Exclusions(()))
+    dtype: torch.dtype = torch.float32
+
+    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
+        return cuts.join([self._read_part(source, part, in_features) for part in parts], self.dtype)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return cuts.plain(self._read_part(source, part, in_features), dtype)
+
+    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+        stored = source.find(f"{part.name}.weight", Stored((), self.dtype))
+        if stored is not None and stored.dtype.itemsize > 1:
+            return rows
+        return cuts.with_outputs(self._read_part(source, part, in_features), len(rows))
+
+    def _read_part(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        name, out_features, shard = part
+        stored = source.locate(name, out_features)
+        first, last = (shard.start, shard.stop) if shard.dim == 0 else (0, out_features)
+        rows, index = range(first, last), None
+        if stored.outputs is not None and first < last:
+            wanted = stored.outputs[first:last]
+            rows = range(int(wanted.min()), int(wanted.max()) + 1)
+            index = wanted - rows.start
+        layer = StoredLayer(stored.reader, stored.name, stored.out_features, in_features, rows, self.dtype)
+        layout = self._layout(layer)
+        if layout is None:
+            return source.read(f"{name}.weight", (out_features, in_features), shard)
+        weight = layout.read(layer)
+        if index is not None and not torch.equal(index, torch.arange(len(rows))):
+            weight = _take_outputs(weight, index)
+        if shard.dim == 0:
+            return weight
+        if isinstance(weight, QuantisedWeight):
+            return cuts.take_inputs(weight, shard.start, shard.stop, self.dtype, name)
+        return weight[:, shard.start : shard.stop].contiguous()
+
+    def _layout(self, layer: StoredLayer) -> Layout | None:
+        if not layer.is_known:
+            return None if layer.name in self.excluded else self.layouts[0]
+        found = next((layout for layout in self.layouts if layout.is_in(layer)), None)
+        plain = layer.find("weight")
+        if found is None and plain is not None and plain.dtype.itemsize == 1:
+            kind = str(plain.dtype).removeprefix("torch.")
+            raise ModelLoadError(
+                f"{layer.name}.weight holds {kind}, in none of the ways that are read for this checkpoint's "
+                "quantisation. Serve the unquantised checkpoint, or one in compressed-tensors, GPTQ, AWQ or FP8."
+            )
+        return found
+
+
+def _take_outputs(weight: LinearWeight, index: Tensor) -> LinearWeight:
+    if isinstance(weight, QuantisedWeight):
+        return cuts.take_outputs(weight, index.to(weight.codes.device))
+    return weight[index.to(weight.device)]

@@ -1,0 +1,138 @@
+"""Formats of quantised checkpoints by the name that their config.json gives them, and what each config says."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation import compressed_tensors, torchao
+from quire.executor.weights.quantisation.awq import PackedOutputs, quark_int4
+from quire.executor.weights.quantisation.bitsandbytes import BlockFloat4, RowInt8
+from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
+from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
+from quire.executor.weights.quantisation.gptq import Gptq
+from quire.executor.weights.quantisation.hqq import Hqq
+from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
+
+Config = Mapping[str, Any]
+
+
+def _gptq(config: Config) -> list[Layout]:
+    return [Gptq.of(config)]
+
+
+def _awq(config: Config) -> list[Layout]:
+    version = str(config.get("version", "gemm")).lower()
+    if version not in ("gemm", "exllama", "marlin", "ipex"):
+        raise ModelLoadError(f"AWQ in the order {version} is not read; take a checkpoint in the order gemm.")
+    bits = config.get("bits", config.get("w_bit", 4))
+    if bits != 4:
+        raise ModelLoadError(f"AWQ of {bits} bits is not read; take a checkpoint of 4 bits.")
+    return [PackedOutputs(group_size=config.get("group_size", config.get("q_group_size", 128)))]
+
+
+def _auto_round(config: Config) -> list[Layout]:
+    """AutoRound (arXiv:2309.05516), which writes in the layouts of others."""
+    packing = f"{config.get('packing_format') or 'auto_round:auto_gptq'} {config.get('backend') or ''}"
+    if "awq" in packing:
+        return _awq(config)
+    if "gptq" in packing or config.get("sym", False):
+        return [Gptq.of(config)]
+    block = config.get("group_size")
+    if "fp8" in packing and isinstance(block, (list, tuple)):
+        return [Float8("weight_scale_inv", (block[0], block[1])), Float8(block=(block[0], block[1]))]
+    if "llm_compressor" in packing:
+        return [Float8(), Mxfp4(), compressed_tensors.PackedIntegers()]
+    raise ModelLoadError(
+        f"AutoRound's packing {packing.strip()} is not read; take auto_round:auto_gptq or auto_round:auto_awq."
+    )
+
+
+def _fp8(config: Config) -> list[Layout]:
+    size = config.get("weight_block_size")
+    block = (size[0], size[1]) if size else None
+    by_block, by_tensor = Float8("weight_scale_inv", block), Float8("weight_scale", block)
+    return [by_block, by_tensor] if block else [by_tensor, by_block]
+
+
+def _modelopt(config: Config) -> list[Layout]:
+    """NVIDIA's Model Optimizer."""
+    algorithm = str(config.get("quant_algo", "FP8")).upper()
+    float8: Layout = Float8(block=(128, 128) if algorithm == "FP8_PB_WO" else None)
+    layouts: list[Layout] = [Nvfp4("weight", "weight_scale_2", divides=False), Mxfp4("weight")]
+    if "AWQ" in algorithm or "SVD" in algorithm:
+        raise ModelLoadError(f"ModelOpt's {algorithm} scales activations too, and is not read; take FP8 or NVFP4.")
+    return [*layouts, float8] if "NVFP4" in algorithm else [float8, *layouts]
+
+
+def _bitsandbytes(config: Config) -> list[Layout]:
+    kind, is_nested = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)
+    by_row, by_block = RowInt8(), BlockFloat4(kind, is_nested=is_nested)
+    return [by_row, by_block] if config.get("load_in_8bit") else [by_block, by_row]
+
+
+def _quark(config: Config) -> list[Layout]:
+    """AMD's Quark."""
+    weight = (config.get("global_quant_config") or {}).get("weight") or {}
+    weight = weight[0] if isinstance(weight, list) else weight
+    dtype, packing = str(weight.get("dtype", "int8")), (config.get("export") or {}).get("pack_method", "reorder")
+    int4 = quark_int4(packing, is_signed=dtype == "int4", group_size=weight.get("group_size") or 128)
+    layouts: dict[str, Layout] = {"fp4": Mxfp4("weight"), "fp8": Float8(), "int8": Int8Codes(), "int4": int4}
+    first = layouts.get(dtype.replace("uint", "int").partition("_")[0], layouts["int8"])
+    return [first, *(layout for layout in layouts.values() if layout is not first)]
+
+
+def _hqq(config: Config) -> list[Layout]:
+    return [Hqq.of(config)]
+
+
+_LAYOUTS: Mapping[str, Callable[[Config], Sequence[Layout]]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "auto-round": _auto_round,
+    "fp8": _fp8,
+    "fbgemm_fp8": lambda config: [Float8()],
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
+    "hqq": _hqq,
+    "quark": _quark,
+    "torchao": torchao.layouts,
+}
+NAMES = ("compressed-tensors", *_LAYOUTS, "mxfp4")
+"""What is read. Only experts have mxfp4; a family that knows it reads them itself."""
+
+_SPELLINGS = {
+    **dict.fromkeys(("gptq_marlin", "auto_gptq"), "gptq"),
+    **dict.fromkeys(("awq_marlin", "auto_awq"), "awq"),
+    **dict.fromkeys(("intel/auto-round", "auto_round", "autoround", "inc"), "auto-round"),
+    **dict.fromkeys(("modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "modelopt_mxfp8"), "modelopt"),
+    **dict.fromkeys(("compressed_tensors", "sparseml"), "compressed-tensors"),
+    **dict.fromkeys(("gpt_oss_mxfp4",), "mxfp4"),
+    "mxfp8": "fp8",
+}
+_EXCLUDED = (
+    *("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude", "skip_modules"),
+    "llm_int8_skip_modules",
+)
+"""Fields that list layers which are not quantised."""
+
+
+def canonical(name: str) -> str:
+    """One name for each format, of those that configs and command lines have for it."""
+    name = name.lower().replace(" ", "")
+    return _SPELLINGS.get(name, name)
+
+
+def read_format(method: str, config: Config, dtype: torch.dtype) -> CheckpointFormat:
+    """The format of a checkpoint whose `method` is one of `NAMES`; `config` is its quantization config.
+
+    Raises:
+        ModelLoadError: a variant that is not read.
+    """
+    if method == "compressed-tensors":
+        return compressed_tensors.read_format(config, dtype)
+    excluded = [name for field in _EXCLUDED for name in config.get(field) or ()]
+    if not config.get("lm_head"):
+        excluded.append("lm_head")
+    return CheckpointFormat(_LAYOUTS[method](config), Exclusions(excluded), dtype)

@@ -1,0 +1,72 @@
+"""Weights in FP4 (E2M1): MXFP4 with a power of two for 32 numbers, NVFP4 with two scales for 16."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.codes import FP4, powers_of_two, table
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.ops.quantised import QuantisedWeight
+
+MX_GROUP, NV_GROUP = 32, 16
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """See `Layout` and OCP Microscaling Formats, version 1.0: two codes a byte, and `weight_scale` of E8M0.
+
+    Attributes:
+        weight: the kind of the codes [out, in / 2] uint8, the lower half first.
+    """
+
+    weight: str = "weight_packed"
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        kinds = (torch.uint8, torch.float8_e8m0fnu)
+        return layer.has(self.weight, torch.uint8) and any(layer.has("weight_scale", kind) for kind in kinds)
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        _check(layer, MX_GROUP)
+        codes = layer.read(self.weight, (out, size // 2), torch.uint8)
+        dtype = layer.stored_dtype("weight_scale", torch.uint8)
+        return mxfp4(codes, layer.read("weight_scale", (out, size // MX_GROUP), dtype))
+
+
+@dataclass(frozen=True)
+class Nvfp4:
+    """See `Layout`: codes as in MXFP4, `weight_scale` [out, in / 16] float8, and a float32 for the tensor.
+
+    Attributes:
+        weight: the kind of the codes.
+        factor: the kind of the tensor's number.
+        divides: whether the scales are divided by that number instead of multiplied.
+    """
+
+    weight: str
+    factor: str
+    divides: bool
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has(self.weight, torch.uint8) and layer.has(self.factor)
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        _check(layer, NV_GROUP)
+        codes = layer.read(self.weight, (out, size // 2), torch.uint8)
+        scales = layer.read("weight_scale", (out, size // NV_GROUP), torch.float32)
+        factor = layer.read(self.factor, layer.shape(self.factor, ()), torch.float32, dim=None).reshape(())
+        scales = scales / factor if self.divides else scales * factor
+        return QuantisedWeight(codes, scales, table(FP4, codes.device))
+
+
+def mxfp4(codes: Tensor, exponents: Tensor) -> QuantisedWeight:
+    """Codes [out, in / 2] and E8M0 scales [out, in / 32], both uint8."""
+    return QuantisedWeight(codes, powers_of_two(exponents), table(FP4, codes.device))
+
+
+def _check(layer: StoredLayer, group: int) -> None:
+    if layer.in_features % group:
+        raise ModelLoadError(f"{layer.name}: {layer.in_features} inputs are no multiple of {group}, the group of FP4.")

@@ -1,0 +1,75 @@
+"""GGUF: linear layers as llama.cpp's files have them, in blocks of a few bits or in floats, layer by layer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.core.wire.gguf_table import FILE_NAME, GgufTable, read_gguf_table
+from quire.executor.weights.gguf_names import GgufNames, without_expert
+from quire.executor.weights.quantisation import cuts
+from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, BlockFormat, unpack
+from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantisation.unquantised import Unquantised
+from quire.executor.weights.readers import Shard, TensorSource
+from quire.ops.backend import LinearWeight
+
+
+class Gguf:
+    """See `LinearScheme`. Parts of a fused layer may differ in their formats: then all of them have eight bits."""
+
+    def __init__(self, table: GgufTable, names: GgufNames, dtype: torch.dtype) -> None:
+        """`dtype` is the model's."""
+        self._table = table
+        self._names = names
+        self._dtype = dtype
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "Gguf":
+        """The scheme of the files that `spec.path` stands for.
+
+        Raises:
+            ModelLoadError: the model is to run in a class of Transformers, which knows no such files.
+        """
+        if spec.implementation == "transformers":
+            raise ModelLoadError(f"{spec.name}: GGUF files are served natively alone: drop --model-impl transformers.")
+        table = read_gguf_table(Path(spec.path) / FILE_NAME)
+        names = GgufNames(table.architecture, spec.num_layers, spec.head_dim)
+        return cls(table, names, getattr(torch, spec.dtype))
+
+    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
+        return cuts.join([self._read_part(source, part, in_features) for part in parts], self._dtype)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return Unquantised().read_numbers(source, part, in_features, dtype)
+
+    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+        if self._format(source, part) is None:
+            return rows
+        return cuts.with_outputs(self._read_part(source, part, in_features), len(rows))
+
+    def _read_part(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        """A rank's part of a layer. Of blocks that a shard cuts, it reads the whole and keeps its inputs."""
+        name, form, shard = f"{part.name}.weight", self._format(source, part), part.shard
+        shape = (part.out_features, in_features)
+        if form is None:
+            return source.read(name, shape, shard)
+        if shard.dim == 0:
+            return unpack(source.read(name, shape, shard, torch.uint8), form, in_features)
+        first = shard.start // form.numbers * form.numbers
+        last = -(-shard.stop // form.numbers) * form.numbers
+        blocks = source.read(name, shape, Shard(1, first, last), torch.uint8)
+        weight = unpack(blocks, form, last - first)
+        return cuts.take_inputs(weight, shard.start - first, shard.stop - first, self._dtype, part.name)
+
+    def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:
+        """The format of the blocks of a layer's weight; None: it is read as plain numbers."""
+        stored = self._names.stored_name(f"{source.locate(part.name, part.out_features).name}.weight")
+        tensor = None if stored is None else self._table.tensors.get(without_expert(stored))
+        if tensor is not None and tensor.type not in FORMATS and tensor.type not in PLAIN:
+            note_plain(self._dtype, f"as {tensor.type}")
+        return None if tensor is None else FORMATS.get(tensor.type)

@@ -1,0 +1,76 @@
+"""HQQ (https://mobiusml.github.io/hqq_blog/): codes of one to eight bits with float zero points."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.codes import integers
+from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.ops.backend import LinearWeight
+
+_PER_WORD = 10
+"""Codes of three bits in a word of 32."""
+
+
+@dataclass(frozen=True)
+class Hqq:
+    """See `Layout`: `W_q`, `scale` and `zero`; a number is `(code - zero) * scale`.
+
+    The numbers of all rows, one after another, are the rows of a matrix [groups, group_size] (axis 1), or the columns
+    of one (axis 0). Codes of the first part of its rows are the upper bits of `W_q`, those of the last part the lowest.
+
+    Attributes:
+        bits, group_size, axis: expected where the tensors are not known.
+    """
+
+    bits: int = 4
+    group_size: int = 64
+    axis: int = 1
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Hqq":
+        """The layout that a quantization config describes; its first one, if layers differ."""
+        given = config.get("quant_config") or {}
+        while given and "weight_quant_params" not in given and isinstance(next(iter(given.values())), dict):
+            given = next(iter(given.values()))
+        given = given.get("weight_quant_params") or given
+        return cls(given.get("nbits", 4), given.get("group_size") or -1, given.get("axis", 1))
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has("W_q")
+
+    def read(self, layer: StoredLayer) -> LinearWeight:
+        out, size = layer.out_features, layer.in_features
+        group = self.group_size if self.group_size > 0 else size
+        expected = (out * size // group, 1) if self.axis == 1 else (1, out * size // group)
+        shape = layer.shape("scale", expected)
+        is_grouped = len(shape) == 2 and shape[1] == 1
+        num_groups = shape[0] if is_grouped else shape[-1]
+        group = out * size // num_groups
+        bits, codes = self._codes(layer, (num_groups, group) if is_grouped else (group, num_groups))
+        scales, zeros = (layer.read(kind, shape, torch.float32, dim=None) for kind in ("scale", "zero"))
+        rows = slice(layer.rows.start, layer.rows.stop)
+        if is_grouped and size % group == 0:
+            scales, zeros = (each.view(out, -1)[rows].contiguous() for each in (scales, zeros))
+            return integers(codes.view(out, size)[rows], bits, scales, zeros)
+        note_plain(layer.dtype, "in groups that are not neighbouring inputs of one output (axis 0)")
+        return ((codes.float() - zeros) * scales).view(out, size)[rows].to(layer.dtype)
+
+    def _codes(self, layer: StoredLayer, shape: tuple[int, int]) -> tuple[int, Tensor]:
+        """(bits, the codes of the whole layer, uint8 of `shape`)."""
+        count, width = shape
+        expected = (-(-count // _PER_WORD) if self.bits == 3 else count * self.bits // 8, width)
+        stored = layer.shape("W_q", expected)
+        if stored[-1] != width:
+            raise ModelLoadError(f"{layer.name}.W_q is {list(stored)}, for groups of {list(shape)}: it is not HQQ's.")
+        dtype = layer.stored_dtype("W_q", torch.int32 if self.bits == 3 else torch.uint8)
+        packed = layer.read("W_q", stored, dtype, dim=None)
+        bits = 3 if dtype == torch.int32 else 8 * stored[0] // count
+        num_parts = _PER_WORD if bits == 3 else 8 // bits
+        parts = [(packed >> (bits * (num_parts - 1 - part))) & ((1 << bits) - 1) for part in range(num_parts)]
+        return bits, torch.cat(parts)[:count].to(torch.uint8)

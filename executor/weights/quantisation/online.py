@@ -1,0 +1,146 @@
+"""Weights that are made smaller when a checkpoint of 16 or 32 bits is loaded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from quire.executor.weights.quantisation import cuts
+from quire.executor.weights.quantisation.bitsandbytes import NF4
+from quire.executor.weights.quantisation.codes import FP4, INT4, pack_pairs, table
+from quire.executor.weights.quantisation.int8 import quantise as to_int8
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import TensorSource
+from quire.ops.backend import LinearWeight
+from quire.ops.quantised import QuantisedWeight
+
+_PART = 1 << 22
+"""The most numbers of a weight that are converted to float32 at once."""
+_LARGEST_FLOAT8 = 448.0
+_LARGEST_FP4_EXPONENT = 2  # of 4.0, the largest power of two in E2M1
+_INT4_GROUP, _MX_GROUP, _NF4_GROUP = 32, 32, 64
+
+Rounding = Callable[[Tensor], QuantisedWeight]
+"""The nearest numbers of a form to a weight [out, in]."""
+
+
+@dataclass(frozen=True)
+class Online:
+    """See `LinearScheme`. Only weights are rounded, each layer as soon as it is read: at most one is in memory whole.
+
+    A scale depends on its group's inputs, so a rank that holds some of a group's inputs reads whole rows and keeps its
+    part of them. So all ranks together hold the numbers that one rank would.
+
+    Attributes:
+        rounding: what is done with a layer.
+        group_size: inputs that share a scale; None: all. A layer whose inputs are no multiple of it stays plain.
+    """
+
+    rounding: Rounding
+    group_size: int | None = None
+
+    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
+        weights = [self._read_part(source, part, in_features) for part in parts]
+        return cuts.join(weights, torch.float32)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
+
+    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+        """Of one byte a number in all forms: what is rounded here shows in every logit."""
+        return to_int8(rows)
+
+    def _read_part(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        name, shape, shard = f"{part.name}.weight", (part.out_features, in_features), part.shard
+        if self.group_size is not None and in_features % self.group_size:
+            return source.read(name, shape, shard)
+        cut = (shard.start, shard.stop) if shard.dim == 1 else (0, in_features)
+        if shard.dim == 0 or (self.group_size is not None and not any(end % self.group_size for end in cut)):
+            return self._rounded(source.read(name, shape, shard))
+        return cuts.take_inputs(self._rounded(source.read(name, shape)), *cut, torch.float32, part.name)
+
+    def _rounded(self, weight: Tensor) -> QuantisedWeight:
+        """In parts, each of which is float32 for a while."""
+        size = max(1, _PART // weight.shape[1])
+        if weight.is_meta or len(weight) <= size:
+            return self.rounding(weight)
+        rounded = [self.rounding(part) for part in weight.split(size)]
+        joined = cuts.join(rounded, torch.float32)
+        assert isinstance(joined, QuantisedWeight)
+        return joined
+
+
+def to_float8(weight: Tensor) -> QuantisedWeight:
+    """E4M3 with a float32 scale for each output."""
+    if weight.is_meta:
+        return QuantisedWeight(weight.to(torch.float8_e4m3fn), weight.new_empty(len(weight), 1, dtype=torch.float32))
+    full = weight.float()
+    scales = full.abs().amax(1, keepdim=True) / _LARGEST_FLOAT8
+    return QuantisedWeight((full / _divisors(scales)).to(torch.float8_e4m3fn), scales)
+
+
+def to_int4(weight: Tensor) -> QuantisedWeight:
+    """Groups of 32 with a scale of 16 bits. The group's largest magnitude, with its sign, has the code -8."""
+    groups = _groups(weight, _INT4_GROUP)
+    dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float16
+    if weight.is_meta:
+        return _packed(groups, groups[:, :, :1].to(dtype), INT4)
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    scales = (largest / -8).to(dtype)
+    codes = (groups / _divisors(scales.float())).round_().clamp_(-8, 7) + 8
+    return _packed(codes, scales, INT4)
+
+
+def to_mxfp4(weight: Tensor) -> QuantisedWeight:
+    """MXFP4 (OCP Microscaling Formats, version 1.0, section 6.3): groups of 32 with a power of two."""
+    groups = _groups(weight, _MX_GROUP)
+    if weight.is_meta:
+        return _packed(groups, groups[:, :, :1].bfloat16(), FP4)
+    largest = groups.abs().amax(2, keepdim=True)
+    exponents = torch.frexp(largest).exponent - 1 - _LARGEST_FP4_EXPONENT
+    scales = torch.ldexp(torch.ones_like(largest), exponents.clamp_(-127, 127))
+    return _nearest(groups / scales, scales.bfloat16(), FP4)
+
+
+def to_nf4(weight: Tensor) -> QuantisedWeight:
+    """NF4 of bitsandbytes: groups of 64 with their largest magnitude as the scale."""
+    groups = _groups(weight, _NF4_GROUP)
+    if weight.is_meta:
+        return _packed(groups, groups[:, :, :1], NF4)
+    scales = groups.abs().amax(2, keepdim=True)
+    return _nearest(groups / _divisors(scales), scales, NF4)
+
+
+def _groups(weight: Tensor, size: int) -> Tensor:
+    return weight.float().unflatten(1, (-1, size))
+
+
+def _divisors(scales: Tensor) -> Tensor:
+    return scales.masked_fill(scales == 0, 1)
+
+
+def _nearest(numbers: Tensor, scales: Tensor, values: tuple[float, ...]) -> QuantisedWeight:
+    """`numbers` [out, groups, size] as the codes of the nearest values; of two alike, that of the smaller one."""
+    order = sorted(range(16), key=values.__getitem__)
+    codes = torch.full_like(numbers, order[0], dtype=torch.int8)
+    for code, above in pairwise(order):  # fifteen comparisons are faster than `torch.bucketize`
+        middle = (values[code] + values[above]) / 2
+        codes.add_(numbers > middle, alpha=above - code)
+    return _packed(codes, scales, values)
+
+
+def _packed(codes: Tensor, scales: Tensor, values: tuple[float, ...]) -> QuantisedWeight:
+    pairs = pack_pairs(codes.to(torch.uint8).flatten(1))
+    return QuantisedWeight(pairs, scales.squeeze(2), table(values, codes.device))
+
+
+ONLINE: Mapping[str, Online] = {
+    "int8": Online(to_int8),
+    "fp8": Online(to_float8),
+    "int4": Online(to_int4, _INT4_GROUP),
+    "mxfp4": Online(to_mxfp4, _MX_GROUP),
+    "bitsandbytes": Online(to_nf4, _NF4_GROUP),
+}
+"""By the value of `--quantization`."""

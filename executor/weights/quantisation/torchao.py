@@ -1,0 +1,265 @@
+"""torchao, as Transformers writes it to safetensors: a tensor of a class of its own is a few plain ones by name.
+
+https://github.com/pytorch/ao; `weight` becomes `_weight_qdata`, `_weight_scale` and others.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.checkpoint_format import Layout
+from quire.executor.weights.quantisation.codes import (
+    FP4,
+    INT4,
+    integers,
+    integers_around_zero,
+    powers_of_two,
+    table,
+)
+from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, NV_GROUP
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.ops.quantised import QuantisedWeight
+
+_CODES, _SCALES, _ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
+    """Those that the layers may have; first the one that the config says."""
+    found = list(_types(config.get("quant_type")))
+    name, given = found[0] if found else ("", {})
+    group = _group_size(given)
+    bits = {str((each.get("weight_dtype") or {}).get("_data")) for _, each in found}
+    short = bool(bits) and bits <= {"int1", "int2", "int3", "int4"}
+    is_symmetric = (given.get("mapping_type") or {}).get("_data", "SYMMETRIC").startswith("SYMMETRIC")
+    every: list[Layout] = [
+        Bytes(torch.int8, group, is_symmetric=is_symmetric, is_short=short), Bytes(torch.float8_e4m3fn, group),
+        Pairs(group or 128), Tiles(group or 128), Blocked(), Unread(),
+    ]  # fmt: skip
+    if name.startswith("Int4"):
+        first = every[3] if "tile" in str(given.get("int4_packing_format")) else every[2]
+    elif name.startswith(("MX", "NVFP4")):
+        is_nv = name.startswith("NV")
+        is_short = is_nv or "float4" in str(given.get("weight_dtype"))
+        first = Blocked(torch.uint8 if is_short else torch.float8_e4m3fn, has_factor=is_nv)
+    else:
+        first = every[1] if name.startswith("Float8") else every[0]
+    return [first, *(layout for layout in every if layout is not first)]
+
+
+def _types(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(class, fields) of all configs for layers in what torchao makes of its configs as JSON."""
+    if not isinstance(config, dict):
+        return
+    name, fields = str(config.get("_type", "")), config.get("_data")
+    if name.endswith("Config") and name not in ("FqnToConfig", "ModuleFqnToConfig") and isinstance(fields, dict):
+        yield name, fields
+        return
+    for each in config.values():
+        yield from _types(each)
+
+
+def _group_size(given: Mapping[str, Any]) -> int | None:
+    granularity = given.get("weight_granularity") or given.get("granularity") or {}
+    inner = granularity.get("_data") if isinstance(granularity, dict) else {}
+    return given.get("group_size") or (inner or {}).get("group_size")
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """See `Layout`: Int8Tensor, IntxUnpackedToInt8Tensor and Float8Tensor: `_weight_qdata` [out, in], a byte a number.
+
+    With `_weight_scale` of the tensor, an output, groups or blocks, and perhaps `_weight_zero_point` of its shape.
+
+    Attributes:
+        dtype: of the codes.
+        group_size: expected where the tensors are not known; None: a scale an output. So are the next ones.
+        is_symmetric: zero points are zero.
+        is_short: codes are of four bits.
+    """
+
+    dtype: torch.dtype
+    group_size: int | None = None
+    is_symmetric: bool = True
+    is_short: bool = False
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        kinds = _FLOATS if self.dtype in _FLOATS else (self.dtype,)
+        found = layer.find(_CODES)
+        return (
+            found is not None
+            and found.dtype in kinds
+            and found.shape == (layer.out_features, layer.in_features)
+            and layer.stored_dtype(_SCALES, torch.uint8).itemsize > 1
+        )
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        _check(layer)
+        dtype = layer.stored_dtype(_CODES, self.dtype)
+        codes = layer.read(_CODES, (out, size), dtype)
+        scales = layer.scales(_SCALES, None if layer.is_known or self.group_size is None else (1, self.group_size))
+        zeros = None if dtype in _FLOATS else self._zeros(layer, scales)
+        group = size // scales.shape[1]
+        if dtype in _FLOATS or not (self.is_short and size % 2 == 0 and (group % 2 == 0 or scales.shape[1] == 1)):
+            return integers_around_zero(codes, 8, scales, None if zeros is None else zeros + 128)
+        return integers((codes + 8).view(torch.uint8), 4, scales, None if zeros is None else zeros + 8)
+
+    def _zeros(self, layer: StoredLayer, scales: Tensor) -> Tensor | None:
+        if not layer.has(_ZEROS) and (layer.is_known or self.is_symmetric):
+            return None
+        shape = layer.shape(_ZEROS, (layer.out_features, scales.shape[1]))
+        dim = 0 if shape and shape[0] == layer.out_features else None
+        zeros = layer.read(_ZEROS, shape, layer.stored_dtype(_ZEROS, torch.int8), dim=dim).float()
+        is_middle = self.is_symmetric if zeros.is_meta else not zeros.any()
+        return None if is_middle else zeros.reshape(-1, shape[-1] if shape else 1).expand(scales.shape)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """See `Layout`: Int4Tensor: `_weight_qdata` int8 [out, in / 2], the even inputs in the lower halves, from -8 to 7.
+
+    With `_weight_scale` and `_weight_zero_point` [groups, out]; a number is `code * scale + zero_point`.
+    """
+
+    group_size: int
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        found = layer.find(_CODES)
+        halves = (layer.out_features, layer.in_features // 2)
+        return found is not None and (found.dtype, found.shape) == (torch.int8, halves)
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        _check(layer)
+        pairs = layer.read(_CODES, (out, size // 2), torch.int8).view(torch.uint8) ^ 0x88
+        shape = layer.shape(_SCALES, (-(-size // self.group_size), out))
+        scales, zeros = (layer.read(kind, shape, layer.scale_dtype(kind), dim=1).t() for kind in (_SCALES, _ZEROS))
+        return _with_offsets(pairs, scales, zeros)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """See `Layout`: Int4TilePackedTo4dTensor, the order of NVIDIA's tensor cores.
+
+    `_weight_qdata` int32 [out / 8, in / 16n, 32, n / 2], of weights padded to 8 outputs and 1024 inputs: the word
+    [o, i, lane, j] has the output `8o + lane / 4` and, from the lowest half byte on, the inputs
+    `16n * i + 32j + 2 * (lane % 4) + (0, 8, 16, 24, 1, 9, 17, 25)`. With `_weight_scale_and_zero` [groups, out, 2].
+    A number is `(code - 8) * scale + zero`.
+    """
+
+    group_size: int
+    _per: int = 8
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        found = layer.find(_CODES)
+        return found is not None and found.dtype == torch.int32 and len(found.shape) == 4
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size, kind = layer.out_features, layer.in_features, "_weight_scale_and_zero"
+        _check(layer)
+        padded_out, padded_in = -(-out // 8) * 8, -(-size // 1024) * 1024
+        shape = layer.shape(_CODES, (padded_out // 8, padded_in // 128, 32, 4))
+        padded_in = shape[1] * shape[3] * 32
+        words = layer.read(_CODES, shape, torch.int32, per=self._per)
+        both = layer.shape(kind, (padded_in // self.group_size, padded_out, 2))
+        numbers = layer.read(kind, both, torch.float32, dim=None)[:, layer.rows.start : layer.rows.stop]
+        scales, zeros = numbers.permute(2, 1, 0)
+        group = padded_in // both[0]
+        if size % group:  # the last group is shorter
+            part = math.gcd(group, size)
+            scales, zeros = (each.repeat_interleave(group // part, 1) for each in (scales, zeros))
+            group = part
+        scales, zeros = (each[:, : size // group] for each in (scales, zeros))
+        return _with_offsets(self._pairs(layer, words)[:, : size // 2].contiguous(), scales, zeros)
+
+    def _pairs(self, layer: StoredLayer, words: Tensor) -> Tensor:
+        """Codes two a byte, uint8 [outputs, padded inputs / 2]."""
+        if words.is_meta:
+            return words.new_empty((len(layer.rows), words.shape[1] * words.shape[3] * 16), dtype=torch.uint8)
+        even, odd = words & 0xFFFF, (words >> 16) & 0xFFFF
+        parts = [((even >> shift) & 15) | (((odd >> shift) & 15) << 4) for shift in (0, 4, 8, 12)]
+        lanes = torch.stack([part.to(torch.uint8) for part in parts], dim=-1).unflatten(2, (8, 4))
+        # [tile, part of inputs, output, lane % 4, word, 8 inputs] → an output's inputs one after another
+        ordered = lanes.permute(0, 2, 1, 4, 5, 3).flatten(2).flatten(0, 1)
+        return layer.trim(ordered, 0, self._per)
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """See `Layout`: MXTensor and NVFP4Tensor: codes of four bits two a byte, the lower half first, or float8.
+
+    `_weight_scale` [out, groups], or in the order that NVIDIA's cores take: pieces of 128 outputs and 4 groups, one
+    after another, each as [32, 4, 4] of (output % 32, output / 32, group). With `_weight_per_tensor_scale`, if NVFP4
+    has a number for the tensor.
+
+    Attributes:
+        dtype, has_factor: expected where the tensors are not known.
+    """
+
+    dtype: torch.dtype = torch.uint8
+    has_factor: bool = False
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has(_CODES) and layer.stored_dtype(_SCALES, torch.float32).itemsize == 1
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size, factor = layer.out_features, layer.in_features, "_weight_per_tensor_scale"
+        _check(layer)
+        dtype = layer.stored_dtype(_CODES, self.dtype)
+        codes = layer.read(_CODES, (out, size // 2 if dtype == torch.uint8 else size), dtype)
+        expected = torch.float8_e4m3fn if self.has_factor else torch.float8_e8m0fnu
+        kind = layer.stored_dtype(_SCALES, expected)
+        groups = size // (NV_GROUP if kind == torch.float8_e4m3fn else MX_GROUP)
+        scales = self._in_order(layer, layer.shape(_SCALES, (out, groups)), kind, groups)
+        scales = scales.float() if kind == torch.float8_e4m3fn else powers_of_two(scales)
+        if layer.has(factor) or (not layer.is_known and self.has_factor):
+            scales = scales * layer.read(factor, layer.shape(factor, ()), torch.float32, dim=None).reshape(())
+        return QuantisedWeight(codes, scales, table(FP4, codes.device) if dtype == torch.uint8 else None)
+
+    def _in_order(self, layer: StoredLayer, shape: tuple[int, ...], kind: torch.dtype, groups: int) -> Tensor:
+        if shape == (layer.out_features, groups):
+            return layer.read(_SCALES, shape, kind)
+        stored = layer.read(_SCALES, shape, kind, dim=None)
+        if stored.is_meta:
+            return stored.new_empty((len(layer.rows), groups))
+        pieces = stored.view(torch.uint8).view(-(-layer.out_features // 128), -(-groups // 4), 32, 4, 4)
+        ordered = pieces.permute(0, 3, 2, 1, 4).flatten(3).flatten(0, 2)
+        return ordered[layer.rows.start : layer.rows.stop, :groups].contiguous().view(kind)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """See `Layout`: all other classes."""
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has(_CODES)
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        found = layer.find(_CODES)
+        assert found is not None
+        kind = str(found.dtype).removeprefix("torch.")
+        raise ModelLoadError(
+            f"{layer.name}: torchao has its codes as {kind} {list(found.shape)}, a layout of one kind of device, which "
+            "is not read. Take int8, float8, intx, or int4 in the packing plain or tile_packed_to_4d."
+        )
+
+
+def _check(layer: StoredLayer) -> None:
+    if layer.has("_weight_act_pre_scale"):
+        raise ModelLoadError(
+            f"{layer.name}: torchao's weights that scale activations first (act_pre_scale, of AWQ and SmoothQuant) are "
+            "not read; take a checkpoint without."
+        )
+
+
+def _with_offsets(pairs: Tensor, scales: Tensor, zeros: Tensor) -> QuantisedWeight:
+    """`(code - 8) * scale + zero`."""
+    is_real = not zeros.is_meta
+    offsets = None if is_real and not zeros.any() else zeros.contiguous()
+    return QuantisedWeight(pairs, scales.contiguous(), table(INT4, pairs.device), offsets)

@@ -1,0 +1,54 @@
+"""Weights of a byte a number: float8 and int8, with scales of any granularity."""
+
+from dataclasses import dataclass
+
+import torch
+
+from quire.executor.weights.quantisation.codes import integers_around_zero
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.ops.quantised import QuantisedWeight
+
+_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@dataclass(frozen=True)
+class Float8:
+    """See `Layout`: `weight` [out, in] float8. Scales of activations are not needed: these stay as they are.
+
+    Attributes:
+        scale: the kind of the scales: of the tensor, of each output, of groups, or of blocks.
+        block: outputs and inputs of a block, if there are any.
+    """
+
+    scale: str = "weight_scale"
+    block: tuple[int, int] | None = None
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return any(layer.has("weight", dtype) for dtype in _FLOATS) and layer.has(self.scale)
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        dtype = layer.stored_dtype("weight", torch.float8_e4m3fn)
+        codes = layer.read("weight", (layer.out_features, layer.in_features), dtype)
+        return QuantisedWeight(codes, layer.scales(self.scale, self.block))
+
+
+@dataclass(frozen=True)
+class Int8Codes:
+    """See `Layout`: `weight` [out, in] int8, with `weight_scale` and perhaps `weight_zero_point`, alike in shape."""
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has("weight", torch.int8) and layer.has("weight_scale")
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        codes = layer.read("weight", (layer.out_features, layer.in_features), torch.int8)
+        scales = layer.scales()
+        if not layer.has("weight_zero_point"):
+            return QuantisedWeight(codes, scales)
+        shape = layer.shape("weight_zero_point", tuple(scales.shape))
+        dim = 0 if shape and shape[0] == layer.out_features else None
+        dtype = layer.stored_dtype("weight_zero_point", torch.int8)
+        zeros = layer.read("weight_zero_point", shape, dtype, dim=dim)
+        if not zeros.is_meta and not zeros.any():
+            return QuantisedWeight(codes, scales)
+        zeros = zeros.float().reshape(scales.shape if dim == 0 else (1, 1)).expand(scales.shape)
+        return integers_around_zero(codes, 8, scales, zeros + 128)

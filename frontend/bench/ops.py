@@ -1,0 +1,135 @@
+"""`quire bench ops`: the CPU kernels' times, as ratios to the least that reading and multiplying can take."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+import msgspec
+from rich import box
+from rich.table import Table
+
+from quire.core.errors import ConfigError
+from quire.core.wire.inspection import LayerShape, OpsQuestion, OpsTimed, OpTiming
+from quire.frontend.bench.tables import show
+from quire.frontend.flags.parser import CommandParser
+from quire.frontend.launch.inspection import time_ops
+
+OPERATIONS = "linear,attention,prefill,experts"
+DTYPES = "bf16,fp16,fp32,int8,fp8,int4,fp4"
+_SHAPE = msgspec.structs.fields(LayerShape)
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Adds this benchmark's flags; vLLM has no such benchmark."""
+    group = parser.add_argument_group("ops")
+    group.add_argument(
+        "--ops", type=_names, default=OPERATIONS, metavar="NAMES",
+        help="What to time, separated by commas: the linear layers of a decoder layer, the attention of a decode step "
+        "(rows are requests) or of a prompt (rows are tokens), a layer of experts (default: %(default)s).",
+    )  # fmt: skip
+    group.add_argument(
+        "--dtypes", type=_names, default=DTYPES, metavar="NAMES",
+        help="Formats of the weights, or of keys and values, which have no fp4 (default: %(default)s).",
+    )  # fmt: skip
+    group.add_argument("--rows", type=_numbers, default="1,8,32,512", metavar="NUMBERS", help="(default: %(default)s)")
+    group.add_argument(
+        "--isa", type=_names, default=[], metavar="NAMES",
+        help="Levels of instructions as in QUIRE_CPU_ISA, or `all` (default: the processor's best).",
+    )  # fmt: skip
+    group.add_argument("--threads", type=int, help="Threads (default: one a core).")
+    group.add_argument("--seconds", type=float, default=0.5, help="For each cell of the grid (default: %(default)s).")
+    group.add_argument("--json", action="store_true", help="Print one JSON object.")
+    for field in _SHAPE:
+        flag = "--" + field.name.replace("_", "-")
+        group.add_argument(flag, type=int, default=field.default, help="(default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Times the grid at each level. Returns the exit code."""
+    shape = LayerShape(**{field.name: getattr(args, field.name) for field in _SHAPE})
+    numbers = {**msgspec.structs.asdict(shape), "rows": min(args.rows), "threads": args.threads or 1}
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {number}.")
+    if shape.num_heads % shape.num_kv_heads or shape.top_k > shape.num_experts:
+        raise ConfigError("--num-heads must be a multiple of --num-kv-heads, and --top-k at most --num-experts.")
+    question = OpsQuestion(shape, args.ops, args.dtypes, args.rows, args.seconds, args.threads)
+    levels = []
+    for timed in _by_level(question, args.isa):
+        levels.append(timed)
+        if not args.json:
+            print(_heading(timed))
+            show(_table(timed))
+            print(flush=True)
+    if args.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(shape, levels))).decode() + "\n")
+    return 0
+
+
+def _by_level(question: OpsQuestion, asked: list[str]) -> Iterator[OpsTimed]:
+    """The timings of each level, each from a process of its own."""
+    if asked not in ([], ["all"]):
+        yield from (time_ops(question, isa) for isa in asked)
+        return
+    best = time_ops(question, None)
+    yield best
+    if asked:
+        yield from (time_ops(question, isa) for isa in best.available if isa != best.isa)
+
+
+def as_json(shape: LayerShape, levels: list[OpsTimed]) -> dict[str, object]:
+    """All figures under plain names; seconds, bytes, and the ratios of times to floors."""
+    return {
+        "shape": msgspec.structs.asdict(shape),
+        "levels": [
+            {
+                "isa": timed.isa,
+                "num_threads": timed.num_threads,
+                "bytes_per_second": timed.bytes_per_second,
+                "operations_per_second": timed.operations_per_second,
+                "timings": [msgspec.structs.asdict(each) | {"ratio": ratio(each)} for each in timed.timings],
+            }
+            for timed in levels
+        ],
+    }
+
+
+def ratio(timing: OpTiming) -> float:
+    """The time by its floor, the longer of reading and multiplying."""
+    return timing.best_s / max(timing.read_s, timing.multiply_s)
+
+
+def _heading(timed: OpsTimed) -> str:
+    peaks = ", ".join(f"{name} {speed / 1e9:.0f}" for name, speed in timed.operations_per_second.items())
+    return (
+        f"{timed.isa}, {timed.num_threads} threads: reads {timed.bytes_per_second / 1e9:.1f} GB/s, multiplies {peaks} "
+        "GFLOP/s.\nMilliseconds, and their ratio to the floor (r: reading, m: multiplying)."
+    )
+
+
+def _table(timed: OpsTimed) -> Table:
+    """A table in Markdown, to be pasted into notes: a line for each operation and dtype."""
+    table = Table(box=box.MARKDOWN)
+    table.add_column("operation")
+    table.add_column("dtype")
+    counts = sorted({timing.rows for timing in timed.timings})
+    for count in counts:
+        table.add_column(f"{count} rows" if count > 1 else "1 row", justify="right")
+    cells = {(timing.operation, timing.dtype, timing.rows): timing for timing in timed.timings}
+    for operation, dtype in dict.fromkeys((timing.operation, timing.dtype) for timing in timed.timings):
+        line = (cells.get((operation, dtype, count)) for count in counts)
+        table.add_row(operation, dtype, *("" if timing is None else _cell(timing) for timing in line))
+    return table
+
+
+def _cell(timing: OpTiming) -> str:
+    bound = "r" if timing.read_s > timing.multiply_s else "m"
+    return f"{timing.best_s * 1e3:.2f} ({ratio(timing):.2f} {bound})"
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

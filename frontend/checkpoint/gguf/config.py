@@ -1,0 +1,65 @@
+"""The fields of config.json that a GGUF file's metadata amounts to: sizes, and those of its architecture.
+
+Metadata names numbers as `llama.embedding_length`, with the architecture in front.
+"""
+
+from collections.abc import Mapping
+
+from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.gguf.architectures import ARCHITECTURES
+from quire.frontend.checkpoint.gguf.fields import Config, Fields
+from quire.frontend.checkpoint.gguf.rotation import make_rope
+
+QUANT_METHOD = "gguf"
+"""In `quantization_config`: linear layers are read as the file has them."""
+
+
+def make_config(fields: Fields, rope_factors: Mapping[str, bytes]) -> Config:
+    """The fields of config.json.
+
+    Args:
+        rope_factors: the bytes of the float32 tensors that hold factors of rotary frequencies, by name.
+
+    Raises:
+        ConfigError: an architecture that is not read, or metadata that lack a number.
+    """
+    if fields.architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"{fields.path} holds a model of the architecture {fields.architecture!r}; GGUF files are read of "
+            f"{', '.join(sorted(ARCHITECTURES))}. Serve the repository that the file was made from."
+        )
+    if "token_embd.weight" not in fields.tensors:
+        raise ConfigError(f"{fields.path} holds a vocabulary but no weights: name the file of the model itself.")
+    own = ARCHITECTURES[fields.architecture](fields)
+    return {**_common(fields), "rope_parameters": make_rope(fields, rope_factors), **own}
+
+
+def _common(fields: Fields) -> Config:
+    heads = fields.need("attention.head_count")
+    head_dim = fields.head_dim
+    if fields.get("attention.value_length", head_dim) != head_dim:
+        raise ConfigError(f"{fields.path}: values of another size than keys are not supported in GGUF files.")
+    return {
+        "hidden_size": fields.need("embedding_length"),
+        "num_hidden_layers": fields.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": fields.get("feed_forward_length") or fields.need("expert_feed_forward_length"),
+        "max_position_embeddings": fields.need("context_length"),
+        "vocab_size": fields.tensors["token_embd.weight"].shape[0],
+        "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in fields.tensors,
+        "attention_bias": fields.has_attention_bias,
+        "mlp_bias": "blk.0.ffn_down.bias" in fields.tensors,
+        "dtype": _dtype(fields),
+        "quantization_config": {"quant_method": QUANT_METHOD},
+    }  # fmt: skip
+
+
+def _dtype(fields: Fields) -> str:
+    """Of activations and of what is not quantised: the embedding's own type, or bfloat16 beside quantised weights."""
+    plain = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    types = {tensor.type for tensor in fields.tensors.values() if len(tensor.shape) > 1}
+    kind = fields.tensors["token_embd.weight"].type
+    return plain[kind] if types <= set(plain) else "bfloat16"

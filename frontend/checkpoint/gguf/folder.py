@@ -1,0 +1,120 @@
+"""Makes a checkpoint's folder of a GGUF model: configuration and tokenizer of the metadata, the weights where they are.
+
+The folder lies in the user's cache, and is made once for each version of the files.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.core import envs
+from quire.core.errors import ConfigError
+from quire.core.logging import get_logger
+from quire.core.wire.gguf_table import FILE_NAME, GgufTable, GgufTensor
+from quire.frontend.checkpoint.gguf.config import make_config
+from quire.frontend.checkpoint.gguf.fields import Fields
+from quire.frontend.checkpoint.gguf.header import Header, check_installed, read_header
+from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, make_tokenizer, make_tokenizer_config
+
+logger = get_logger(__name__)
+
+_VERSION = 2
+"""Of the folders' content; a new one makes them anew."""
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+
+
+def make_folder(files: Sequence[Path]) -> Path:
+    """The folder that stands for the model in `files`, all parts of it in order.
+
+    Raises:
+        ConfigError: a file that cannot be read, or a model that is not supported.
+    """
+    check_installed(files[0])
+    folder = _cache() / f"{files[0].stem}-{_digest(files)}"
+    if not (folder / FILE_NAME).is_file():
+        folder = _write(folder, files)
+    if not (folder / "tokenizer.json").is_file():
+        logger.warning("%s has no tokenizer that is read here: name one with --tokenizer", files[0])
+    return folder
+
+
+def _cache() -> Path:
+    root = envs.read("CACHE_ROOT")
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire"
+    return (Path(root).expanduser() if root else default) / "gguf"
+
+
+def _digest(files: Sequence[Path]) -> str:
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr((_VERSION, facts)).encode()).hexdigest()[:16]
+
+
+def _write(folder: Path, files: Sequence[Path]) -> Path:
+    """Writes the folder beside its place and moves it there, so that no other process sees a part of it."""
+    headers = [read_header(path) for path in files]
+    contents = _contents(headers)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot write to {folder.parent} ({error.strerror}), where the configuration of GGUF files is kept: set "
+            "QUIRE_CACHE_ROOT to another folder."
+        ) from None
+    for name, text in contents.items():
+        (draft / name).write_text(text, encoding="utf-8")
+    try:
+        draft.rename(folder)
+    except OSError:  # another process was faster
+        shutil.rmtree(draft)
+    return folder
+
+
+def _contents(headers: Sequence[Header]) -> dict[str, str]:
+    """The texts of the folder's files by their names."""
+    first = headers[0]
+    tensors = {name: (index, info) for index, header in enumerate(headers) for name, info in header.tensors.items()}
+    fields = Fields(str(first.path), first.metadata, {name: info for name, (_, info) in tensors.items()})
+    factors = {
+        name: _bytes(headers[tensors[name][0]].path, tensors[name][1].offset, 4 * tensors[name][1].shape[0])
+        for name in _FACTORS
+        if name in tensors
+    }
+    config = make_config(fields, factors)
+    generation = make_generation_config(first.metadata)
+    table = GgufTable(
+        architecture=fields.architecture,
+        files=[str(header.path) for header in headers],
+        tensors={
+            name: GgufTensor(info.type, info.shape, index, info.offset) for name, (index, info) in tensors.items()
+        },
+    )
+    texts = {
+        "config.json": json.dumps({**config, "eos_token_id": generation["eos_token_id"]}, indent=1),
+        "generation_config.json": json.dumps(generation),
+        "tokenizer_config.json": json.dumps(make_tokenizer_config(first.metadata)),
+        FILE_NAME: msgspec.json.encode(table).decode(),
+    }
+    return {**texts, **_tokenizer(first.path, first.metadata)}
+
+
+def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
+    """tokenizer.json; nothing where the file has no tokenizer that is read, since the user may name another."""
+    try:
+        return {"tokenizer.json": make_tokenizer(str(path), metadata).to_str()}
+    except ConfigError as error:
+        logger.warning("%s", error)
+        return {}
+
+
+def _bytes(path: Path, offset: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size)

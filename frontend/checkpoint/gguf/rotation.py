@@ -1,0 +1,52 @@
+"""What a GGUF file's metadata say of rotary embeddings, as `rope_parameters` of config.json."""
+
+import struct
+from collections.abc import Mapping
+
+from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.gguf.fields import Config, Fields
+
+
+def make_rope(fields: Fields, factors: Mapping[str, bytes]) -> Config:
+    """`rope_parameters`; `factors` are the bytes of the float32 tensors that hold factors of frequencies, by name.
+
+    Raises:
+        ConfigError: a scaling that is not supported.
+    """
+    base = {"rope_theta": fields.get("rope.freq_base", 10_000.0)}
+    rotated = fields.get("rope.dimension_count", fields.head_dim)
+    if rotated != fields.head_dim:
+        base["partial_rotary_factor"] = rotated / fields.head_dim
+    kind, factor = fields.get("rope.scaling.type", "none"), fields.get("rope.scaling.factor", 1.0)
+    original = fields.get("rope.scaling.original_context_length")
+    if factors:
+        return {**base, **_factors(fields, factors)}
+    match kind:
+        case "linear":
+            return {**base, "rope_type": "linear", "factor": factor}
+        case "yarn":
+            settings = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+            if fields.architecture == "gpt-oss":
+                settings["truncate"] = False  # as the model was trained; no file says so
+            for name, field in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+                settings[name] = fields.get(f"rope.scaling.{field}")
+            return {**base, **{name: value for name, value in settings.items() if value is not None}}
+        case "none" | "":
+            return {**base, "rope_type": "default"}
+        case "longrope":
+            raise ConfigError(f"{fields.path} asks for longrope, but lacks its tensors rope_factors_*.weight.")
+    raise ConfigError(f"{fields.path}: the rope scaling {kind!r} is not supported.")
+
+
+def _factors(fields: Fields, factors: Mapping[str, bytes]) -> Config:
+    """Factors for each frequency: one list (Llama 3.1 on), or those of LongRoPE for short and for long contexts."""
+    lists = {name: list(struct.unpack(f"<{len(data) // 4}f", data)) for name, data in factors.items()}
+    if (only := lists.get("rope_freqs.weight")) is not None:
+        return {"rope_type": "longrope", "short_factor": only, "long_factor": only, "attention_factor": 1.0}
+    return {
+        "rope_type": "longrope",
+        "short_factor": lists["rope_factors_short.weight"],
+        "long_factor": lists["rope_factors_long.weight"],
+        "original_max_position_embeddings": fields.need("rope.scaling.original_context_length"),
+        "attention_factor": fields.get("rope.scaling.attn_factor", 1.0),
+    }

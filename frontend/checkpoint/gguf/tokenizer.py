@@ -1,0 +1,178 @@
+"""The tokenizer in a GGUF file's metadata, as tokenizer.json and tokenizer_config.json.
+
+Made with the `tokenizers` library alone. `tokenizer.ggml.model` says how texts are cut into tokens: `gpt2` merges
+bytes in the order of `merges`, after a split that `pre` names; `llama` is SentencePiece's BPE, which merges what makes
+the token of the best score.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.gguf.splits import ADDS_BOS, IGNORES_MERGES, NORMALISED, SPLITS
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+"""Kinds of tokens, as `token_type` has them."""
+
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ENDS_BY_TEXT = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "<|end_of_text|>",
+    "<|return|>", "<|call|>",
+))  # fmt: skip
+"""Control tokens that end an answer whatever the ids in the metadata say, as in llama.cpp: many files name only one."""
+
+
+class _Fields:
+    """The metadata below `tokenizer.ggml`."""
+
+    def __init__(self, path: str, metadata: Mapping[str, Any]) -> None:
+        self.path = path
+        self._metadata = metadata
+        self.kind: str = self.get("model", "none")
+        self.tokens: list[str] = self.get("tokens", [])
+        self.types: list[int] = self.get("token_type", [1] * len(self.tokens))
+        self.pre: str = self.get("pre", "default")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{name}", default)
+
+    def token(self, name: str) -> str | None:
+        """The token whose id is in the field `name`."""
+        token_id = self.get(name)
+        return self.tokens[token_id] if token_id is not None and token_id < len(self.tokens) else None
+
+    def of_type(self, *types: int) -> list[str]:
+        return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
+
+
+def make_tokenizer(path: str, metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that `metadata` describe.
+
+    Raises:
+        ConfigError: there is none, or one of another kind.
+    """
+    fields = _Fields(path, metadata)
+    makers = {"gpt2": _byte_level, "llama": _sentence_pieces}
+    if fields.kind not in makers or not fields.tokens:
+        raise ConfigError(
+            f"{path} has a tokenizer of the kind {fields.kind!r}; {' and '.join(makers)} are read. Name the "
+            "tokenizer of the original checkpoint with --tokenizer, or use --skip-tokenizer-init."
+        )
+    if len(fields.types) != len(fields.tokens):
+        raise ConfigError(f"{path}: {len(fields.types)} token types for {len(fields.tokens)} tokens. Convert it again.")
+    tokenizer = makers[fields.kind](fields)
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in fields.of_type(_CONTROL)]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in fields.of_type(_USER_DEFINED)]
+    )
+    _add_ends(tokenizer, fields)
+    return tokenizer
+
+
+def make_tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json: the named tokens and the chat templates."""
+    fields = _Fields("", metadata)
+    named = {name: fields.token(field) for name, field in _NAMED.items()}
+    config: dict[str, Any] = {name: token for name, token in named.items() if token is not None}
+    template, prefix = metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
+    others = {name.removeprefix(prefix): text for name, text in metadata.items() if name.startswith(prefix)}
+    if others:
+        every = {"default": template, **others} if template else others
+        config["chat_template"] = [{"name": name, "template": text} for name, text in every.items()]
+    elif template:
+        config["chat_template"] = template
+    return config
+
+
+def make_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json: the ends of an answer, and sampling parameters if the file recommends some."""
+    fields = _Fields("", metadata)
+    ends = {fields.get(name) for name in _ENDS} - {None}
+    ends |= {
+        index
+        for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=False))
+        if kind == _CONTROL and token in _ENDS_BY_TEXT
+    }
+    sampling = {
+        "temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
+        "repetition_penalty": "penalty_repeat",
+    }  # fmt: skip
+    given = {ours: metadata.get(f"general.sampling.{theirs}") for ours, theirs in sampling.items()}
+    return {"eos_token_id": sorted(ends), **{name: value for name, value in given.items() if value is not None}}
+
+
+# --------------------------------------------------------------------------------------------------------------- kinds
+
+
+def _byte_level(fields: _Fields) -> Tokenizer:
+    if fields.pre not in SPLITS:
+        raise ConfigError(
+            f"{fields.path}: texts are split as {fields.pre!r} says (tokenizer.ggml.pre), which is not known. Name the "
+            "tokenizer of the original checkpoint with --tokenizer."
+        )
+    merges = [_pair(merge) for merge in fields.get("merges", [])]
+    vocabulary = {token: index for index, token in enumerate(fields.tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=fields.pre in IGNORES_MERGES))
+    if fields.pre in NORMALISED:
+        tokenizer.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[fields.pre]]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge[1:].partition(" ")  # the first character may be a space itself
+    return merge[0] + left, right
+
+
+def _sentence_pieces(fields: _Fields) -> Tokenizer:
+    vocabulary = {token: index for index, token in enumerate(fields.tokens)}
+    scores: list[float] = fields.get("scores") or [-float(index) for index in range(len(fields.tokens))]
+    whole = [
+        (scores[index], token)
+        for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=True))
+        if len(token) > 1 and kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
+    ]
+    whole.sort(key=lambda item: -item[0])  # stable: equal scores keep the order of ids
+    merges = [pair for _, token in whole for pair in _halves(token, vocabulary)]
+    unknown = next(iter(fields.of_type(_UNKNOWN)), None)
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bool(fields.of_type(_BYTE)))
+    )
+    has_prefix = fields.get("add_space_prefix", True)
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if has_prefix else spaces
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
+    return tokenizer
+
+
+def _halves(token: str, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make `token`."""
+    cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+    return [(left, right) for left, right in cuts if left in vocabulary and right in vocabulary]
+
+
+def _add_ends(tokenizer: Tokenizer, fields: _Fields) -> None:
+    """Has texts begin with BOS, and end with EOS, where the file says so or llama.cpp does for its kind."""
+    adds_bos = fields.get("add_bos_token", fields.kind == "llama" or fields.pre in ADDS_BOS)
+    bos = fields.token("bos_token_id") if adds_bos else None
+    eos = fields.token("eos_token_id") if fields.get("add_eos_token", False) else None
+    if bos is None and eos is None:
+        return
+    template = " ".join([*([bos] if bos else []), "$A", *([eos] if eos else [])])
+    ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)

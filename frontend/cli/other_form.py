@@ -1,0 +1,28 @@
+"""What the commands share that write a checkpoint to a new folder in another form."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from quire.core.config.engine_args import EngineArgs
+from quire.core.logging import configure
+from quire.core.wire.inspection import FilesSaved
+from quire.frontend.flags.parser import CommandParser, add_engine_options
+
+
+def add_arguments(parser: CommandParser, command: str, common: list[str]) -> None:
+    """Adds the engine's options and `--output`; `common` are those that a short help shows."""
+    add_engine_options(parser, positional_model=True)
+    group = parser.add_argument_group(command)
+    group.add_argument("--output", required=True, metavar="FOLDER", help="New folder for the files.")
+    parser.common = common
+
+
+def write(args: argparse.Namespace, command: str, writer: Callable[[EngineArgs, Path], FilesSaved]) -> None:
+    """Has `writer` write the folder, and prints how to serve it."""
+    configure(command, args.engine_args.observability.logging)
+    folder = Path(args.output).expanduser().resolve()
+    saved = writer(args.engine_args, folder)
+    size = args.engine_args.parallel.tensor_parallel_size
+    flag = f" --tensor-parallel-size {size}" if size > 1 else ""
+    print(f"{saved.num_files} files, {saved.num_bytes / 2**30:.2f} GiB. Serve them: quire serve {folder}{flag}")

@@ -1,0 +1,80 @@
+"""Makes batches of what the methods of `LLM` are given."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.offline.arguments import conversations_of, one_each, prompts_of
+from quire.frontend.offline.batch import Batch
+from quire.frontend.requests.arguments import Tokenization
+from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.text.chat_template import Message
+
+Conversations = Sequence[Message] | Sequence[Sequence[Message]]
+ContentChoice = Literal["auto", "string", "openai"]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class BatchBuilder:
+    """Reads prompts, conversations and what comes with them.
+
+    Args:
+        llm: has the checkpoint's templates and defaults.
+        chat_template: the text of the template for conversations that bring none; None for the checkpoint's.
+    """
+
+    def __init__(self, llm: AsyncLLM, chat_template: str | None) -> None:
+        self._llm = llm
+        self._chat_template = chat_template
+
+    def of_prompts(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: Params,
+        priority: int | Sequence[int] | None,
+        tokenization_kwargs: dict[str, Any] | None,
+    ) -> Batch:
+        """A batch of one or many prompts; arguments and errors are those of `LLM.generate`."""
+        return self._batch(prompts_of(prompts), sampling_params, priority, Tokenization.read(tokenization_kwargs))
+
+    def of_conversations(
+        self,
+        messages: Conversations,
+        sampling_params: Params,
+        priority: int | Sequence[int] | None,
+        *,
+        chat_template: str | None,
+        content_format: ContentChoice,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: list[dict[str, Any]] | None,
+        chat_template_kwargs: dict[str, Any] | None,
+        tokenization_kwargs: dict[str, Any] | None,
+    ) -> Batch:
+        """A batch of one or many conversations; arguments and errors are those of `LLM.chat`."""
+        tokenization = Tokenization.read(tokenization_kwargs, add_special_tokens=False)
+        prompts = [
+            self._llm.chat_templates.render(
+                conversation,
+                tools=tools,
+                chat_template=chat_template or self._chat_template,
+                content_format=content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations_of(messages)
+        ]
+        return self._batch(prompts, sampling_params, priority, tokenization)
+
+    def _batch(
+        self,
+        prompts: Sequence[PromptLike],
+        sampling_params: Params,
+        priority: int | Sequence[int] | None,
+        tokenization: Tokenization,
+    ) -> Batch:
+        count, defaults = len(prompts), self._llm.get_default_sampling_params()
+        params = one_each("sampling_params", sampling_params, SamplingParams, count, defaults)
+        return Batch(prompts, params, one_each("priority", priority, int, count, 0), tokenization)

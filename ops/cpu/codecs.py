@@ -1,0 +1,99 @@
+"""Which codec of `kernels/codecs.h` takes which weight."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.ops.backend import LinearWeight
+from quire.ops.cpu.calls import DTYPES
+
+_CODECS = {
+    torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5,
+}  # fmt: skip
+_INT4, _TABLE4 = 6, 7
+"""`CodecNumber` in `kernels/codecs.h`."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A weight as the kernels pack it.
+
+    Attributes:
+        codec: one of `CodecNumber`.
+        shape: (out, in).
+        codes: as `QuantisedWeight` has them, or a plain weight.
+        group: inputs that share a scale; of a plain weight all.
+        scales: as `QuantisedWeight` has them, as are `offsets` (of the same dtype) and `order`.
+        table: float32, what the codec needs.
+        flip: the kernel is to pack codes of four bits as `code ^ flip`.
+    """
+
+    codec: int
+    shape: tuple[int, int]
+    codes: Tensor
+    group: int
+    scales: Tensor | None = None
+    offsets: Tensor | None = None
+    table: Tensor | None = None
+    order: Tensor | None = None
+    flip: int = 0
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """Of scales and offsets."""
+        return torch.float32 if self.scales is None else self.scales.dtype
+
+    def has_values_of(self, other: "Coded") -> bool:
+        """Whether codes stand for the same values in both."""
+        if self.table is None or other.table is None:
+            return self.codec == other.codec
+        is_dry = self.table.is_meta
+        return self.codec == other.codec and (is_dry or torch.equal(self.table, other.table))
+
+    def with_wide_scales(self) -> "Coded":
+        """The same weight with scales and offsets in float32."""
+        assert self.scales is not None
+        return replace(self, scales=self.scales.float(), offsets=None if self.offsets is None else self.offsets.float())
+
+
+def encode(weight: LinearWeight) -> Coded | None:
+    """`weight` for the kernels; None if no codec takes it."""
+    if isinstance(weight, Tensor):
+        out, size = weight.shape
+        codec = _CODECS.get(weight.dtype) if weight.dtype in DTYPES else None
+        return None if codec is None else Coded(codec, (out, size), weight.contiguous(), size)
+    codec, table, flip = _CODECS.get(weight.codes.dtype), None, 0
+    if weight.table is not None:
+        codec, table, flip = _INT4, *_line(weight.table)
+        if table is None:
+            codec, table = _TABLE4, weight.table.float().contiguous()
+    if codec is None or weight.scales.dtype not in DTYPES:
+        return None
+    offsets = weight.offsets
+    return Coded(
+        codec,
+        (weight.shape[0], weight.shape[1]),
+        weight.codes.contiguous(),
+        weight.group_size,
+        weight.scales.contiguous(),
+        None if offsets is None else offsets.to(weight.scales.dtype).contiguous(),
+        table,
+        None if weight.input_order is None else weight.input_order.to(torch.int64).contiguous(),
+        flip,
+    )
+
+
+def _line(table: Tensor) -> tuple[Tensor | None, int]:
+    """(factor, middle) if a table's values are `factor * n + middle` for n from -8 to 7 or in two's complement.
+
+    And what turns its codes into two's complement.
+    """
+    if table.is_meta:
+        return None, 0
+    numbers = torch.arange(-8, 8, dtype=torch.float32)
+    for values, flip in ((table.float(), 8), (table.float().roll(8), 0)):
+        factor, middle = values[9] - values[8], values[8]
+        if torch.equal(values, numbers * factor + middle):
+            return torch.stack((factor, middle)), flip
+    return None, 0

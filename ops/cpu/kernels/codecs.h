@@ -1,0 +1,236 @@
+// How the numbers of a packed weight become float32 in registers: one codec for each kind of code.
+//
+// A step is the numbers of PANEL outputs at one input: two vectors. A codec loads a unit of UNIT steps at once, and widens
+// AT_ONCE of them with each call. `put` writes one number's code into a unit, so that only the codec knows where it lies.
+// Codes that are integers (IS_INTEGER) also become pairs of steps, as integers of 16 bits.
+#pragma once
+
+#include "integers.h"
+#include "vector.h"
+
+#include <array>
+#include <cmath>
+#include <type_traits>
+
+namespace quire {
+namespace widened {
+
+constexpr long PANEL = 2 * LANES;  // outputs
+
+// The numbers by which Python passes codecs.
+enum CodecNumber {
+    PLAIN_FLOAT32 = 0, PLAIN_BFLOAT16 = 1, PLAIN_FLOAT16 = 2, CODE_INT8 = 3, CODE_E4M3 = 4, CODE_E5M2 = 5,
+    CODE_INT4 = 6, CODE_TABLE4 = 7,
+};
+
+// Numbers that are their own values, with no scales.
+template <class T> struct Plain {
+    using Code = T;
+    using Unit = std::array<Floats, 2>;
+    static constexpr int UNIT = 1, AT_ONCE = 1;       // steps
+    static constexpr long BYTES = PANEL * sizeof(T);  // of a unit
+    static constexpr bool IS_SCALED = false, IS_NIBBLE = false, IS_INTEGER = false;
+    explicit Plain(const float*) {}
+    void adjust(Floats&, Floats&) const {}
+    static Unit load(const uint8_t* from) {
+        Unit unit;
+        load_pair((const T*)from, unit[0], unit[1]);
+        return unit;
+    }
+    template <int FIRST> void widen(const Unit& unit, Floats (*to)[2]) const { to[0][0] = unit[0], to[0][1] = unit[1]; }
+    // `load_pair` takes every second bfloat16.
+    static long place(long output) {
+        if constexpr (!std::is_same_v<T, BFloat16>) return output;
+        return output < LANES ? 2 * output : 2 * (output - LANES) + 1;
+    }
+    static void put(uint8_t* unit, int, long output, T code) { ((T*)unit)[place(output)] = code; }
+    static Code code(const void* row, long input) { return ((const T*)row)[input]; }
+    static constexpr long row_bytes(long inputs) { return inputs * sizeof(T); }
+    static bool is_finite(T) { return true; }
+};
+
+// Codes of one byte.
+struct Bytes {
+    using Code = uint8_t;
+    static constexpr bool IS_SCALED = true, IS_NIBBLE = false;
+    static Code code(const void* row, long input) { return ((const uint8_t*)row)[input]; }
+    static constexpr long row_bytes(long inputs) { return inputs; }
+    static bool is_finite(Code) { return true; }
+};
+
+// Numbers of eight bits, of which EXPONENT are the exponent (arXiv:2209.05433). Codes that are no finite number make
+// their group's scale NaN when they are packed.
+template <int EXPONENT> struct Float8 : Bytes {
+    static constexpr int MANTISSA = 7 - EXPONENT, UNIT = 1, AT_ONCE = 1;
+    static constexpr long BYTES = PANEL;
+    static constexpr bool IS_INTEGER = false;
+    using Unit = const uint8_t*;
+    static Unit load(Unit from) { return from; }
+    static void put(uint8_t* unit, int, long output, Code code) { unit[output] = code; }
+    explicit Float8(const float*) {}
+#if defined(QUIRE_HAS_AVX512) || (defined(__AVX2__) && defined(__F16C__))
+    // The bits of a float16 that is 2^(2^(EXPONENT - 1) - 16) of the number; `adjust` makes up for that.
+    template <int FIRST> void widen(Unit from, Floats (*to)[2]) const {
+        const int16_t mask = (int16_t)(0x8000 | (0x7f << (10 - MANTISSA)));
+#if defined(QUIRE_HAS_AVX512)
+        const __m512i words = _mm512_slli_epi16(_mm512_cvtepi8_epi16(read<__m256i>(from)), 10 - MANTISSA);
+        const __m512i halves = _mm512_and_si512(words, _mm512_set1_epi16(mask));
+        to[0][0] = (Floats)_mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+        to[0][1] = (Floats)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+#else
+        const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(read<__m128i>(from)), 10 - MANTISSA);
+        const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16(mask));
+        to[0][0] = (Floats)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+        to[0][1] = (Floats)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+#endif
+    }
+    void adjust(Floats& scale, Floats&) const { scale *= (float)(1 << (16 - (1 << (EXPONENT - 1)))); }
+#else
+    void adjust(Floats&, Floats&) const {}
+    // The bits of a float32 that is 2^(2^(EXPONENT - 1) - 128) of the number.
+    static Floats widen(const uint8_t* from) {
+        typedef uint8_t Few __attribute__((vector_size(LANES)));
+        const Words codes = __builtin_convertvector(read<Few>(from), Words);
+        const Words bits = (codes & 0x7f) << (23 - MANTISSA) | (codes & 0x80) << 24;
+        return bits_as<Floats>(bits) * std::ldexp(1.0f, 128 - (1 << (EXPONENT - 1)));
+    }
+    template <int FIRST> void widen(Unit from, Floats (*to)[2]) const {
+        to[0][0] = widen(from), to[0][1] = widen(from + LANES);
+    }
+#endif
+    static bool is_finite(Code code) { return EXPONENT == 4 ? (code & 0x7f) != 0x7f : (code & 0x7f) < 0x7c; }
+};
+
+// Codes of four bits. In memory the lower half of a byte is the earlier input.
+struct Halves {
+    using Code = uint8_t;
+    static constexpr bool IS_SCALED = true, IS_NIBBLE = true;
+    static Code code(const void* row, long input) { return ((const uint8_t*)row)[input / 2] >> (4 * (input % 2)) & 15; }
+    static constexpr long row_bytes(long inputs) { return inputs / 2; }
+    static bool is_finite(Code) { return true; }
+};
+
+// A word for each output: the even steps in its lower half and the odd ones in its upper half.
+template <int BITS> struct InWords {
+    static constexpr int UNIT = 32 / BITS, AT_ONCE = 1;
+    static constexpr long BYTES = PANEL * 4;
+    using Unit = std::array<Ints, 2>;
+    static Unit load(const uint8_t* from) { return {read<Ints>(from), read<Ints>(from + LANES * 4)}; }
+    static constexpr int shift(int step) { return step % 2 * 16 + step / 2 * BITS; }
+    static void put(uint8_t* unit, int step, long output, uint8_t code) {
+        unit[output * 4 + shift(step) / 8] |= code << (shift(step) % 8);
+    }
+};
+
+// Codes that are integers in two's complement.
+template <int BITS> struct Integer : InWords<BITS> {
+    static constexpr bool IS_INTEGER = true;
+    using typename InWords<BITS>::Unit;
+    template <int FIRST> static void widen(const Unit& unit, Floats (*to)[2]) {
+        constexpr int ABOVE = 32 - BITS - InWords<BITS>::shift(FIRST);
+        for (int half = 0; half < 2; half++)
+            to[0][half] = __builtin_convertvector(unit[half] << ABOVE >> (32 - BITS), Floats);
+    }
+    // Steps FIRST, which is even, and the next one.
+    template <int FIRST> static void pairs(const Unit& unit, Pairs (&to)[2]) {
+        constexpr int ABOVE = 16 - BITS - InWords<BITS>::shift(FIRST);
+        for (int half = 0; half < 2; half++) to[half] = (Pairs)unit[half] << ABOVE >> (16 - BITS);
+    }
+};
+
+struct Int8 : Bytes, Integer<8> {
+    explicit Int8(const float*) {}
+    void adjust(Floats&, Floats&) const {}
+    static bool adds_offset() { return false; }
+};
+
+// A code is a number from -8 to 7, which stands for table[0] times the number plus table[1].
+struct Int4 : Halves, Integer<4> {
+    explicit Int4(const float* table) : factor(table[0]), middle(table[1]) {}
+    void adjust(Floats& scale, Floats& offset) const {
+        offset = multiply_add(scale, fill(middle), offset);
+        scale *= factor;
+    }
+    bool adds_offset() const { return middle != 0; }
+
+    float factor, middle;
+};
+
+#if defined(__AVX2__) && !defined(QUIRE_HAS_AVX512)
+// A number's four bytes are looked up one by one, because a shuffle of bytes takes 16 of them, one of words 8.
+struct Table4 : Halves {
+    static constexpr bool IS_INTEGER = false;
+    static constexpr int UNIT = 4, AT_ONCE = 2;
+    static constexpr long BYTES = PANEL * 2;
+    using Unit = __m256i;
+    static Unit load(const uint8_t* from) { return read<__m256i>(from); }
+    explicit Table4(const float* table) {
+        for (int i = 0; i < 4; i++) {
+            uint8_t part[16];
+            for (int code = 0; code < 16; code++) part[code] = (uint8_t)(bits_as<uint32_t>(table[code]) >> (8 * i));
+            bytes[i] = _mm256_broadcastsi128_si256(read<__m128i>(part));
+        }
+    }
+    template <int FIRST> void widen(const Unit& unit, Floats (*to)[2]) const {
+        const __m256i codes = _mm256_and_si256(FIRST ? _mm256_srli_epi16(unit, 4) : unit, _mm256_set1_epi8(15));
+        __m256i part[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) part[i] = _mm256_shuffle_epi8(bytes[i], codes);
+        const __m256i low[2] = {_mm256_unpacklo_epi8(part[0], part[1]), _mm256_unpackhi_epi8(part[0], part[1])};
+        const __m256i high[2] = {_mm256_unpacklo_epi8(part[2], part[3]), _mm256_unpackhi_epi8(part[2], part[3])};
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            to[i][0] = (Floats)_mm256_unpacklo_epi16(low[i], high[i]);
+            to[i][1] = (Floats)_mm256_unpackhi_epi16(low[i], high[i]);
+        }
+    }
+    // The instructions above interleave within each half of a register.
+    static void put(uint8_t* unit, int step, long output, Code code) {
+        const long lane = output % LANES, at = lane / 4 * 16 + step % 2 * 8 + output / LANES * 4 + lane % 4;
+        unit[at] |= code << (step / 2 * 4);
+    }
+    void adjust(Floats&, Floats&) const {}
+
+    __m256i bytes[4];
+};
+#else
+struct Table4 : Halves, InWords<4> {
+    static constexpr bool IS_INTEGER = false;
+    explicit Table4(const float* from) { std::memcpy(table, from, sizeof(table)); }
+    template <int FIRST> void widen(const Unit& unit, Floats (*to)[2]) const {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const Words codes = (Words)unit[half] >> shift(FIRST) & 15;
+#if defined(QUIRE_HAS_AVX512)
+            to[0][half] = (Floats)_mm512_permutexvar_ps((__m512i)codes, (__m512)quire::load(table));
+#else
+            for (int i = 0; i < LANES; i++) to[0][half][i] = table[codes[i]];
+#endif
+        }
+    }
+    void adjust(Floats&, Floats&) const {}
+
+    float table[16];
+};
+#endif
+
+// Calls body with a null pointer of the codec's type, and returns 0. Returns 1, without a call, if this machine's build
+// has no such codec.
+template <class Body> inline int with_codec(long number, Body body) {
+    switch (number) {
+        case PLAIN_FLOAT32: return body((Plain<float>*)nullptr), 0;
+        case PLAIN_BFLOAT16: return body((Plain<BFloat16>*)nullptr), 0;
+#if defined(QUIRE_HAS_FLOAT16)
+        case PLAIN_FLOAT16: return body((Plain<Half>*)nullptr), 0;
+#endif
+        case CODE_INT8: return body((Int8*)nullptr), 0;
+        case CODE_E4M3: return body((Float8<4>*)nullptr), 0;
+        case CODE_E5M2: return body((Float8<5>*)nullptr), 0;
+        case CODE_INT4: return body((Int4*)nullptr), 0;
+        case CODE_TABLE4: return body((Table4*)nullptr), 0;
+        default: return 1;
+    }
+}
+
+}  // namespace widened
+}  // namespace quire

@@ -1,0 +1,15 @@
+// Products of integers.
+
+#include "integer_products.h"
+
+#if defined(QUIRE_HAS_PAIRS)
+
+namespace quire {
+namespace widened {
+
+template void multiply_integers(const Layout<Int8>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
+template void multiply_integers(const Layout<Int4>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
+
+}  // namespace widened
+}  // namespace quire
+#endif

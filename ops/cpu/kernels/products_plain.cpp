@@ -1,0 +1,15 @@
+// Products with plain numbers.
+
+#include "products.h"
+
+namespace quire {
+namespace widened {
+
+template void multiply_panels(const Layout<Plain<float>>&, const uint8_t*, int, const float*, const Tiles&, float*);
+template void multiply_panels(const Layout<Plain<BFloat16>>&, const uint8_t*, int, const float*, const Tiles&, float*);
+#if defined(QUIRE_HAS_FLOAT16)
+template void multiply_panels(const Layout<Plain<Half>>&, const uint8_t*, int, const float*, const Tiles&, float*);
+#endif
+
+}  // namespace widened
+}  // namespace quire

@@ -1,0 +1,171 @@
+// The operations that choose the tokens of sparse attention. `quire.ops.latent` defines them.
+//
+// Every function returns 0, or 1 if this machine's build has no code for the dtype; nothing is then written.
+//
+// The keys that a token scores are cut into blocks, which threads take one by one. In a block, LANES keys are laid out
+// transposed, so that each lane sums one key's products on its own: a score depends neither on the batch nor on how the
+// work is cut.
+
+#include "elements.h"
+#include "kernels.h"
+#include "threads.h"
+#include "vector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+namespace quire {
+namespace {
+
+constexpr long BLOCK = 256;                // keys that a thread scores at a time
+constexpr long MOST_SCORES = 4l << 20;     // that exist at once, if one token has no more
+constexpr double WORTH_THREADS = 1e5;      // multiplications below which one thread works alone
+constexpr int TOGETHER = 4;                // heads whose sums are in registers at once
+
+struct Token { long index, request, num_seen; };
+
+// Keys [first, first + BLOCK) of a token, whose scores begin at `scores`.
+struct Piece { const Token* token; long first; float* scores; };
+
+template <class Query, class Cache> struct Selector {
+    const SelectTokensCall& call;
+    const long size = call.size, heads = call.heads;
+
+    long slot(long request, long position) const {
+        const int32_t* table = call.block_tables + request * call.table_stride;
+        return table[position / call.block_size] * call.block_size + position % call.block_size;
+    }
+
+    void score(const Piece& piece) const {
+        const Token& token = *piece.token;
+        const long padded = round_up(heads, TOGETHER);
+        std::vector<float> memory(padded * size + padded + size * LANES);
+        float *q = memory.data(), *weights = q + padded * size, *keys = weights + padded;
+        for (long head = 0; head < heads; head++)
+            widen((const Query*)call.q + token.index * call.q_token_stride + head * call.q_head_stride, size,
+                  q + head * size);
+        widen((const Query*)call.weights + token.index * call.weights_stride, heads, weights);
+        const long end = std::min(piece.first + BLOCK, token.num_seen);
+        float key[LANES];
+        for (long first = piece.first; first < end; first += LANES) {
+            const long count = std::min<long>(LANES, end - first);
+            for (long i = 0; i < count; i++) {
+                const long place = slot(token.request, first + i);
+                const Cache* row = (const Cache*)call.cache + place / call.block_size * call.page_stride +
+                                   place % call.block_size * call.row_stride;
+                for (long d = 0; d < size; d += LANES) {
+                    const long part = std::min<long>(LANES, size - d);
+                    store(key, load(row + d, part));
+                    for (long e = 0; e < part; e++) keys[(d + e) * LANES + i] = key[e];
+                }
+            }
+            store(piece.scores + first, sum_heads(q, weights, keys, padded), count);
+        }
+    }
+
+    // The scores of LANES keys, which lie as [size][LANES].
+    Floats sum_heads(const float* q, const float* weights, const float* keys, long padded) const {
+        const float scale = (float)call.scale;
+        Floats total{};
+        for (long head = 0; head < padded; head += TOGETHER) {
+            Floats products[TOGETHER] = {};
+            for (long d = 0; d < size; d++)
+                for (int h = 0; h < TOGETHER; h++)
+                    products[h] = multiply_add(fill(q[(head + h) * size + d]), load(keys + d * LANES), products[h]);
+            for (int h = 0; h < TOGETHER; h++) {
+                const Floats scaled = products[h] * scale;
+                total = multiply_add(scaled > 0 ? scaled : Floats{}, fill(weights[head + h]), total);
+            }
+        }
+        return total == total ? total : fill(-INFINITY);
+    }
+
+    // Writes a token's slots; `scores` are read only if it sees more tokens than are chosen.
+    void choose(const Token& token, const float* scores) const {
+        const long count = std::min(token.num_seen, call.top_k);
+        std::vector<int32_t> order(token.num_seen);
+        std::iota(order.begin(), order.end(), 0);
+        if (token.num_seen > count) {
+            std::nth_element(order.begin(), order.begin() + count, order.end(), [&](int32_t a, int32_t b) {
+                return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+            });
+            std::sort(order.begin(), order.begin() + count);
+        }
+        int32_t* out = call.out + token.index * call.top_k;
+        for (long i = 0; i < count; i++) out[i] = (int32_t)slot(token.request, order[i]);
+        std::fill(out + count, out + call.top_k, out[0]);
+        call.counts[token.index] = count;
+    }
+
+    void run() const {
+        std::vector<Token> tokens;
+        for (long request = 0; request < call.num_requests; request++)
+            for (long i = call.query_lens[request]; i > 0; i--)
+                tokens.push_back({(long)tokens.size(), request, call.seq_lens[request] - i + 1});
+        std::vector<float> scores;
+        for (size_t begin = 0; begin < tokens.size();) {  // as many tokens as have MOST_SCORES
+            std::vector<long> starts;
+            long num_scores = 0;
+            size_t end = begin;
+            for (; end < tokens.size() && (end == begin || num_scores + scored(tokens[end]) <= MOST_SCORES); end++) {
+                starts.push_back(num_scores);
+                num_scores += scored(tokens[end]);
+            }
+            if ((long)scores.size() < num_scores) scores.resize(num_scores);
+            std::vector<Piece> pieces;
+            for (size_t t = begin; t < end; t++)
+                for (long first = 0; first < scored(tokens[t]); first += BLOCK)
+                    pieces.push_back({&tokens[t], first, scores.data() + starts[t - begin]});
+            const long threads = (double)num_scores * heads * size < WORTH_THREADS ? 1 : call.num_threads;
+            for_each((long)pieces.size(), threads, [&](long i) { score(pieces[i]); });
+            for_each((long)(end - begin), threads, [&](long i) {
+                choose(tokens[begin + i], scores.data() + starts[i]);
+            });
+            begin = end;
+        }
+    }
+
+private:
+    // How many keys of a token are scored.
+    long scored(const Token& token) const { return token.num_seen > call.top_k ? token.num_seen : 0; }
+
+    template <class T> static void widen(const T* from, long count, float* to) {
+        for (long i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
+    }
+};
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+extern "C" int quire_store_rows(const StoreRowsCall* call) {
+    int failed = 0;
+    const int unknown = with_type(call->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        failed = with_type(call->cache_dtype, [&](auto* cache_type) {
+            using Cache = std::remove_pointer_t<decltype(cache_type)>;
+            parallel(call->num_tokens, call->num_tokens * call->size, call->num_threads, [&](long token) {
+                const long slot = call->slots[token], block_size = call->block_size;
+                Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride +
+                            slot % block_size * call->row_stride;
+                store_finite((const T*)call->x + token * call->x_stride, to, call->size, (float)call->largest);
+            });
+        });
+    });
+    return unknown | failed;
+}
+
+extern "C" int quire_select_tokens(const SelectTokensCall* call) {
+    int failed = 0;
+    const int unknown = with_type(call->dtype, [&](auto* query) {
+        using Query = std::remove_pointer_t<decltype(query)>;
+        failed = with_type(call->cache_dtype, [&](auto* cache) {
+            Selector<Query, std::remove_pointer_t<decltype(cache)>>{*call}.run();
+        });
+    });
+    return unknown | failed;
+}

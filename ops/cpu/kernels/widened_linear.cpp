@@ -1,0 +1,111 @@
+// Linear layers with weights of any kind that codecs.h knows: x [rows, in] times weight [out, in], plus a bias.
+//
+// Products are those of widened.h. Many rows come in blocks, for each of which all panels pass by once.
+
+#include "packing.h"
+
+#include <cstdlib>
+#include <memory>
+
+namespace quire {
+namespace widened {
+namespace {
+
+// The product for a block of rows, from first_row on. Their x is given tile by tile.
+struct Product {
+    const WidenedLinearCall& call;
+    const Weight& weight;
+    long first_row;
+    uint8_t* x;
+    Tiles tiles;
+
+    // The outputs of `count` panels from `first` on.
+    void compute(long first, int count) const {
+        alignas(64) float sums[MOST_SUMS];
+        weight.multiply(call.panels + first * weight.panel_bytes(), count, x, tiles, sums);
+        with_type(call.dtype, [&](auto* type) {
+            using T = std::remove_pointer_t<decltype(type)>;
+            for (int i = 0; i < count; i++)
+                for (long row = 0; row < tiles.rows; row++)
+                    write<T>(first + i, row, sums + (i * tiles.rows + row) * PANEL);
+        });
+    }
+
+    template <class T> void write(long panel, long row, const float* sums) const {
+        const long half = call.form.out_features / 2, outputs = call.form.is_gated ? half : call.form.out_features;
+        const T* bias = static_cast<const T*>(call.bias);
+        T* out = static_cast<T*>(call.out) + (first_row + row) * outputs;
+        if (call.form.is_gated) {  // both rounded first, as `quire_activate_and_mul` would compute it
+            const long at = panel * LANES, left = std::min<long>(LANES, half - at);
+            Floats gate = load(sums), up = load(sums + LANES);
+            if (bias) gate += load(bias + at, left), up += load(bias + half + at, left);
+            return store(out + at, gated(rounded<T>(gate), rounded<T>(up), call.activation), left);
+        }
+        for (long at = panel * PANEL, end = std::min(at + PANEL, outputs); at < end; at += LANES, sums += LANES) {
+            const long left = std::min<long>(LANES, end - at);
+            store(out + at, bias ? load(sums) + load(bias + at, left) : load(sums), left);
+        }
+    }
+
+    void compute_all() const {
+        const long bytes = weight.row_bytes(), row_size = call.x_stride * (call.dtype == FLOAT32 ? 4 : 2);
+        for_each(tiles.count, call.num_threads, [&](long tile) {
+            const long start = tiles.start(tile);
+            const auto* rows = (const uint8_t*)call.x + (first_row + start) * row_size;
+            for (int row = 0; row < tiles.size(tile); row++)
+                weight.pack_row(rows + row * row_size, call.dtype, call.order, row, tiles.size(tile), x + start * bytes);
+        });
+        const Groups groups(weight.num_panels(), tiles, bytes, call.num_threads);
+        for_each(groups.count(), call.num_threads,
+                 [&](long task) { compute(groups.first(task), groups.panels_of(task)); });
+    }
+};
+
+}  // namespace
+}  // namespace widened
+}  // namespace quire
+
+using namespace quire;
+using namespace quire::widened;
+
+extern "C" int quire_has_fused_vectors() {
+#if defined(QUIRE_HAS_AVX512) || (defined(__AVX2__) && defined(__FMA__))
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Bytes of a packed weight; 0 if this machine's build does not take its codec or the type of its scales.
+extern "C" long quire_widened_size(const PackWidenedCall* call) {
+    const float no_table[16] = {};
+    long size = 0;
+    if (with_type(call->form.scale_dtype, [](auto*) {})) return 0;
+    with_weight(call->form, no_table, FLOAT32,
+                [&](const Weight& weight) { size = weight.num_panels() * weight.panel_bytes(); });
+    return size;
+}
+
+extern "C" int quire_pack_widened(const PackWidenedCall* call) {
+    return with_codec(call->form.codec,
+                      [&](auto* codec) { Packing<std::remove_pointer_t<decltype(codec)>>(*call).pack_all(); });
+}
+
+// 0; 1 if this machine's build does not take x's type; 2 if there is no memory.
+extern "C" int quire_widened_linear(const WidenedLinearCall* call) {
+    if (with_type(call->dtype, [](auto*) {})) return 1;
+    const long num_blocks = (call->rows + MOST_BLOCK - 1) / MOST_BLOCK;
+    bool has_memory = true;
+    const int unknown = with_weight(call->form, call->table, call->dtype, [&](const Weight& weight) {
+        const long bytes = std::min(call->rows, MOST_BLOCK) * weight.row_bytes();
+        const std::unique_ptr<uint8_t, decltype(&std::free)> x(
+            (uint8_t*)std::aligned_alloc(64, round_up(bytes + 1, 64)), &std::free);
+        if (!x) return void(has_memory = false);
+        for (long i = 0, first = 0; i < num_blocks; i++) {
+            const Tiles tiles(call->rows / num_blocks + (i < call->rows % num_blocks));
+            Product{*call, weight, first, x.get(), tiles}.compute_all();
+            first += tiles.rows;
+        }
+    });
+    return unknown ? unknown : has_memory ? 0 : 2;
+}

@@ -1,0 +1,63 @@
+"""Builds the libraries of kernels that a wheel brings; `setup.py` calls this, where there is no torch."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from quire.ops.cpu import builder
+from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, digest
+from quire.ops.cpu.compiler import FLAGS, SOURCES, find_compiler, knows
+from quire.ops.cpu.levels import LEVELS, Level
+
+FOLDER = "libraries"
+"""Beside this file, in an installed wheel."""
+
+
+def asked_levels(environment: Mapping[str, str] = os.environ) -> list[Level]:
+    """The levels that a wheel shall have: those of `QUIRE_WHEEL_ISA`, or all of this kind of processor.
+
+    Raises:
+        ValueError: the variable names a level that there is not.
+    """
+    known = {level.name: level for level in LEVELS.get(platform.machine(), ())}
+    default = ",".join(known) if sys.platform == "linux" and known else "none"
+    asked = environment.get("QUIRE_WHEEL_ISA", default)
+    names = [] if asked == "none" else asked.split(",")
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"QUIRE_WHEEL_ISA must be none, or some of {','.join(known)}; got {wrong[0]!r}.")
+    return [known[name] for name in names]
+
+
+def possible_levels(asked: Sequence[Level]) -> tuple[list[Level], str]:
+    """Those of the levels that the compiler knows, and a sentence about the others, or an empty one."""
+    try:
+        compiler = find_compiler()
+        possible = [level for level in asked if knows(compiler, level)]
+    except BuildError as error:
+        return [], f"The wheel has no CPU kernels, which are built at the first start instead: {error}" if asked else ""
+    missing = [level.name for level in asked if level not in possible]
+    return possible, f"The compiler does not know these processors: {', '.join(missing)}." if missing else ""
+
+
+def build_libraries(levels: Sequence[Level], package: Path, scratch: Path) -> Iterator[Path]:
+    """Builds a library for each level into the package in `package`, one after the other, and yields their paths.
+
+    Raises:
+        builder.Refused: the compiler fails.
+    """
+    folder = package / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier wheel
+    folder.mkdir(parents=True)
+    for level in levels:
+        library = folder / shipped_name(level)
+        command = [*find_compiler(), *FLAGS, *level.flags, "-Wl,--strip-all"]
+        builder.build(builder.Job(command, str(SOURCES), str(scratch), str(library), MAX_BUILD_SECONDS))
+        yield library
+
+
+def shipped_name(level: Level) -> str:
+    """The name of a wheel's library. It changes with the sources and flags, so that none is loaded beside others."""
+    return f"{level.name}-{digest(SOURCES, *FLAGS, *level.flags)}.so"

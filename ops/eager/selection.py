@@ -1,0 +1,71 @@
+"""Attention to chosen tokens (arXiv:2512.02556, section 2.1) in plain torch."""
+
+import torch
+from torch import Tensor
+
+from quire.ops.eager import attention_plan
+from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
+from quire.ops.latent import Selection
+
+
+def select_tokens(
+    q: Tensor, weights: Tensor, cache: Tensor, batch: AttentionPlan, top_k: int, scale: float
+) -> Selection:
+    """See `LatentOperations.select_tokens`."""
+    num_tokens, num_heads, _ = q.shape
+    slots = torch.empty(num_tokens, top_k, dtype=torch.int32, device=q.device)
+    counts = torch.empty(num_tokens, dtype=torch.int64, device=q.device)
+    for group in batch.groups(Sight(None, None), num_heads, cache[0].numel() * cache.element_size()):
+        tokens: slice | Tensor = group.tokens
+        keys = cache.index_select(0, group.pages).view(group.num_rows, group.key_len, -1).float()
+        queries, factors = (x[tokens].view(group.num_rows, group.query_len, *x.shape[1:]).float() for x in (q, weights))
+        step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
+        parts = [
+            _select(queries[:, i : i + step], factors[:, i : i + step], keys, group, i, top_k, scale)
+            for i in range(0, group.query_len, step)
+        ]
+        chosen = torch.cat(parts, dim=1).view(-1, top_k).int()
+        seen = (group.query_positions + 1).clamp_max(top_k).view(-1)
+        if group.valid is not None:
+            assert group.targets is not None
+            tokens, chosen, seen = group.targets, chosen[group.valid], seen[group.valid]
+        slots[tokens], counts[tokens] = chosen, seen
+    return Selection(slots, counts)
+
+
+def _select(q: Tensor, weights: Tensor, keys: Tensor, group: Group, begin: int, top_k: int, scale: float) -> Tensor:
+    """The slots [R, queries, top_k] for `q` [R, queries, heads, size]: the group's queries from `begin` on."""
+    num_rows, num_queries, num_heads, _ = q.shape
+    scores = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).mul_(scale).relu_()
+    scores = scores.view(num_rows, num_queries, num_heads, -1).mul_(weights.unsqueeze(-1)).sum(dim=2)
+    bias = group.bias(begin, begin + num_queries)
+    if bias is not None:
+        scores += bias.squeeze(1)
+    scores.masked_fill_(scores.isnan(), float("-inf"))
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
+    seen = (group.query_positions[:, begin : begin + num_queries] + 1).unsqueeze(-1)
+    hidden = torch.arange(best.shape[-1], device=q.device) >= seen
+    best = best.masked_fill(hidden, group.key_len).sort(dim=-1).values
+    best = torch.where(best < group.key_len, best, best[..., :1])  # what is past the count names a page that exists
+    pages = group.pages.view(num_rows, 1, -1).expand(-1, num_queries, -1)
+    block_size = group.key_len // pages.shape[-1]
+    slots = pages.gather(2, best // block_size) * block_size + best % block_size
+    return torch.cat((slots, slots[..., :1].expand(-1, -1, top_k - slots.shape[-1])), dim=-1)
+
+
+def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Selection, scale: float) -> Tensor:
+    """See `LatentOperations.latent_attention`, with a selection."""
+    queries, (num_tokens, top_k) = torch.cat((q, q_rotated), dim=-1), selection.slots.shape
+    step = max(1, attention_plan.WORKSPACE_BYTES // (top_k * cache.shape[2] * cache.element_size()))
+    hidden = torch.arange(top_k, device=q.device) >= selection.counts.unsqueeze(1)
+    out = torch.empty_like(q)
+    for begin in range(0, num_tokens, step):
+        part = slice(begin, begin + step)
+        slots = selection.slots[part].long()
+        keys = cache[slots // cache.shape[1], slots % cache.shape[1]].to(q.dtype)
+        scores = torch.bmm(queries[part], keys.transpose(1, 2))
+        if q.dtype == torch.float16:
+            scores.clamp_(-65504, 65504)
+        scores = (scores.float() * scale).masked_fill_(hidden[part].unsqueeze(1), float("-inf"))
+        out[part] = torch.bmm(torch.softmax(scores, dim=-1).to(q.dtype), keys[..., : q.shape[-1]])
+    return out

@@ -1,0 +1,78 @@
+"""What `quire bench ops` times: every operation in every format, with the work that it counts."""
+
+import pytest
+import torch
+
+from quire.core.errors import ConfigError
+from quire.core.wire.inspection import LayerShape, OpsQuestion
+from quire.executor.inspection import ops_cases, weight_formats
+from quire.executor.inspection.ops_timing import time_ops
+from quire.ops import bind
+from quire.ops.cpu import load_kernels
+from quire.ops.cpu.floors import Floors
+from quire.ops.quantised import QuantisedWeight
+
+SMALL = LayerShape(
+    hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16, num_experts=4, top_k=2,
+    expert_hidden_size=64, expert_size=32, context=20,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings mean nothing here."""
+    monkeypatch.setattr(ops_cases, "BEYOND_CACHES", 1)
+
+
+@pytest.fixture
+def floors(monkeypatch: pytest.MonkeyPatch) -> Floors:
+    if load_kernels() is None:
+        pytest.skip("there are no kernels")
+    return Floors()
+
+
+@pytest.mark.parametrize("name", weight_formats.FORMATS)
+def test_each_format_has_its_bits(name: str) -> None:
+    weight = weight_formats.FORMATS[name](8, 64)
+    assert tuple(weight.shape) == (8, 64)
+    bits = {"bf16": 16, "fp16": 16, "fp32": 32, "int8": 8, "fp8": 8, "int4": 4, "fp4": 4}[name]
+    numbers = weight.codes if isinstance(weight, QuantisedWeight) else weight
+    assert numbers.nbytes == 8 * 64 * bits // 8
+
+
+def test_the_work_of_each_operation(floors: Floors) -> None:
+    question = OpsQuestion(SMALL, list(ops_cases.MAKERS), ["fp32", "int4"], [1, 3], 0.0)
+    timed = time_ops(question)
+    work = {(each.operation, each.dtype, each.rows): each for each in timed.timings}
+    numbers = (4 + 2 * 2) * 16 * 64 + 64 * 64 + 2 * 96 * 64 + 64 * 96  # of the four linear layers
+    assert work["linear", "fp32", 1].num_bytes == 4 * numbers
+    assert work["linear", "fp32", 3].num_operations == 2 * 3 * numbers
+    assert work["linear", "int4", 1].num_bytes == numbers // 2 + numbers // 32 * 2 + 4 * 16 * 4  # scales and tables
+    assert work["attention", "fp32", 3].num_bytes == 3 * 20 * 2 * 2 * 16 * 4
+    assert work["attention", "fp32", 3].num_operations == 4 * 3 * 20 * 4 * 16
+    assert work["prefill", "fp32", 3].num_operations == 4 * (1 + 2 + 3) * 4 * 16
+    assert ("prefill", "fp32", 1) not in work
+    assert work["attention", "int4", 1].num_bytes == 20 * 2 * 2 * (16 // 2 + 4), "codes, and a scale of each head"
+    assert work["experts", "fp32", 1].num_bytes == 2 * 3 * 32 * 64 * 4, "two of the four are read"
+    assert work["experts", "fp32", 1].num_operations == 2 * 2 * 3 * 32 * 64
+    assert timed.isa == timed.available[0]
+    for each in timed.timings:
+        assert each.read_s == pytest.approx(each.num_bytes / timed.bytes_per_second)
+        exact = "float32" if each.dtype == "fp32" else "bfloat16"
+        assert each.multiply_s == pytest.approx(each.num_operations / timed.operations_per_second[exact])
+        assert each.best_s > 0
+
+
+def test_a_name_that_is_wrong() -> None:
+    for operations, dtypes, says in [
+        (["lineal"], ["bf16"], "--ops .*lineal"),
+        (["linear"], ["bf17"], "--dtypes .*bf17"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            next(ops_cases.cases(bind("cpu"), OpsQuestion(SMALL, operations, dtypes, [1], 0.0)))
+
+
+def test_the_processor_reads_and_multiplies(floors: Floors) -> None:
+    assert floors.read() > 1e6
+    assert floors.multiply(torch.float32) > 1e6
+    assert floors.multiply(torch.bfloat16) > 1e6

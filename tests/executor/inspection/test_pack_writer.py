@@ -1,0 +1,221 @@
+"""Packed weights: a start that maps them gives the checkpoint's outputs to the bit, and wrong files are refused."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from quire import LLM, SamplingParams
+from quire.core.config.load import LoadConfig
+from quire.core.errors import ModelLoadError, QuireError
+from quire.executor.backends import bind
+from quire.executor.inspection.load_plan import plan_load
+from quire.executor.memory.dry_build import _tensors
+from quire.executor.weights import packed_state
+from quire.executor.weights.aligned_file import ALIGNMENT, write_aligned
+from quire.executor.weights.packed_state import MANIFEST, file_name, open_packed
+from quire.frontend.cli.main import QUIRE
+from tests.executor.paged_driver import Checkpoints
+from tests.executor.step.test_model_runner import engine_config, start_worker
+from tests.executor.weights.stored_formats import FORMATS
+from tests.executor.weights.test_quantised_checkpoints import write
+from tests.gguf_files import make_gguf
+
+torch.set_num_threads(1)
+PROMPTS = [{"prompt_token_ids": list(range(start, start + 30))} for start in (5, 80)]
+OPTIONS = {"max_num_seqs": 4, "max_model_len": 128, "kv_cache_memory_bytes": 50_000_000}
+
+
+def pack(source: Path, folder: Path, *flags: str) -> Path:
+    assert QUIRE.run("quire", ["pack", str(source), "--output", str(folder), *flags]) == 0
+    return folder
+
+
+def outputs(folder: Path, size: int = 1, **options: Any) -> list[Any]:
+    """Tokens and the log-probabilities of the likeliest ones, with all their digits."""
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True)
+    with LLM(str(folder), tensor_parallel_size=size, **OPTIONS, **options) as llm:
+        sequences = [output.outputs[0] for output in llm.generate(PROMPTS, params)]
+    return [(each.token_ids, [{i: p.logprob for i, p in step.items()} for step in each.logprobs]) for each in sequences]
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "options"),
+    [
+        ("llama", 1, {"dtype": "bfloat16"}),
+        ("qwen3", 1, {"quantization": "int4"}),  # its head and its embedding are one tensor
+        ("qwen3", 2, {"quantization": "int8"}),
+        ("mixtral", 1, {"quantization": "int4"}),
+        ("mixtral", 2, {"dtype": "bfloat16"}),
+        ("gpt2", 1, {"dtype": "float16"}),
+        ("deepseek_v3", 1, {}),
+        ("qwen2", 2, {"model_impl": "transformers"}),
+    ],
+)
+def test_outputs_are_those_of_the_checkpoint(
+    family: Any, size: int, options: dict[str, str], checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    source = checkpoint(family, tie=family == "qwen3")
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    folder = pack(source, tmp_path / "packed", "-tp", str(size), *flags)
+    expected = outputs(source, size, **options)
+    own = {name: value for name, value in options.items() if name != "quantization"}
+    assert outputs(folder, size, **own) == expected
+
+
+def test_a_quantised_checkpoint_is_packed_as_it_is(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    source, _ = write(checkpoint("qwen3"), tmp_path, FORMATS["gptq-order"])
+    assert outputs(pack(source, tmp_path / "mapped")) == outputs(source)
+
+
+def test_a_gguf_file_is_packed_as_it_is(checkpoint: Checkpoints, tmp_path: Path, gguf_cache: Path) -> None:
+    file = tmp_path / "model.gguf"
+    make_gguf(checkpoint("llama"), file, "llama", "Q8_0")
+    folder, expected = pack(file, tmp_path / "mapped"), outputs(file)
+    file.unlink()
+    assert outputs(folder) == expected
+
+
+@pytest.fixture(scope="module")
+def packed(checkpoint: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with int4 weights, packed for one rank."""
+    source = checkpoint("qwen3", tie=True)
+    return pack(source, tmp_path_factory.mktemp("packed") / "model", "--quantization", "int4")
+
+
+def copy_with(packed: Path, folder: Path, **changes: object) -> Path:
+    """The packed model with another manifest."""
+    shutil.copytree(packed, folder)
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_text(json.dumps(manifest | changes))
+    return folder
+
+
+def test_a_start_packs_nothing_and_maps_the_file(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pack_linear", "pack_gated_linear"):
+        monkeypatch.setattr(type(bind("cpu")), name, lambda *_: pytest.fail("a weight was packed"))
+    worker = start_worker(engine_config(packed))
+    path = packed / file_name(0)
+    ranges = [
+        tuple(int(end, 16) for end in line.split()[0].split("-"))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if path.name in line
+    ]
+    weights = [tensor for tensor in _tensors(worker.get_model(), set()) if tensor.numel() >= 64 * 64]
+    assert len(weights) > 4
+    assert all(any(start <= tensor.data_ptr() < end for start, end in ranges) for tensor in weights)
+
+
+def test_tensors_begin_at_cache_lines_and_other_programs_read_them(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(3), "b": torch.randn(5, 7).bfloat16(), "c": torch.zeros(0), "d": torch.tensor(2.5)}
+    path = tmp_path / "file.safetensors"
+    assert write_aligned(path, tensors, {"note": "text"}) == path.stat().st_size
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"note": "text"}
+        for name, tensor in tensors.items():
+            read = file.get_tensor(name)
+            assert read.dtype == tensor.dtype
+            assert torch.equal(read, tensor)
+            assert read.data_ptr() % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"code": "0" * 20}, "was packed by another version of Quire"),
+        ({"layout": "avx9"}, "was packed for a processor with avx9; this one has"),
+        ({"tensor_parallel_size": 2}, "was packed for 2 ranks: start with --tensor-parallel-size 2"),
+        ({"dtype": "bfloat16"}, "was packed with --dtype bfloat16: start with the same"),
+        ({"model": ""}, "with another config.json, or with other --hf-overrides or --model-impl"),
+        ({"dtype": 5}, "Cannot read .*packed.json.*Pack the model again"),
+    ],
+)
+def test_files_for_something_else_are_refused(
+    packed: Path, tmp_path: Path, changes: dict[str, object], text: str
+) -> None:
+    config = engine_config(copy_with(packed, tmp_path / "other", **changes))
+    with pytest.raises(ModelLoadError, match=text):
+        open_packed(config, 0, bind("cpu"))
+
+
+def test_the_refusal_names_the_command_that_packs_again(packed: Path, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    config = engine_config(copy_with(packed, tmp_path / "other", code=""))
+    source = checkpoint("qwen3", tie=True)
+    with pytest.raises(ModelLoadError, match=f"quire pack {source} --output FOLDER --quantization int4$"):
+        open_packed(config, 0, bind("cpu"))
+
+
+def test_another_quantisation_is_refused(packed: Path) -> None:
+    with pytest.raises(ModelLoadError, match="was packed with --quantization int4: start without the option"):
+        open_packed(engine_config(packed, quantization="int8"), 0, bind("cpu"))
+
+
+def test_an_engine_refuses_files_of_another_level(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(QuireError, match="was packed for a processor with avx9; this one has"):
+        outputs(copy_with(packed, tmp_path / "other", layout="avx9"))
+
+
+def test_a_process_without_kernels_refuses_what_was_packed_for_them(packed: Path) -> None:
+    environment = os.environ | {"QUIRE_DISABLED_KERNELS": "cpu_native"}
+    command = [sys.executable, "-m", "quire", "plan", str(packed)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search("was packed for a processor with .*; this one has oneDNN", done.stderr)
+
+
+@pytest.mark.parametrize("kept", [4, 3000, -1])
+def test_a_file_that_is_cut_short_is_refused(packed: Path, tmp_path: Path, kept: int) -> None:
+    folder = copy_with(packed, tmp_path / "short")
+    path = folder / file_name(0)
+    os.truncate(path, kept if kept > 0 else path.stat().st_size - 64)
+    with pytest.raises(ModelLoadError, match=r"packed-rank-0.safetensors is corrupt or cut short"):
+        open_packed(engine_config(folder), 0, bind("cpu"))
+
+
+def test_a_file_that_lacks_a_rank_is_refused(packed: Path, tmp_path: Path) -> None:
+    folder = copy_with(packed, tmp_path / "lacking")
+    (folder / file_name(0)).unlink()
+    with pytest.raises(ModelLoadError, match=r"lacks packed-rank-0.safetensors. Copy all of its files"):
+        open_packed(engine_config(folder), 0, bind("cpu"))
+
+
+def test_a_folder_with_files_and_a_packed_one_are_refused(
+    packed: Path, checkpoint: Checkpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").touch()
+    assert QUIRE.run("quire", ["pack", str(checkpoint("llama")), "--output", str(tmp_path)]) == 1
+    assert "holds files already; name a new folder with --output" in capsys.readouterr().err
+    assert QUIRE.run("quire", ["pack", str(packed), "--output", str(tmp_path / "again")]) == 1
+    assert "is packed already" in capsys.readouterr().err
+
+
+def test_timelines_name_the_layers_of_a_packed_model(packed: Path, tmp_path: Path) -> None:
+    profiler = {"profiler": "timeline", "torch_profiler_dir": str(tmp_path)}
+    with LLM(str(packed), **OPTIONS, profiler_config=profiler) as llm:
+        llm.start_profile()
+        llm.generate(PROMPTS, SamplingParams(max_tokens=2))
+        llm.stop_profile()
+    names = {event["name"] for path in tmp_path.glob("*.json") for event in json.loads(path.read_text())["traceEvents"]}
+    assert len([name for name in names if name.startswith("linear 64x")]) >= 2
+
+
+def test_the_plan_of_a_packed_model_counts_its_file(packed: Path) -> None:
+    plan = plan_load(engine_config(packed), None)
+    assert plan.ranks[0].weights_bytes == (packed / file_name(0)).stat().st_size
+    assert plan.quantization == "int4"
+    plain = plan_load(engine_config(packed, load=LoadConfig(load_format="dummy")), None)
+    assert plan.num_parameters == plain.num_parameters
+
+
+def test_a_start_from_dummy_weights_reads_no_packed_file(packed: Path) -> None:
+    assert packed_state.is_packed(packed)
+    config = engine_config(packed, load=LoadConfig(load_format="dummy"))
+    assert open_packed(config, 0, bind("cpu")) is None

@@ -1,0 +1,159 @@
+"""Programs of classes of Transformers: what they consist of, what they compute, and which code has none."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire import ops
+from quire.executor.models.transformers.model import TransformersModel
+from quire.executor.models.transformers.program import Program, Runner
+from quire.executor.models.transformers.rewriting import Rewriter
+from quire.executor.models.transformers.tracing import Untraceable, trace
+from tests.executor.models.test_models import VARIANTS, prompts
+from tests.executor.models.test_transformers import universal_spec
+from tests.executor.models.tiny_models import Reference, write_checkpoint
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+
+torch.set_num_threads(1)
+
+VIEWS = {"unsqueeze", "reshape", "narrow", "__getitem__"}
+
+
+def programs_of(model: object) -> tuple[Runner, Runner]:
+    assert isinstance(model, TransformersModel)
+    assert model.fast_path is not None
+    assert model.fast_path.programs is not None
+    return model.fast_path.programs
+
+
+@pytest.mark.parametrize("variant", ["llama-tied", "llama-yarn-rope", "llama-biases", "mistral-window", "qwen3-window"])
+def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints) -> None:
+    """The same operations in the same order give the same bits."""
+    family, options = VARIANTS[variant]
+    folder = checkpoint(family, **options)
+    model, native = load_model(universal_spec(folder)), load_model(read_spec(folder))
+    together = {0: prompts(1, 300)[0], 1: [5, 6, 7]}
+    drivers = [PagedDriver(each, 2, 100) for each in (model, native)]
+    for feed in (together, {0: [8], 1: [9]}):
+        got, expected = (driver.step(feed, only_last=True) for driver in drivers)
+        assert all(torch.equal(got[row], expected[row]) for row in feed)
+    programs = programs_of(model)
+    assert set().union(*(program.foreign() for program in programs)) <= VIEWS
+    assert programs[0].selects
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["gemma2", "gemma3_text", "gpt2", "granite", "nemotron", "olmo2", "phi", "phi3", "starcoder2", "stablelm"],
+)
+def test_steps_use_our_operations_alone(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("program") / model_type
+    write_checkpoint(folder, model_type)
+    spec = universal_spec(folder)
+    model = load_model(spec)
+    token_ids = prompts(1, spec.vocab_size)[0]
+    logprobs = PagedDriver(model, 1, 100).step({0: token_ids})[0].log_softmax(-1)
+    torch.testing.assert_close(logprobs, Reference(folder).logprobs(token_ids), atol=1e-4, rtol=0)
+    assert set().union(*(program.foreign() for program in programs_of(model))) <= VIEWS
+
+
+def traced(code: Callable[[Tensor], Tensor]) -> Program:
+    """The program of `code`, which gets [1, num_tokens, 4]."""
+
+    def run(num_tokens: int) -> tuple[list[Tensor], Callable[[object], Tensor]]:
+        x = torch.arange(4.0 * num_tokens).view(1, num_tokens, 4) - 9
+        return [x], lambda _: code(x)
+
+    return trace(run, (7, 12), [])
+
+
+def check(code: Callable[[Tensor], Tensor]) -> Program:
+    """`traced`, with a program that computes what the code does on another number of tokens, rewritten or not."""
+    program, rewritten = traced(code), traced(code)
+    Rewriter(rewritten, ops.bind("cpu")).run()
+    x = torch.linspace(-3, 3, 20).view(1, 5, 4)
+    for each in (program, rewritten):
+        given = x.clone()
+        torch.testing.assert_close(Runner(each, ops.bind("cpu")).run([given], 5), code(x.clone()), atol=1e-5, rtol=0)
+        assert torch.equal(given, x), "the input was changed"
+    return rewritten
+
+
+def test_sizes_follow_the_number_of_tokens() -> None:
+    def code(x: Tensor) -> Tensor:
+        parts = x.view(1, x.shape[1], 2, 2).transpose(1, 2)
+        counted = torch.arange(x.shape[1]).view(1, 1, -1, 1)
+        return (parts * counted).reshape(1, 2 * x.shape[1] * 2)
+
+    check(code)
+
+
+def test_what_is_still_read_is_not_written_into() -> None:
+    def code(x: Tensor) -> Tensor:
+        first = F.layer_norm(x, (4,), torch.ones(4))
+        doubled = first * 2
+        third = doubled + first
+        return F.silu(third) + third.view(1, -1, 4) * 0.5
+
+    check(code)
+
+
+def test_writing_into_a_tensor_makes_another_value() -> None:
+    def code(x: Tensor) -> Tensor:
+        shares = x.softmax(-1)
+        shares /= shares.sum(-1, keepdim=True) + 1
+        shares[:, :, 0] = 3.0
+        return shares
+
+    check(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (lambda x: x * 2 if x.sum() > 0 else x * 3, "numbers of a tensor"),
+        (lambda x: torch.cat([x[:, i : i + 1] * i for i in range(x.shape[1])], dim=1), "number of tokens"),
+        (lambda x: x.view(-1).add_(1).view(1, -1, 4), "was given"),
+        (lambda x: x[:, : x.shape[1] // 2], "multiple"),
+    ],
+)
+def test_code_without_a_program(code: Callable[[Tensor], Tensor], reason: str) -> None:
+    with pytest.raises(Untraceable, match=reason):
+        traced(code)
+
+
+def test_writing_into_a_view_changes_what_it_is_a_view_of() -> None:
+    def code(x: Tensor) -> Tensor:
+        own = x.new_empty(*x.shape)
+        first, rest = own[:, :, :1], own[:, :, 1:]
+        rest.copy_(x[:, :, 1:])
+        before = rest * 1
+        first.copy_(x[:, :, :1]).mul_(5)
+        return own + F.pad(before, (1, 0))
+
+    check(code)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "per_layer"),
+    [("mixtral", 1), ("qwen3_moe", 1), ("dots1", 0.75), ("gpt_oss", 1), ("deepseek_v3", 0.75), ("olmoe", 1)],
+)
+def test_experts_and_their_routers_are_ours(
+    model_type: str, per_layer: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Log-probabilities are the library's, and a row's are the same in any batch."""
+    folder = tmp_path_factory.mktemp("program") / model_type
+    write_checkpoint(folder, model_type)
+    spec = universal_spec(folder)
+    model = load_model(spec)
+    token_ids = prompts(1, spec.vocab_size)[0]
+    alone = PagedDriver(model, 1, 100).step({0: token_ids})[0]
+    beside = PagedDriver(model, 2, 100).step({1: token_ids[::-1], 0: token_ids})[0]
+    assert torch.equal(alone, beside)
+    expected = Reference(folder).logprobs(token_ids)
+    torch.testing.assert_close(alone.log_softmax(-1), expected, atol=1e-4, rtol=0)
+    names = [type(function).__name__ for function in programs_of(model)[0].functions]
+    assert names.count("Experts") == names.count("Route") == per_layer * spec.num_layers

@@ -1,0 +1,77 @@
+"""A worker whose keys and values are kept in few bits, driven by the real scheduler."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.core.config.cache import CacheConfig
+from quire.core.errors import ModelLoadError
+from tests.executor.paged_driver import Checkpoints
+from tests.executor.step import test_sameness as sameness
+from tests.executor.step.test_model_runner import prompt_of, request, tokens_of
+from tests.executor.step.test_sameness import Served
+
+torch.set_num_threads(1)
+
+
+def start(folder: Path, name: str, *skipped: str) -> Served:
+    return sameness.start(
+        folder,
+        cache=CacheConfig(
+            num_gpu_blocks_override=600, kv_cache_dtype=name, kv_cache_dtype_skip_layers=list(skipped)  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+
+
+def test_pages_take_the_bytes_of_codes_and_scales(checkpoint: Checkpoints) -> None:
+    def page_bytes(name: str, *skipped: str) -> int:
+        return start(checkpoint("llama", head_dim=64), name, *skipped).ready.kv_groups[0].page_bytes
+
+    plain = page_bytes("auto")  # float32
+    assert page_bytes("bfloat16") * 2 == plain
+    assert page_bytes("int8") == page_bytes("fp8_e5m2") == plain * (64 + 4) // (64 * 4)
+    assert page_bytes("int4") == plain * (32 + 4) // (64 * 4)
+    assert page_bytes("int8", "0") == plain // 2 + plain // 2 * (64 + 4) // (64 * 4)
+
+
+def test_skipped_layers_keep_the_type_of_the_model(checkpoint: Checkpoints) -> None:
+    folder = checkpoint("gemma3", sliding_window=8, num_hidden_layers=6, tie=True)
+    served = start(folder, "int8", "sliding_window", "5")
+    runner = served.worker._runner
+    assert runner is not None
+    windows = [group.window is not None for group in served.ready.kv_groups for _ in group.layers]
+    assert any(windows)
+    dtypes = [cache.pages.dtype for cache in runner._forward._caches]
+    assert dtypes == [torch.float32] * 6
+    assert len(tokens_of(served.generate([request("a", prompt_of(1, 30))]))["a"]) == 24
+
+
+@pytest.mark.parametrize("layer", ["2", "-1", "window"])
+def test_a_layer_that_is_not_there_cannot_be_skipped(checkpoint: Checkpoints, layer: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"--kv-cache-dtype-skip-layers {layer}: give the number .* 0 to 1, or sl"):
+        start(checkpoint("qwen3"), "int8", layer)
+
+
+def test_latents_are_not_kept_as_codes(checkpoint: Checkpoints) -> None:
+    with pytest.raises(ModelLoadError, match=r"--kv-cache-dtype: latent attention .* use auto"):
+        start(checkpoint("deepseek_v2"), "fp8")
+
+
+def test_two_workers_give_the_tokens_of_one(checkpoint: Checkpoints) -> None:
+    prompts: list[Any] = [{"prompt_token_ids": prompt_of(i, 20 + 9 * i)} for i in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 22}
+    got = []
+    for size in (1, 2):
+        with LLM(
+            str(checkpoint("qwen3")),
+            tensor_parallel_size=size,
+            kv_cache_dtype="int8",
+            skip_tokenizer_init=True,
+            **options,
+        ) as llm:
+            got.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+    assert got[0] == got[1]

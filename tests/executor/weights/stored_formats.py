@@ -1,0 +1,366 @@
+"""Layers in the formats of quantised checkpoints, written by the formats' own descriptions and not by their readers.
+
+A writer draws codes and scales, and returns the layer's tensors by kind, and the numbers that they stand for.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Writer = Callable[[int, int, torch.Generator], tuple[dict[str, Tensor], Tensor]]
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+NF4 = torch.tensor(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+)  # fmt: skip
+
+
+class Format(NamedTuple):
+    """A format: what config.json says, and how a layer is written."""
+
+    config: dict[str, Any]
+    write: Writer
+
+
+def draw(generator: torch.Generator, low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape, generator=generator)
+
+
+def draw_scales(generator: torch.Generator, magnitude: float, *shape: int) -> Tensor:
+    """Scales that float16 and bfloat16 hold exactly, for codes up to `magnitude`."""
+    return ((torch.rand(shape, generator=generator) + 0.5) * 0.3 / magnitude).to(torch.bfloat16).half().float()
+
+
+def stream(codes: Tensor, bits: int) -> Tensor:
+    """Rows of codes as int32 words, filled from the lowest bit on."""
+    each = (codes.numpy()[..., None] >> np.arange(bits)) & 1
+    rows = each.reshape(len(codes), -1).astype(np.uint8)
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32)))
+    return torch.from_numpy(np.packbits(rows, axis=1, bitorder="little").view(np.int32).copy())
+
+
+def pairs(codes: Tensor, *, first: int = 0) -> Tensor:
+    """Two codes a byte; the first of them in the lower half (0) or the upper one (1)."""
+    lower, upper = codes[..., first::2], codes[..., 1 - first :: 2]
+    return (lower + 16 * upper).to(torch.uint8)
+
+
+def in_any_order(size: int) -> Tensor:
+    """The same for all layers, because those with the same inputs are quantised in the same order of them."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(size))
+
+
+def widened(scales: Tensor, size: int) -> Tensor:
+    """Scales [out, groups] as [out, in]."""
+    return scales.repeat_interleave(-(-size // scales.shape[1]), 1)[:, :size]
+
+
+def float8(generator: torch.Generator, out: int, size: int) -> Tensor:
+    return (torch.randn(out, size, generator=generator) * 60).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def packed_integers(
+    bits: int, group: int | None, *, zeros: bool = False, order: bool = False, scale_dtype: torch.dtype = torch.float16
+) -> Writer:
+    """compressed-tensors' pack-quantized."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        num_groups = 1 if group is None else size // group
+        codes = draw(generator, 0, 1 << bits, out, size)
+        scales = draw_scales(generator, 1 << (bits - 1), out, num_groups)
+        tensors = {
+            "weight_packed": stream(codes, bits), "weight_scale": scales.to(scale_dtype),
+            "weight_shape": torch.tensor([out, size]),
+        }  # fmt: skip
+        groups = torch.arange(size) // (size // num_groups)
+        if order:
+            groups = groups[in_any_order(size)]
+            tensors["weight_g_idx"] = groups.int()
+        middle = torch.full((out, num_groups), 1 << (bits - 1))
+        if zeros:
+            middle = draw(generator, 0, 1 << bits, out, num_groups)
+            tensors["weight_zero_point"] = stream(middle.t(), bits).t().contiguous()
+        return tensors, (codes - middle[:, groups]) * scales[:, groups]
+
+    return write
+
+
+def gptq(bits: int, *, zeros: bool = False, order: bool = False, shift: int = 1, group: int = 32) -> Writer:
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        num_groups = size // group
+        codes = draw(generator, 0, 1 << bits, size, out)
+        scales = draw_scales(generator, 1 << (bits - 1), num_groups, out)
+        middle = draw(generator, 1, 1 << bits, num_groups, out) if zeros else torch.tensor(1 << (bits - 1))
+        groups = torch.arange(size) // group
+        if order:
+            groups = groups[in_any_order(size)]
+        tensors = {
+            "qweight": stream(codes.t(), bits).t().contiguous(),
+            "qzeros": stream((middle - shift).expand(num_groups, out), bits),
+            "scales": scales.half(),
+            "g_idx": groups.int(),
+        }
+        middle = middle.expand(num_groups, out)
+        return tensors, ((codes - middle[groups]) * scales[groups]).t()
+
+    return write
+
+
+def gptq_mixed(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Bits that differ from layer to layer, also among those with the same inputs."""
+    return gptq(8 if out == 32 else 4)(out, size, generator)
+
+
+def outputs_in_words(codes: Tensor, order: Sequence[int]) -> Tensor:
+    """Codes [rows, out] of four bits, eight outputs a word, in this order from the lowest bit on."""
+    return stream(codes.unflatten(1, (-1, 8))[..., list(order)].flatten(1), 4)
+
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def awq(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    codes, zeros = draw(generator, 0, 16, size, out), draw(generator, 0, 16, size // 32, out)
+    scales = draw_scales(generator, 8, size // 32, out)
+    tensors = {
+        "qweight": outputs_in_words(codes, AWQ_ORDER), "qzeros": outputs_in_words(zeros, AWQ_ORDER),
+        "scales": scales.half(),
+    }  # fmt: skip
+    groups = torch.arange(size) // 32
+    return tensors, ((codes - zeros[groups]) * scales[groups]).t()
+
+
+def quark_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    codes, scales = draw(generator, -8, 8, size, out), draw_scales(generator, 8, size // 32, out)
+    tensors = {"weight": outputs_in_words(codes & 15, AWQ_ORDER), "weight_scale": scales}
+    return tensors, (codes * scales[torch.arange(size) // 32]).t()
+
+
+def whole_bytes(kind: str, scale: str = "weight_scale", shape: Callable[[int, int], tuple[int, ...]] | None = None,
+                block: tuple[int, int] | None = None) -> Writer:  # fmt: skip
+    """One byte a number, with scales of `shape`, or for each block."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        is_int8 = kind == "int8"
+        codes = draw(generator, -127, 128, out, size).to(torch.int8) if is_int8 else float8(generator, out, size)
+        if block is not None:
+            stored = draw_scales(generator, 127, -(-out // block[0]), -(-size // block[1]))
+            scales = stored.repeat_interleave(block[0], 0)[:out].repeat_interleave(block[1], 1)[:, :size]
+        else:
+            assert shape is not None
+            stored = draw_scales(generator, 127, *shape(out, size))
+            scales = stored.reshape(-1, 1).expand(out, 1)
+        return {"weight": codes, scale: stored}, codes.float() * scales
+
+    return write
+
+
+def int8_with_zeros(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    tensors, _ = whole_bytes("int8", shape=lambda out, size: (out, 1))(out, size, generator)
+    zeros = draw(generator, -20, 20, out, 1)
+    return tensors | {"weight_zero_point": zeros.to(torch.int8)}, (tensors["weight"] - zeros) * tensors["weight_scale"]
+
+
+def by_tensor(out: int, size: int) -> tuple[int, ...]:
+    return ()
+
+
+def by_output(out: int, size: int) -> tuple[int, ...]:
+    return (out, 1)
+
+
+def mxfp4(weight: str) -> Writer:
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        codes, exponents = draw(generator, 0, 16, out, size), draw(generator, 122, 126, out, size // 32)
+        scales = torch.pow(2.0, exponents - 127)
+        tensors = {weight: pairs(codes), "weight_scale": exponents.to(torch.uint8)}
+        return tensors, FP4[codes] * widened(scales, size)
+
+    return write
+
+
+def nvfp4(weight: str, factor: str, *, divides: bool) -> Writer:
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        codes = draw(generator, 0, 16, out, size)
+        scales = (torch.rand(out, size // 16, generator=generator) * 300 + 20).to(torch.float8_e4m3fn)
+        number = torch.tensor(3000.0 if divides else 1 / 3000)
+        tensors = {weight: pairs(codes), "weight_scale": scales, factor: number.reshape(1) if divides else number}
+        wide = widened(scales.float(), size)
+        return tensors, FP4[codes] * (wide / number if divides else wide * number)
+
+    return write
+
+
+def sparse24(kind: str) -> Writer:
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        scores = torch.rand(out, size // 4, 4, generator=generator)
+        mask = (scores >= scores.topk(2, -1).values[..., 1:]).flatten(1)
+        dense = float8(generator, out, size) if kind == "float8" else torch.randn(out, size, generator=generator) / 8
+        scale = draw_scales(generator, 127, out, 1) if kind == "float8" else torch.ones(1)
+        kept = dense.float()[mask].view(out, size // 2).to(dense.dtype)
+        bits = torch.from_numpy(np.packbits(mask.numpy(), axis=1, bitorder="little"))
+        tensors = {"compressed": kept, "bitmask": bits, "shape": torch.tensor([out, size])}
+        if kind == "float8":
+            tensors["weight_scale"] = scale
+        return tensors, dense.float() * mask * scale
+
+    return write
+
+
+def bnb_int8(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    codes, largest = draw(generator, -127, 128, out, size).to(torch.int8), draw_scales(generator, 1, out)
+    tensors = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return tensors, codes * largest.unsqueeze(1) / 127
+
+
+def bnb_blocks(kind: str, *, nested: bool) -> Writer:
+    values = NF4 if kind == "nf4" else FP4 / 6
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        codes, num_blocks = draw(generator, 0, 16, out * size), out * size // 64
+        state: dict[str, Any] = {
+            "quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": [out, size],
+        }  # fmt: skip
+        tensors = {"weight": pairs(codes, first=1).unsqueeze(1), "weight.quant_map": values.clone()}
+        if nested:
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.25}
+            stored, outer = draw(generator, 0, 256, num_blocks), draw_scales(generator, 1, -(-num_blocks // 256))
+            inner = torch.linspace(-1, 1, 256)
+            tensors |= {
+                "weight.absmax": stored.to(torch.uint8), "weight.nested_absmax": outer,
+                "weight.nested_quant_map": inner.clone(),
+            }  # fmt: skip
+            largest = inner[stored] * outer.repeat_interleave(256)[:num_blocks] + 0.25
+        else:
+            largest = tensors["weight.absmax"] = draw_scales(generator, 1, num_blocks)
+        blob = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        tensors[f"weight.quant_state.bitsandbytes__{kind}"] = blob
+        return tensors, (values[codes] * largest.repeat_interleave(64)).view(out, size)
+
+    return write
+
+
+def hqq(bits: int, axis: int = 1, group: int = 32) -> Writer:
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        num_groups = out * size // group
+        shape = (num_groups, group) if axis == 1 else (group, num_groups)
+        codes = draw(generator, 0, 1 << bits, *shape)
+        along = (num_groups, 1) if axis == 1 else (1, num_groups)
+        scales = draw_scales(generator, 1 << (bits - 1), *along)
+        zeros = torch.rand(along, generator=generator) * (1 << bits)
+        per = 10 if bits == 3 else 8 // bits
+        padded = torch.nn.functional.pad(codes, (0, 0, 0, -len(codes) % per))
+        packed = torch.zeros(len(padded) // per, shape[1], dtype=torch.int64)
+        for part in padded.chunk(per):
+            packed = (packed << bits) | part
+        tensors = {"W_q": packed.to(torch.int32 if bits == 3 else torch.uint8), "scale": scales, "zero": zeros}
+        return tensors, ((codes - zeros) * scales).view(out, size)
+
+    return write
+
+
+def _compressed(weights: dict[str, Any], form: str) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+
+
+def _packed(bits: int, group: int | None, **more: Any) -> dict[str, Any]:
+    strategy = "channel" if group is None else "group"
+    weights = {"num_bits": bits, "type": "int", "strategy": strategy, "group_size": group, "symmetric": True, **more}
+    return _compressed(weights, "pack-quantized")
+
+
+def _float(bits: int, form: str, **more: Any) -> dict[str, Any]:
+    return _compressed({"num_bits": bits, "type": "float", **more}, form)
+
+
+_GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False, "sym": True}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
+_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+_QUARK = {"quant_method": "quark", "exclude": ["lm_head"]}
+
+
+def _quark(dtype: str, **more: Any) -> dict[str, Any]:
+    return _QUARK | {"global_quant_config": {"weight": {"dtype": dtype, **more}}, "export": {"pack_method": "reorder"}}
+
+
+def _hqq(bits: int, axis: int = 1) -> dict[str, Any]:
+    params = {"nbits": bits, "group_size": 32, "axis": axis}
+    return {"quant_method": "hqq", "quant_config": {"weight_quant_params": params}, "skip_modules": ["lm_head"]}
+
+
+FORMATS: dict[str, Format] = {
+    "ct-int8": Format(
+        _compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, "int-quantized"),
+        whole_bytes("int8", shape=by_output),
+    ),
+    "ct-int8-zeros": Format(
+        _compressed({"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}, "int-quantized"),
+        int8_with_zeros,
+    ),
+    "ct-fp8-tensor": Format(
+        _float(8, "float-quantized", strategy="tensor"), whole_bytes("float8", shape=lambda out, size: (1,))
+    ),
+    "ct-fp8-channel": Format(
+        _float(8, "float-quantized", strategy="channel"), whole_bytes("float8", shape=by_output)
+    ),
+    "ct-fp8-block": Format(
+        _float(8, "float-quantized", strategy="block", block_structure=[24, 40]), whole_bytes("float8", block=(24, 40))
+    ),
+    "ct-w4-channel": Format(_packed(4, None), packed_integers(4, None)),
+    "ct-w4-group": Format(_packed(4, 32), packed_integers(4, 32)),
+    "ct-w4-zeros": Format(_packed(4, 16, symmetric=False), packed_integers(4, 16, zeros=True)),
+    "ct-w4-order": Format(_packed(4, 32, actorder="group"), packed_integers(4, 32, order=True)),
+    "ct-w8-group": Format(_packed(8, 32, symmetric=False), packed_integers(8, 32, zeros=True)),
+    "ct-w3-group": Format(_packed(3, 32), packed_integers(3, 32, scale_dtype=torch.bfloat16)),
+    "ct-nvfp4": Format(
+        _float(4, "nvfp4-pack-quantized", group_size=16), nvfp4("weight_packed", "weight_global_scale", divides=True)
+    ),
+    "ct-mxfp4": Format(_float(4, "mxfp4-pack-quantized", group_size=32), mxfp4("weight_packed")),
+    "ct-sparse24": Format(_compressed({}, "dense"), sparse24("float32")),
+    "ct-sparse24-fp8": Format(_float(8, "float-quantized", strategy="channel"), sparse24("float8")),
+    **{f"gptq-{bits}": Format(_GPTQ | {"bits": bits}, gptq(bits)) for bits in (2, 3, 4, 8)},
+    "gptq-zeros": Format(_GPTQ | {"bits": 4, "sym": False}, gptq(4, zeros=True)),
+    "gptq-8-zeros": Format(_GPTQ | {"bits": 8, "sym": False}, gptq(8, zeros=True)),
+    "gptq-v2": Format(_GPTQ | {"bits": 4, "sym": False, "checkpoint_format": "gptq_v2"}, gptq(4, zeros=True, shift=0)),
+    "gptq-mixed": Format(_GPTQ | {"bits": 4, "dynamic": {".*[kv]_proj": {"bits": 8}}}, gptq_mixed),
+    "gptq-order": Format(_GPTQ | {"bits": 4, "desc_act": True}, gptq(4, order=True)),
+    "awq": Format(_AWQ, awq),
+    "auto-round-gptq": Format(_ROUND | {"packing_format": "auto_round:auto_gptq"}, gptq(4)),
+    "auto-round-awq": Format(_ROUND | {"packing_format": "auto_round:auto_awq"}, awq),
+    "fp8-block": Format(
+        _FP8 | {"weight_block_size": [32, 32]}, whole_bytes("float8", "weight_scale_inv", block=(32, 32))
+    ),
+    "fp8-tensor": Format(_FP8, whole_bytes("float8", shape=by_tensor)),
+    "fbgemm": Format({"quant_method": "fbgemm_fp8"}, whole_bytes("float8", shape=by_output)),
+    "modelopt-fp8": Format({"quant_method": "modelopt", "quant_algo": "FP8"}, whole_bytes("float8", shape=by_tensor)),
+    "modelopt-nvfp4": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4("weight", "weight_scale_2", divides=False)
+    ),
+    "bnb-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
+    "bnb-nf4": Format(
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+         "bnb_4bit_use_double_quant": True}, bnb_blocks("nf4", nested=True),
+    ),
+    "bnb-fp4": Format(
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        bnb_blocks("fp4", nested=False),
+    ),
+    "hqq-4": Format(_hqq(4), hqq(4)),
+    "hqq-3": Format(_hqq(3), hqq(3)),
+    "hqq-8": Format(_hqq(8), hqq(8)),
+    "hqq-columns": Format(_hqq(4, 0), hqq(4, axis=0)),
+    "quark-int8": Format(_quark("int8"), whole_bytes("int8", shape=lambda out, size: (out,))),
+    "quark-fp8": Format(_quark("fp8_e4m3"), whole_bytes("float8", shape=by_tensor)),
+    "quark-mxfp4": Format(_quark("fp4", group_size=32), mxfp4("weight")),
+    "quark-int4": Format(_quark("int4", group_size=32), quark_int4),
+}  # fmt: skip

@@ -1,0 +1,223 @@
+"""Checkpoints that are quantised already: in each format, a model computes with the numbers that its layers have."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quire.core.config.load import LoadConfig
+from quire.core.errors import ModelLoadError
+from quire.executor.memory.dry_build import dry_build, held_bytes
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.quantisation.notes import note_plain
+from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.weights import stored_formats, stored_torchao
+from tests.executor.weights.stored_formats import Format
+
+torch.set_num_threads(1)
+
+FORMATS = stored_formats.FORMATS | stored_torchao.FORMATS
+PROMPT = list(range(5, 37))
+LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(.*proj|experts.*)\.weight")
+
+
+def write(source: Path, root: Path, form: Format, layers: re.Pattern[str] = LINEAR) -> tuple[Path, Path]:
+    """The checkpoint `source` with its layers in a format, and one with the same numbers."""
+    packed, plain = root / "packed", root / "plain"
+    for folder in (packed, plain):
+        shutil.copytree(source, folder)
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(source / "model.safetensors")
+    numbers = dict(tensors)
+    for name in sorted(tensors):
+        if layers.fullmatch(name):
+            out, size = tensors.pop(name).shape
+            stored, numbers[name] = form.write(out, size, generator)
+            tensors |= {f"{name.removesuffix('.weight')}.{kind}": each for kind, each in stored.items()}
+    for folder, content in ((packed, tensors), (plain, numbers)):
+        save_file({name: each.contiguous() for name, each in content.items()}, folder / "model.safetensors")
+    config = json.loads((packed / "config.json").read_text()) | {"quantization_config": form.config}
+    (packed / "config.json").write_text(json.dumps(config))
+    return packed, plain
+
+
+def logprobs_of(folder: Path, **options: Any) -> Callable[[ParallelGroup], Tensor]:
+    def logprobs(group: ParallelGroup) -> Tensor:
+        driver = PagedDriver(load_model(read_spec(folder), group=group, **options), 1, 40)
+        return driver.step({0: PROMPT})[0].log_softmax(-1)
+
+    return logprobs
+
+
+ODD_SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 8, "head_dim": 20}
+"""A rank of two has 20 keys, which cut a word of eight outputs, and 80 inputs, which cut a group or block of 32."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_outputs_are_those_of_the_numbers(name: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """On one rank and on two, whose parts cut groups, blocks and words."""
+    packed, plain = write(checkpoint("qwen3", **ODD_SIZES), tmp_path, FORMATS[name])
+    expected = logprobs_of(plain)(ParallelGroup())
+    assert expected.exp().amax() < 0.9, "a model that is sure of one token hides differences"
+    logprobs = logprobs_of(packed)
+    for got in (logprobs(ParallelGroup()), *on_every_rank(2, logprobs)):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+ONE_OF_EACH_LAYOUT = (
+    *(
+        "ct-w4-zeros",
+        "ct-w4-order",
+        "ct-sparse24-fp8",
+        "ct-mxfp4",
+        "ct-int8",
+        "gptq-3",
+        "gptq-zeros",
+        "gptq-order",
+        "gptq-mixed",
+    ),
+    *("awq", "fp8-block", "modelopt-nvfp4", "bnb-int8", "bnb-nf4", "hqq-4"),
+    *(
+        "torchao-int8",
+        "torchao-int4-in-bytes",
+        "torchao-int6-zeros",
+        "torchao-fp8",
+        "torchao-int4",
+        "torchao-int4-tiles",
+    ),
+    *("torchao-mxfp4", "torchao-nvfp4"),
+)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_LAYOUT)
+def test_bytes_are_counted_before_a_weight_is_read(name: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    packed, plain = write(checkpoint("llama"), tmp_path, FORMATS[name])
+    spec = read_spec(packed)
+    model = load_model(spec)
+    counted = held_bytes(dry_build(spec, model_context(spec)))
+    assert counted == pytest.approx(held_bytes(model), rel=0.001), "but for tables of sixteen values"
+    assert held_bytes(model) < 0.7 * held_bytes(load_model(read_spec(plain)))
+    if name == "gptq-mixed":
+        return  # its files say which layers are larger
+    dummy = load_model(spec, load=LoadConfig(load_format="dummy"))
+    assert held_bytes(dummy) == pytest.approx(held_bytes(model), rel=0.02), "known from config.json alone"
+    assert PagedDriver(dummy, 1, 40).step({0: PROMPT})[0].isfinite().all()
+
+
+OTHER_MODELS: dict[str, tuple[str, str, str]] = {
+    "rows-of-a-fused-layer": ("phi3", "ct-w4-zeros", r"model\.layers\.\d+\.(self_attn|mlp)\..*proj\.weight"),
+    "rows-in-another-order": ("glm", "gptq-zeros", r"model\.layers\.\d+\.(self_attn|mlp)\..*proj\.weight"),
+    "experts": ("qwen3_moe", "gptq-zeros", r"model\.layers\.\d+\.(self_attn|mlp\.experts)\..*proj\.weight"),
+    "a-layer-that-is-no-product": ("deepseek_v3", "fp8-block", r"model\.layers\.\d+\.(self_attn|mlp)\..*proj\.weight"),
+    "the-head-too": ("llama", "gptq-zeros", r"(model\.layers\.\d+\.(self_attn|mlp)\..*proj|lm_head)\.weight"),
+    "the-head-in-bytes": ("llama", "ct-int8", r"(model\.layers\.\d+\.(self_attn|mlp)\..*proj|lm_head)\.weight"),
+    "some-layers-are-plain": ("llama", "awq", r"model\.layers\.\d+\.(self_attn\.[kqo]|mlp\.(gate|down))_proj\.weight"),
+}
+"""A family, a format, and the layers that have it."""
+
+
+@pytest.mark.parametrize("case", OTHER_MODELS)
+def test_other_models_compute_with_the_numbers(case: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
+    family, name, layers = OTHER_MODELS[case]
+    sizes = {"moe_intermediate_size": 64} if "moe" in family or "deepseek" in family else {}
+    source = checkpoint(family, hidden_size=64, intermediate_size=96, **sizes)
+    packed, plain = write(source, tmp_path, FORMATS[name], re.compile(layers))
+    expected = logprobs_of(plain)(ParallelGroup())
+    logprobs = logprobs_of(packed)
+    for got in (logprobs(ParallelGroup()), *on_every_rank(2, logprobs)):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+def test_a_quantised_head_keeps_its_codes(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Also where the last rank has rows past the vocabulary's end."""
+    source = checkpoint("llama", vocab_size=321)
+    folders = [
+        write(source, tmp_path / name, FORMATS["ct-int8"], re.compile(rf"(model\.layers\.\d+\.mlp\..*{head})\.weight"))
+        for name, head in (("both", "proj|lm_head"), ("layers", "proj"))
+    ]
+    both, layers = (held_bytes(load_model(read_spec(packed))) for packed, _ in folders)
+    assert layers - both == pytest.approx(321 * 64 * 3, rel=0.1), "a byte a number instead of four"
+    expected = logprobs_of(folders[0][1])(ParallelGroup())
+    for got in on_every_rank(2, logprobs_of(folders[0][0])):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+PLAIN_LAYERS = {
+    "gptq-order": (
+        2,
+        r"some layers are quantised in an order of their inputs that ranks cut: they are kept in float32",
+    ),
+    "hqq-columns": (
+        1,
+        r"in groups that are not neighbouring inputs of one output \(axis 0\): they are kept in float32",
+    ),
+    "uneven": (1, r"in groups of different lengths: they are kept in float32"),
+    "awq": (1, r"in different ways in layers that are read together: they are kept in float32"),
+    "gptq-4": (2, None),
+}
+"""Formats, numbers of ranks, and what the log says of layers that become plain numbers."""
+
+
+@pytest.mark.parametrize("name", PLAIN_LAYERS)
+def test_what_cannot_stay_short_is_said_once(
+    name: str, checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    note_plain.cache_clear()
+    num_ranks, message = PLAIN_LAYERS[name]
+    layers = re.compile(r"model\.layers\.\d+\.self_attn\.[kqo]_proj\.weight") if name == "awq" else LINEAR
+    form = Format(FORMATS["gptq-order"].config, uneven_groups) if name == "uneven" else FORMATS[name]
+    packed, plain = write(checkpoint("qwen3"), tmp_path, form, layers)
+    expected, logprobs = logprobs_of(plain)(ParallelGroup()), logprobs_of(packed)
+    with caplog.at_level("INFO", logger="quire"):
+        for got in [logprobs(ParallelGroup())] if num_ranks == 1 else on_every_rank(num_ranks, logprobs):
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    said = [record.getMessage() for record in caplog.records if "some layers are quantised" in record.getMessage()]
+    assert len(said) == (0 if message is None else 1)
+    assert message is None or re.search(message, said[0])
+
+
+def uneven_groups(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """GPTQ whose first groups have 24 and 40 inputs."""
+    tensors, _ = FORMATS["gptq-4"].write(out, size, generator)
+    codes = (tensors["qweight"].unsqueeze(1) >> torch.arange(0, 32, 4).view(1, -1, 1)).flatten(0, 1) & 15
+    groups = torch.arange(size) // 32
+    groups[24:32] = 1
+    tensors["g_idx"] = groups.int()
+    return tensors, ((codes - 8) * tensors["scales"].float()[groups]).t()
+
+
+def test_a_layout_that_is_not_read_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Numbers of eight bits without their scales would be wrong ones."""
+    packed, _ = write(checkpoint("llama"), tmp_path, FORMATS["fp8-block"]._replace(config=FORMATS["awq"].config))
+    with pytest.raises(ModelLoadError, match=r"q_proj.weight holds float8_e4m3fn, in none of the ways that are read"):
+        load_model(read_spec(packed))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"_weight_qdata": torch.zeros(64, 8, dtype=torch.int32)}, r"q_proj: torchao has its codes as int32 \[64, 8\]"),
+        (
+            {"_weight_qdata": torch.zeros(64, 32, dtype=torch.int8), "_weight_act_pre_scale": torch.ones(64)},
+            "act_pre_scale",
+        ),
+    ],
+)
+def test_what_is_not_read_of_torchao_is_refused(
+    tensors: dict[str, Tensor], message: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    form = Format(
+        stored_torchao.FORMATS["torchao-int4"].config,
+        lambda out, size, _: ({name: each.clone() for name, each in tensors.items()}, torch.zeros(out, size)),
+    )
+    packed, _ = write(checkpoint("llama"), tmp_path, form)
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(read_spec(packed))

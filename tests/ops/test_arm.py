@@ -1,0 +1,32 @@
+"""The kernels on ARM under QEMU; skipped without it, or without a compiler for ARM (Debian: g++-aarch64-linux-gnu)."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quire.ops.cpu.builds import KernelBuild
+from quire.ops.cpu.compiler import FLAGS, SOURCES, cache_folder, version
+from quire.ops.cpu.levels import LEVELS, Level
+
+COMPILER = "aarch64-linux-gnu-g++"
+PROGRAM = Path(__file__).parent / "arm_kernels.cpp"
+
+
+@pytest.mark.parametrize("level", [LEVELS["aarch64"][0], LEVELS["aarch64"][-1]], ids=lambda level: level.name)
+def test_kernels_compute_on_arm_what_the_formulas_say(level: Level, tmp_path: Path) -> None:
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if emulator is None or shutil.which(COMPILER) is None:
+        pytest.skip("there is no emulator, or no compiler for it")
+    flags = [*FLAGS, "-O1", *level.flags]
+    library = KernelBuild(cache_folder(), SOURCES, [COMPILER, *flags], version([COMPILER])).library()
+    program = tmp_path / "arm_kernels"
+    subprocess.run([COMPILER, *flags, f"-I{SOURCES}", str(PROGRAM), "-o", str(program), "-ldl"], check=True)
+    done = subprocess.run(
+        [emulator, "-cpu", "max", "-L", "/usr/aarch64-linux-gnu", program, library], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 11
+    assert all(": right" in line for line in lines)

@@ -1,0 +1,126 @@
+"""Keys and values as codes with a scale for each token and head: their rounding, and attention that reads them."""
+
+import pytest
+import torch
+
+from quire.ops.backend import Backend
+from quire.ops.cache_rows import LARGEST_CODE, SCALE_BYTES, decode, encode, row_size
+from tests.ops.test_attention import MIXED, Step
+
+torch.set_num_threads(1)
+
+CODES = list(LARGEST_CODE)
+STEPS = {torch.int8: 1 / 127, torch.uint8: 1 / 7, torch.float8_e4m3fn: 2**-3, torch.float8_e5m2: 2**-2}
+"""Distances of codes: of integers as a part of the greatest number, of floats as a part of the number itself."""
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_numbers_are_rounded_to_the_nearest_code(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 3, 40, generator=torch.Generator().manual_seed(0)) * torch.tensor([1e-3, 1, 50]).view(3, 1)
+    x[0, 0] = 0
+    rows = encode(x, dtype)
+    assert rows.shape == (5, 3, row_size(40, dtype))
+    got = decode(rows, torch.float32)
+    most = x.abs().amax(dim=-1, keepdim=True)
+    size = x.abs().clamp(min=2**-14 * most) if dtype.is_floating_point else most
+    assert ((got - x).abs() <= STEPS[dtype] / 2 * size * 1.001).all()
+    assert not got[0, 0].any()
+    torch.testing.assert_close(got.abs().amax(dim=-1, keepdim=True), most)  # the greatest number has a code
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+def test_rows_are_written_and_read(ops: Backend, dtype: torch.dtype, source: torch.dtype) -> None:
+    """The bytes of plain torch, but for numbers half-way between two codes; what is not finite has become so."""
+    head_dim, slots = 36, torch.tensor([7, 2, 11])
+    k, v = torch.randn(2, 3, 2, head_dim, generator=torch.Generator().manual_seed(1)).to(source)
+    k[0, 0, 3], k[1, 1, 0] = torch.nan, torch.inf
+    cache = torch.zeros(ops.kv_cache_shape(3, 4, 2, head_dim, dtype), dtype=torch.uint8).view(dtype)
+    ops.write_kv(k, v, cache, slots)
+    written = cache.view(torch.uint8).flatten(3).any(dim=-1).sum()
+    assert written == 3 * 2 * 2 or cache.shape[3] == 4
+    for stored, given in zip(ops.read_kv(cache, slots), (k, v), strict=True):
+        expected = decode(encode(given.nan_to_num(0.0, 1e18, -1e18), dtype), torch.float32)
+        assert stored.isfinite().all()
+        step = expected.abs().amax(dim=-1, keepdim=True) * max(STEPS[dtype], 1e-3)
+        assert ((stored - expected).abs() <= 1.001 * step).all()
+        assert (stored == expected).float().mean() > 0.97
+
+
+def test_four_bits_need_an_even_head() -> None:
+    with pytest.raises(ValueError, match="heads of an even size, got 5; use one of eight bits"):
+        row_size(5, torch.uint8)
+    assert row_size(128, torch.uint8) == 64 + SCALE_BYTES
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size", "options"),
+    [
+        ((4, 2), 32, 16, {}),
+        ((6, 1), 128, 5, {"window": 33}),
+        ((3, 3), 84, 8, {"softcap": 5.0, "chunk": 64}),
+        ((4, 2), 64, 16, {"sinks": torch.tensor([0.3, -1, 2, 0.0]), "slopes": torch.tensor([0.1, 0.2, 0.01, 0.3])}),
+    ],
+    ids=["plain", "window", "softcap-chunk", "sinks-slopes"],
+)
+def test_attention_reads_codes_in_place(
+    ops: Backend, dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int, options: dict
+) -> None:
+    """As exactly as plain numbers: those that the codes stand for."""
+    num_heads, num_kv_heads = heads
+    step = Step(
+        ops, MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size,
+        cache_dtype=dtype, page_gap=16,
+    )  # fmt: skip
+    got, expected = step.run(**options).double(), step.expected(**options)
+    tolerance = 3e-2 * STEPS[dtype] + 2e-5  # a few numbers half-way between two codes may have the other one
+    assert (got - expected).abs().mean() < 2e-5
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((8, 1), 96), ((6, 2), 128), ((2, 2), 40)])
+def test_queries_in_bfloat16(ops: Backend, dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
+    """In place and packed: groups of a few and of many queries, heads that do not fill the registers."""
+    step = Step(ops, MIXED, num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, cache_dtype=dtype)
+    step.q = step.q.bfloat16()
+    torch.testing.assert_close(step.run().double(), step.expected(), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_numbers_of_any_size_are_summed(ops: Backend, dtype: torch.dtype) -> None:
+    """A query with one great number; a token of zeros, of small numbers, of great ones."""
+    step = Step(ops, [(1, 1)], num_heads=2, num_kv_heads=1, head_dim=64, cache_dtype=dtype)
+    step.q[0, :, 0] *= 1000
+    torch.testing.assert_close(step.run().double(), step.expected(), atol=1e-3, rtol=1e-3)
+    for size in (0.0, 1e-20, 1e3):
+        k, v = torch.ones(2, 1, 1, 64)
+        slot = torch.from_numpy(step.block_tables[:1, 0]) * 16
+        ops.write_kv(k * size, v * size, step.kv_cache, slot)
+        torch.testing.assert_close(step.run(), torch.full_like(step.q, size), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", CODES)
+def test_a_row_does_not_depend_on_its_company(ops: Backend, dtype: torch.dtype, source: torch.dtype) -> None:
+    """Its context is long enough for several softmaxes, and for threads that divide its keys."""
+    rows = [(1, 4500), (3, 40), (1, 4500), (70, 90)]
+    together = Step(ops, rows, head_dim=32, num_heads=2, num_kv_heads=1, dtype=source, cache_dtype=dtype)
+    out = together.run()
+    first = 0
+    for row, (query_len, _) in enumerate(rows):
+        last = first + query_len
+        batch = ops.attention_batch(
+            together.query_lens[row : row + 1], together.seq_lens[row : row + 1],
+            together.block_tables[row : row + 1], together.batch.slot_mapping[first:last], block_size=16,
+        )  # fmt: skip
+        alone = Step.__new__(Step)
+        alone.__dict__ |= together.__dict__ | {"q": together.q[first:last], "batch": batch}
+        torch.testing.assert_close(
+            alone.run(),
+            out[first:last],
+            rtol=0,
+            atol=0 if ops.__class__.__name__ != "EagerBackend" else 1e-5 if source == torch.float32 else 1e-2,
+        )
+        first = last

@@ -1,0 +1,119 @@
+"""Layers and experts with weights of few bits, in each format: against the numbers that `dequantise` makes of them."""
+
+import pytest
+import torch
+
+from quire.ops.backend import Backend, ExpertWeights
+from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.experts import ExpertPanels
+from quire.ops.cpu.widened import WidenedWeight
+from quire.ops.quantised import QuantisedWeight, dequantise
+from tests.ops.test_quantised import random_weight
+
+torch.set_num_threads(1)
+
+INT4 = torch.arange(-8.0, 8.0)
+TABLES = {
+    "table": None,
+    "int4": INT4,
+    "two's complement": INT4.roll(8) / 2,
+    "fp4": torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]),
+    "line": INT4 * 0.25 + 0.5,
+}
+KINDS = ["int8", "float8_e4m3fn", "float8_e5m2", *TABLES]
+SHAPES = [(70, 96, 32), (257, 528, 16), (33, 24, 12), (64, 2100, 700)]
+"""(out, in, group). Groups end within a unit of four or eight inputs, or are longer than what is widened at once."""
+
+
+def weight_of(kind: str, out: int, size: int, group: int, *, is_rich: bool = False) -> QuantisedWeight:
+    """A `rich` weight has offsets, and inputs in another order."""
+    known = kind in TABLES
+    weight = random_weight("table" if known else kind, out, size, group, has_offsets=is_rich, is_permuted=is_rich)
+    table = TABLES.get(kind)
+    return weight if table is None else weight._replace(table=table)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
+def test_a_row_is_right_and_the_same_in_any_batch(native: NativeBackend, kind: str, is_rich: bool) -> None:
+    for out, size, group in SHAPES:
+        weight = weight_of(kind, out, size, group, is_rich=is_rich)
+        packed = native.pack_linear(weight)
+        assert isinstance(packed, WidenedWeight)
+        x = torch.randn(110, size)
+        together = native.linear(x, packed)
+        expected = x.double() @ dequantise(weight).double().T
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(together.double(), expected, atol=1e-5 * largest, rtol=0)
+        for num_tokens in (1, 2, 3, 6, 7, 13):
+            assert torch.equal(native.linear(x[:num_tokens], packed), together[:num_tokens]), num_tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scales_may_have_two_bytes(native: NativeBackend, dtype: torch.dtype) -> None:
+    weight = weight_of("int4", 40, 64, 32, is_rich=True)
+    assert weight.offsets is not None
+    weight = weight._replace(scales=weight.scales.to(dtype), offsets=weight.offsets.to(dtype))
+    x = torch.randn(3, 64)
+    expected = x @ dequantise(weight).T
+    torch.testing.assert_close(native.linear(x, native.pack_linear(weight)), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_code_of_eight_bits(native: NativeBackend, kind: str) -> None:
+    codes = torch.arange(256).to(torch.uint8).view(getattr(torch, kind)).view(256, 1)
+    weight = QuantisedWeight(codes, torch.full((256, 1), 3.0))
+    got = native.linear(torch.ones(1, 1), native.pack_linear(weight))[0]
+    expected = dequantise(weight)[:, 0]
+    is_finite = expected.isfinite()
+    assert torch.equal(got[is_finite], expected[is_finite])
+    assert got[~is_finite].isnan().all(), "codes that are no finite number show"
+
+
+@pytest.mark.parametrize("kind", ["int4", "float8_e4m3fn"])
+def test_a_recording_runs_on_new_inputs(own_native: NativeBackend, kind: str) -> None:
+    packed = own_native.pack_gated_linear(weight_of(kind, 300, 64, 32, is_rich=True))
+    x = torch.randn(3, 64)
+    out, recording = own_native.record(lambda: own_native.gated_linear(x, packed))
+    assert recording is not None
+    x.copy_(torch.randn(3, 64))
+    recording.run()
+    assert torch.equal(out, own_native.gated_linear(x, packed))
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 4), ("fp4", 4), ("float8_e5m2", 8)])
+def test_packed_weights_are_as_large_as_the_format_says(own_native: NativeBackend, kind: str, bits: int) -> None:
+    weight = weight_of(kind, 128, 256, 32)
+    weight = weight._replace(scales=weight.scales.half())
+    packed = own_native.pack_linear(weight)
+    assert isinstance(packed, WidenedWeight)
+    assert packed.panels.nbytes == 128 * 256 * bits // 8 + 128 * 8 * 2
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp4", "float8_e4m3fn"])
+@pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts(ops: Backend, kind: str, is_rich: bool, dtype: torch.dtype) -> None:
+    def expert(index: int) -> ExpertWeights:
+        layers = weight_of(kind, 2 * 48, 64, 16, is_rich=is_rich), weight_of(kind, 64, 48, 16, is_rich=is_rich)
+        rolled = [layer._replace(codes=layer.codes.roll(index, 0)) for layer in layers]
+        return ExpertWeights(*rolled)
+
+    experts = [expert(index) for index in range(5)]
+    packed = ops.pack_experts(iter(experts), 5)
+    assert isinstance(packed, ExpertPanels) == isinstance(ops, NativeBackend)
+    plain = [ExpertWeights(dequantise(e.gate_up), dequantise(e.down)) for e in experts]  # type: ignore[arg-type]
+    reference = ops.pack_experts(iter(plain), 5)
+    for num_tokens in (1, 2, 9, 120):
+        x = torch.randn(num_tokens, 64).to(dtype)
+        ids = torch.stack([torch.randperm(5)[:2] for _ in range(num_tokens)])
+        weights = torch.rand(num_tokens, 2)
+        expected = ops.experts(x.float(), reference, ids, weights)
+        got = ops.experts(x, packed, ids, weights)
+        is_native = isinstance(ops, NativeBackend)
+        # Activations between the layers become integers of 16 bits, or in plain torch numbers of the model's type.
+        slack, rounding = (1e-5, 1e-5) if dtype == torch.float32 else (1e-4 if is_native else 2**-6, 2**-8)
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(got.float(), expected, atol=slack * largest, rtol=rounding)
+        if is_native:
+            assert torch.equal(got[:1], ops.experts(x[:1], packed, ids[:1], weights[:1]))
