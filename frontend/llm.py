@@ -251,7 +251,7 @@ class LLM:
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Workers of the model. There is one engine, so `include_dp` makes no difference."""
-        return self.config.tensor_parallel_size
+        return self.config.layout.tensor
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:

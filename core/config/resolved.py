@@ -9,6 +9,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import LogprobsMode, ModelImplementation, Quantization
 from quire.core.config.observability import ProfilerConfig
 from quire.core.logging import LoggingConfig
+from quire.core.wire.rank import Layout
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     load: LoadConfig
     cache: CacheConfig
     device: Literal["cpu", "cuda"]
-    tensor_parallel_size: int
+    layout: Layout
     executor: Literal["uni", "mp"]
     max_model_len: int  # tokens; when `fit_max_model_len`, an upper bound that the memory plan may lower
     fit_max_model_len: bool

@@ -1,4 +1,4 @@
-"""A worker's place among the workers of one model."""
+"""A worker's place among the workers of one model, and how many there are."""
 
 from msgspec import Struct
 
@@ -27,3 +27,30 @@ class Rank(Struct, array_like=True, frozen=True):
         """For logs: the tensor coordinate, and those of the others that are not 0: `tp1`, `dp2-pp1-tp0`."""
         others = (("dp", self.data), ("pp", self.pipeline), ("tp", self.tensor), ("ep", self.expert))
         return "-".join(f"{name}{value}" for name, value in others if value or name == "tp")
+
+
+class Layout(Struct, frozen=True, kw_only=True):
+    """Into how many parts each coordinate of a `Rank` divides.
+
+    Attributes:
+        data: engines, each with a whole copy of the model.
+        pipeline: stages of one engine.
+        tensor: workers of one stage.
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of one engine."""
+        return self.pipeline * self.tensor
+
+    def ranks(self, data: int = 0) -> list[Rank]:
+        """The workers of engine number `data`, stage by stage; their order is that of their numbers."""
+        return [
+            Rank(data=data, pipeline=stage, tensor=place)
+            for stage in range(self.pipeline)
+            for place in range(self.tensor)
+        ]

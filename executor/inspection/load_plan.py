@@ -40,7 +40,7 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
     Raises:
         ModelLoadError: the model cannot be built at all, for another reason than a lack of memory.
     """
-    size, device = config.tensor_parallel_size, torch.device(config.device)
+    size, device = config.layout.tensor, torch.device(config.device)
     method, _ = own_config(config.spec)
     held, memories, grants, obstacle = [], [], [], None
     quantization, ops = config.quantization if method is None else method, bind(config.device)

@@ -47,7 +47,7 @@ def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
     Raises:
         ModelLoadError: the checkpoint cannot be read, or `folder` holds files already.
     """
-    spec, size = config.spec, config.tensor_parallel_size
+    spec, size = config.spec, config.layout.tensor
     if is_packed(Path(spec.path)):
         raise ModelLoadError(f"{spec.path} is packed already; name the checkpoint that it was made of.")
     ops, device, dtype = bind(config.device), torch.device(config.device), getattr(torch, spec.dtype)
@@ -86,7 +86,7 @@ def _opened(config: EngineConfig, rank: int) -> Iterator[WeightReader]:
         getattr(torch, config.spec.dtype),
         quantization=config.quantization,
         rank=rank,
-        num_ranks=config.tensor_parallel_size,
+        num_ranks=config.layout.tensor,
         seed=config.seed,
     )
     with contextlib.closing(weights):

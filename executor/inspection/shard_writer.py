@@ -32,7 +32,7 @@ def save_shards(config: EngineConfig, folder: Path) -> FilesSaved:
     Raises:
         ModelLoadError: the checkpoint cannot be read, or `folder` holds files already.
     """
-    spec, size = config.spec, config.tensor_parallel_size
+    spec, size = config.spec, config.layout.tensor
     dtype, device = getattr(torch, spec.dtype), torch.device(config.device)
     make_empty(folder)
     num_files = num_bytes = 0

@@ -74,7 +74,7 @@ class _Link:
 
 
 class MultiProcExecutor:
-    """Runs `config.tensor_parallel_size` workers. See `quire.core.engine.Executor`.
+    """Runs the workers of `config.layout`. See `quire.core.engine.Executor`.
 
     Args:
         factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
@@ -88,7 +88,7 @@ class MultiProcExecutor:
         self._decoder: msgspec.msgpack.Decoder[WorkerOutput] = msgspec.msgpack.Decoder(WorkerOutput)
         self._grammars = SlotGrammars()
         self._results = ResultInbox()
-        self._calls = PendingCalls(config.tensor_parallel_size)
+        self._calls = PendingCalls(config.layout.num_workers)
         self._unsent: deque[bytes] = deque()  # plans that wait for room in the ring
         self._links: list[_Link] = []
         self._plans_handle: RingHandle | None = None
@@ -164,14 +164,14 @@ class MultiProcExecutor:
     # --------------------------------------------------------------------------------------------------- processes
 
     def _spawn_all(self) -> None:
-        size = self._config.tensor_parallel_size
+        ranks = self._config.layout.ranks()
         self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # like the rings, leaves no file behind
-        self._plans_handle = create_ring(size)
+        self._plans_handle = create_ring(len(ranks))
         interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
         environment = dict(os.environ)
-        share_out_cores(environment, size)
-        for reader, rank in enumerate(Rank(tensor=place) for place in range(size)):
+        share_out_cores(environment, len(ranks))
+        for reader, rank in enumerate(ranks):
             self._links.append(self._spawn(rank, reader, self._plans_handle, self._rendezvous_fd, environment))
 
     def _spawn(

@@ -8,5 +8,5 @@ from quire.executor.worker import Worker
 
 def create_worker(config: EngineConfig, rank: Rank, init_method: str) -> Worker:
     """The worker of `rank` in its tensor-parallel group; returns once all ranks have met at `init_method`."""
-    group = ParallelGroup.create(rank.tensor, config.tensor_parallel_size, config.device, init_method)
+    group = ParallelGroup.create(rank.tensor, config.layout.tensor, config.device, init_method)
     return Worker(config, rank, group)

@@ -70,7 +70,7 @@ class WorkerProcess:
 
     def __init__(self, assignment: WorkerAssignment) -> None:
         self._assignment = assignment
-        spare_cores = usable_cores() - assignment.config.tensor_parallel_size
+        spare_cores = usable_cores() - assignment.config.layout.num_workers
         spin_seconds = _SPIN_SECONDS if spare_cores > 1 else 0.0
         self._plans = RingReader(assignment.plans, assignment.reader, spin_seconds=spin_seconds)
         self._results = RingWriter(assignment.results, name=f"rank {assignment.rank} result")

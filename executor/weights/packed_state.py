@@ -134,7 +134,7 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
         (manifest.code != code_digest(), "was packed by another version of Quire."),
         (manifest.layout != layout, f"was packed for a processor with {manifest.layout}; this one has {layout}."),
         (
-            size != config.tensor_parallel_size,
+            size != config.layout.tensor,
             f"was packed for {size} ranks: start with --tensor-parallel-size {size}.",
         ),
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),

@@ -10,6 +10,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
+from quire.core.wire.rank import Layout
 from quire.frontend.launch import device
 
 UsageContext = Literal["llm", "server"]
@@ -27,20 +28,20 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         ConfigError: options that contradict each other or the checkpoint.
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
-    world_size = args.parallel.tensor_parallel_size
-    executor = args.parallel.distributed_executor_backend or ("uni" if world_size == 1 else "mp")
-    if executor == "uni" and world_size > 1:
+    layout = Layout(tensor=args.parallel.tensor_parallel_size)
+    executor = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
+    if executor == "uni" and layout.num_workers > 1:
         raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")
-    _check_heads(world_size, spec.num_attention_heads)
+    _check_heads(layout.tensor, spec.num_attention_heads)
     profiler = _absolute(args.observability.profiler_config)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
     return EngineConfig(
         spec=spec,
-        limits=_limits(args, _batch_defaults(usage, kind, world_size, gpu_bytes), max_model_len),
+        limits=_limits(args, _batch_defaults(usage, kind, layout.num_workers, gpu_bytes), max_model_len),
         load=args.load,
         cache=args.cache,
         device=kind,
-        tensor_parallel_size=world_size,
+        layout=layout,
         executor=executor,
         max_model_len=max_model_len,
         fit_max_model_len=fit,

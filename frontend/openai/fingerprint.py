@@ -21,13 +21,13 @@ def fingerprint(server: ServerConfig, config: EngineConfig) -> str | None:
         case "hash":
             parts = []
         case "full":
-            parts = [f"tp{config.tensor_parallel_size}"] if config.tensor_parallel_size > 1 else []
+            parts = [f"tp{config.layout.tensor}"] if config.layout.tensor > 1 else []
     return "-".join([f"quire-{quire.__version__}", *parts, _digest(config)])
 
 
 def _digest(config: EngineConfig) -> str:
     """Hexadecimal digits that differ where the model or the way in which it is computed differ."""
     spec = msgspec.structs.replace(config.spec, path="")  # replicas may keep the checkpoint in different folders
-    facts: list[object] = [spec, config.device, config.quantization, config.tensor_parallel_size, config.logprobs_mode]
+    facts: list[object] = [spec, config.device, config.quantization, config.layout.tensor, config.logprobs_mode]
     facts += [config.max_model_len, config.limits, config.cache, config.logits_processors]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:_NUM_DIGITS]

@@ -13,6 +13,7 @@ from quire.core.engine.engine import Executor
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
+from quire.core.wire.rank import Layout
 from quire.executor.processes.null_worker import AnsweredStep, NullWorker
 
 
@@ -27,7 +28,7 @@ def make_config(tensor_parallel_size: int = 1) -> EngineConfig:
         load=LoadConfig(),
         cache=CacheConfig(),
         device="cpu",
-        tensor_parallel_size=tensor_parallel_size,
+        layout=Layout(tensor=tensor_parallel_size),
         executor="uni" if tensor_parallel_size == 1 else "mp",
         max_model_len=64,
         fit_max_model_len=False,
@@ -101,7 +102,7 @@ class RaisingWorker(NullWorker):
     """The last rank raises in step 3."""
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
-        if plan.step_id == 3 and self._rank.tensor == self._config.tensor_parallel_size - 1:
+        if plan.step_id == 3 and self._rank.tensor == self._config.layout.tensor - 1:
             raise ValueError("three is too much")
         return super().launch(plan)
 

@@ -22,7 +22,7 @@ def llm(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Iter
 
 
 def num_workers(llm: LLM) -> int:
-    return llm.config.tensor_parallel_size
+    return llm.config.layout.tensor
 
 
 def pid_and_sum(worker: object, first: int, second: int = 0) -> tuple[int, int]:

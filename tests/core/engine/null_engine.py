@@ -11,6 +11,7 @@ from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.engine.client import EngineClient
 from quire.core.engine.supervisor import Launcher
 from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, SequenceStart
+from quire.core.wire.rank import Layout
 from quire.core.wire.sampling_params import SamplingParams
 
 NULL_WORKER = "quire.executor.processes.null_worker:NullWorker"
@@ -28,7 +29,7 @@ def engine_config(executor: Literal["uni", "mp"] = "uni", max_model_len: int = 2
         load=LoadConfig(),
         cache=CacheConfig(),
         device="cpu",
-        tensor_parallel_size=1,
+        layout=Layout(),
         executor=executor,
         max_model_len=max_model_len,
         fit_max_model_len=False,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.core.wire.protocol import EngineRequest, NewSlot, RequestDelta, StepPlan
-from quire.core.wire.rank import Rank
+from quire.core.wire.rank import Layout, Rank
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.sampling.sampler import Sampled
@@ -181,7 +181,7 @@ def test_a_device_that_is_late_changes_nothing(folder: Path, without: dict[str, 
 
 def test_two_ranks_accept_the_same_drafts(folder: Path, without: dict[str, list[RequestDelta]]) -> None:
     requests = requests_of_all_kinds()[::3]
-    config = engine_config(folder, tensor_parallel_size=2, executor="mp")
+    config = engine_config(folder, layout=Layout(tensor=2), executor="mp")
 
     def run(group: ParallelGroup) -> dict[str, list[RequestDelta]]:
         worker = Worker(config, Rank(tensor=group.rank), group, drafter=told(without, requests))

@@ -29,7 +29,7 @@ from quire.core.wire.protocol import (
     StepPlan,
     StepResult,
 )
-from quire.core.wire.rank import Rank
+from quire.core.wire.rank import Layout, Rank
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
@@ -49,7 +49,7 @@ def engine_config(folder: Path, **changes: Any) -> EngineConfig:
         "load": LoadConfig(),
         "cache": CacheConfig(num_gpu_blocks_override=NUM_BLOCKS),
         "device": "cpu",
-        "tensor_parallel_size": 1,
+        "layout": Layout(),
         "executor": "uni",
         "max_model_len": MAX_MODEL_LEN,
         "fit_max_model_len": False,

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from quire.core.config.cache import CacheConfig
 from quire.core.wire.protocol import EngineRequest, RequestDelta, WorkerReady
-from quire.core.wire.rank import Rank
+from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from tests.executor.layers.test_layers import on_every_rank
@@ -76,7 +76,7 @@ def start(
         folder,
         limits=msgspec.structs.replace(LIMITS, block_size=BLOCK_SIZE, enable_prefix_caching=caching),
         cache=cache or CacheConfig(num_gpu_blocks_override=600, mamba_block_size=INTERVAL if caching else None),
-        tensor_parallel_size=group.size,
+        layout=Layout(tensor=group.size),
     )
     worker = Worker(config, Rank(tensor=group.rank), group, **options)
     ready = worker.load()

@@ -69,7 +69,7 @@ def check_against_a_start(options: dict[str, Any]) -> LoadPlan:
     assert plan.kv_groups == ready.kv_groups
     assert sum(rank.weights_bytes for rank in plan.ranks) == ready.weights_bytes
     assert sum(rank.page_bytes for rank in plan.ranks) * plan.num_pages == ready.kv_cache_bytes
-    assert len(plan.ranks) == resolved.tensor_parallel_size
+    assert len(plan.ranks) == resolved.layout.tensor
     return plan
 
 

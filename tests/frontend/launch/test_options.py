@@ -35,9 +35,7 @@ def test_states_are_kept_at_the_ends_of_blocks_and_for_the_prefix_cache_alone() 
 def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() -> None:
     def resolved(size: int, num_heads: int) -> int:
         args = EngineArgs(model=ModelConfig(model="tiny"), parallel=ParallelConfig(tensor_parallel_size=size))
-        return resolve(
-            args, msgspec.structs.replace(SPEC, num_attention_heads=num_heads), "server"
-        ).tensor_parallel_size
+        return resolve(args, msgspec.structs.replace(SPEC, num_attention_heads=num_heads), "server").layout.tensor
 
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size 99 .* 6 attention heads; choose one of 1, 2, 3, 6"):
         resolved(99, 6)
