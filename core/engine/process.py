@@ -14,7 +14,6 @@ import msgspec
 
 from quire.core import envs
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.channel import Channel, CurveKeys, bind_router
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.garbage import calm_garbage_collector
 from quire.core.errors import ConfigError, EngineError, QuireError
@@ -22,6 +21,7 @@ from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
 from quire.core.wire import protocol
+from quire.core.wire.channel import Channel, CurveKeys, bind_router
 
 logger = get_logger(__name__)
 

@@ -17,11 +17,11 @@ import zmq
 from msgspec import Struct
 
 from quire.core import envs
-from quire.core.engine.channel import Channel, CurveKeys, connect_dealer
 from quire.core.engine.restarts import Restarts
 from quire.core.errors import EngineDeadError, ModelLoadError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire import protocol
+from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
 from quire.core.wire.protocol import EngineReady
 
 logger = get_logger(__name__)

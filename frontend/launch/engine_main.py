@@ -14,8 +14,8 @@ import uvloop
 from msgspec import Struct
 
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.channel import CurveKeys
 from quire.core.logging import configure
+from quire.core.wire.channel import CurveKeys
 
 
 class EngineStart(Struct, array_like=True):

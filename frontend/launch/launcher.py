@@ -15,8 +15,8 @@ import msgspec
 
 from quire.core import envs
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.channel import CurveKeys
 from quire.core.errors import ConfigError
+from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.engine_main import EngineStart
 
 

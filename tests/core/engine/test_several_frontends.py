@@ -2,8 +2,8 @@
 
 import asyncio
 
-from quire.core.engine.channel import CurveKeys
 from quire.core.engine.supervisor import EngineHandle
+from quire.core.wire.channel import CurveKeys
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.metrics.metrics import EngineMetrics

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from quire.core.engine.channel import Channel
 from quire.core.engine.client import EngineClient
 from quire.core.engine.lent_grammars import LentGrammars
 from quire.core.wire import protocol
+from quire.core.wire.channel import Channel
 from quire.core.wire.protocol import EngineRequest, FinishReason, Grammar, RequestDelta, SequenceStart
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.launch.launcher import EngineLauncher

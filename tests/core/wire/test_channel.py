@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from quire.core.engine.channel import bind_router, connect_dealer
+from quire.core.wire.channel import bind_router, connect_dealer
 
 
 def test_a_message_that_cannot_be_handled_does_not_hold_up_the_others(tmp_path: Path) -> None:
