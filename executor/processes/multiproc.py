@@ -1,24 +1,16 @@
-"""`mp`: one worker process for each rank; plans go out through one ring, results come back through one ring a rank.
+"""`mp`: workers in processes of their own. Plans go to each host that has workers, and the results of all come back.
 
-Everything happens on the engine's event loop: it watches the rings' eventfds and the processes' pidfds, so there is
-no thread, no lock and no polling. This file must not import torch: only the workers need it, and they start at once.
+This file knows neither processes nor rings: see `worker_host`. It must not import torch.
 """
 
 import asyncio
-import contextlib
 import os
-import signal
-import subprocess
-import sys
-from collections import deque
 
 import msgspec
 from msgspec.structs import replace
 
-from quire.core import envs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, EngineError, ModelLoadError
-from quire.core.logging import get_logger
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
     AllocateCache,
@@ -32,45 +24,12 @@ from quire.core.wire.protocol import (
     encoder,
 )
 from quire.core.wire.rank import Rank
-from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.pending_calls import PendingCalls
 from quire.executor.processes.result_inbox import ResultInbox
-from quire.executor.processes.ring import RingReader, RingWriter
-from quire.executor.processes.ring_memory import RingHandle, create_ring
 from quire.executor.processes.slot_grammars import SlotGrammars
-from quire.executor.processes.worker_process import WorkerAssignment
-
-logger = get_logger(__name__)
+from quire.executor.processes.worker_host import LocalHost, Meeting, WorkerHost
 
 DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
-TERMINATE_GRACE_SECONDS = 5.0
-
-
-class _Link:
-    """The executor's end of one worker: process, pidfd, result ring and the capacity that it last reported."""
-
-    def __init__(self, rank: Rank, process: subprocess.Popen[bytes], results: RingHandle) -> None:
-        self.rank = rank
-        self.process = process
-        self.pidfd = os.pidfd_open(process.pid)
-        self.results_handle = results
-        self.results = RingReader(results, 0)
-        self.ready: asyncio.Future[WorkerReady] = asyncio.get_running_loop().create_future()
-        self.exited = asyncio.Event()
-
-    def describe_exit(self) -> str:
-        code = self.process.returncode
-        name = f"Worker {self.rank} (pid {self.process.pid})"
-        if code >= 0:
-            return f"{name} ended with exit code {code}; its own log lines say why."
-        killer = signal.Signals(-code).name
-        hint = " Perhaps the host ran out of memory: see dmesg." if killer == "SIGKILL" else ""
-        return f"{name} was killed by {killer}.{hint}"
-
-    def close(self) -> None:
-        self.results.close()
-        self.results_handle.close()
-        os.close(self.pidfd)
 
 
 class MultiProcExecutor:
@@ -89,10 +48,8 @@ class MultiProcExecutor:
         self._grammars = SlotGrammars()
         self._results = ResultInbox()
         self._calls = PendingCalls(config.layout.num_workers)
-        self._unsent: deque[bytes] = deque()  # plans that wait for room in the ring
-        self._links: list[_Link] = []
-        self._plans_handle: RingHandle | None = None
-        self._plans: RingWriter | None = None
+        self._hosts: list[WorkerHost] = []
+        self._ready: dict[Rank, asyncio.Future[WorkerReady]] = {}
         self._rendezvous_fd: int | None = None
         self._failure: EngineError | ConfigError | None = None
         self._closed = False
@@ -104,7 +61,7 @@ class MultiProcExecutor:
             ModelLoadError: the checkpoint or the options are at fault; a restart would fail the same way.
             EngineError: a worker died.
         """
-        self._spawn_all()
+        self._start_workers()
         loaded = await self._all_ready()
         kv_groups = _agreed_groups(loaded)
         agreed = AllocateCache(
@@ -124,7 +81,7 @@ class MultiProcExecutor:
         )
 
     def submit(self, plan: StepPlan) -> None:
-        """Sends a plan to all workers. Never blocks: while the ring is full, plans wait in a queue."""
+        """Sends a plan to all workers. Never blocks."""
         self._send(self._encoder.encode(self._grammars.without_known(plan)))
 
     async def next_result(self) -> StepResult:
@@ -146,140 +103,49 @@ class MultiProcExecutor:
         if self._closed:
             return
         self._closed = True
-        if hung:
-            await self._dump_stacks()
         closed = EngineError("The executor was closed before this step was done.")
         self._results.fail(closed)
         self._calls.fail(closed)
         try:
-            if self._plans is not None:
-                self._plans.close()
-            self._signal_all(signal.SIGTERM)
-            await self._all_exited()
+            await asyncio.gather(*(host.close(hung=hung) for host in self._hosts))
         finally:
-            self._signal_all(signal.SIGKILL)
-            await self._all_exited()
-            self._free()
+            self._hosts.clear()
+            if self._rendezvous_fd is not None:
+                os.close(self._rendezvous_fd)
 
-    # --------------------------------------------------------------------------------------------------- processes
-
-    def _spawn_all(self) -> None:
+    def _start_workers(self) -> None:
         ranks = self._config.layout.ranks()
+        self._expect_ready(ranks)
         self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # like the rings, leaves no file behind
-        self._plans_handle = create_ring(len(ranks))
-        interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
-        self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
-        environment = dict(os.environ)
-        share_out_cores(environment, len(ranks))
-        for reader, rank in enumerate(ranks):
-            self._links.append(self._spawn(rank, reader, self._plans_handle, self._rendezvous_fd, environment))
-
-    def _spawn(
-        self, rank: Rank, reader: int, plans: RingHandle, rendezvous_fd: int, environment: dict[str, str]
-    ) -> _Link:
-        results = create_ring(1)
-        assignment = WorkerAssignment(
-            config=self._config,
-            rank=rank,
-            parent_pid=os.getpid(),
-            factory=self._factory,
-            init_method=f"file:///proc/self/fd/{rendezvous_fd}",
-            plans=plans,
-            reader=reader,
-            results=results,
-        )
-        # A memfd and not a pipe: writing it never waits for the child. A command and not a fork or multiprocessing:
-        # nothing of this process leaks into the child, and a user's script needs no `if __name__ == "__main__"`.
-        # -P: files in the folder that the user happens to be in are not modules.
-        with open(os.memfd_create("quire-assignment"), "wb", buffering=0) as file:
-            file.write(self._encoder.encode(assignment))
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quire.executor.processes.worker_process", str(file.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[file.fileno(), rendezvous_fd, *assignment.fds],
-                env=environment,
-            )
-        link = _Link(rank, process, results)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(link.results.fileno(), self._on_messages, link)
-        loop.add_reader(link.pidfd, self._on_exit, link)
-        return link
-
-    def _on_exit(self, link: _Link) -> None:
-        link.process.wait()  # returns at once: the pidfd is readable when the process has ended
-        asyncio.get_running_loop().remove_reader(link.pidfd)
-        link.exited.set()
-        self._on_messages(link)  # its last message may explain its end better than the exit code
-        self._fail(EngineError(link.describe_exit()))
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        for link in self._links:
-            if not link.exited.is_set():
-                link.process.send_signal(number)
-
-    async def _dump_stacks(self) -> None:
-        for link in self._links:
-            if not link.exited.is_set():
-                link.process.send_signal(signal.SIGUSR1)
-                await asyncio.sleep(0.1)  # one after the other, or their lines mix
-
-    async def _all_exited(self) -> None:
-        """Returns when every worker has ended, or after the grace period."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TERMINATE_GRACE_SECONDS):
-                for link in self._links:
-                    await link.exited.wait()
-
-    def _free(self) -> None:
-        loop = asyncio.get_running_loop()
-        for link in self._links:
-            loop.remove_reader(link.results.fileno())
-            loop.remove_reader(link.pidfd)
-            link.close()
-        self._links.clear()
-        if self._plans_handle is not None:
-            loop.remove_reader(self._plans_handle.space_fd)
-            self._plans_handle.close()
-        if self._rendezvous_fd is not None:
-            os.close(self._rendezvous_fd)
+        meeting = Meeting(f"file:///proc/self/fd/{self._rendezvous_fd}", [self._rendezvous_fd])
+        host = LocalHost(self._config, ranks, self._factory, meeting, {}, self)
+        self._hosts.append(host)
+        host.start()
 
     # ---------------------------------------------------------------------------------------------------- messages
 
     def _send(self, message: bytes) -> None:
-        self._unsent.append(message)
-        if len(self._unsent) == 1:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Writes the plans that fit; the event loop calls this again when a worker has freed a slot."""
         if self._closed or self._failure is not None:
-            self._unsent.clear()
             return
-        assert self._plans is not None, "start() comes first"
-        while self._unsent and self._plans.try_write(self._unsent[0]):
-            self._unsent.popleft()
-        if self._unsent:
-            asyncio.get_running_loop().add_reader(self._plans.fileno(), self._on_space)
+        for host in self._hosts:
+            host.send(message)
 
-    def _on_space(self) -> None:
-        assert self._plans is not None
-        self._plans.clear()
-        self._flush()
-        if not self._unsent:
-            asyncio.get_running_loop().remove_reader(self._plans.fileno())
+    def on_output(self, message: bytes) -> None:
+        """See `HostListener.on_output`."""
+        match self._decoder.decode(message):
+            case StepResult() as result:
+                self._results.put(result)
+            case WorkerAnswer() as answer:
+                self._calls.add(answer)
+            case WorkerReady() as ready:
+                if not (future := self._ready[ready.rank]).done():
+                    future.set_result(ready)
+            case WorkerFailed() as failed:
+                self._on_failed(failed)
 
-    def _on_messages(self, link: _Link) -> None:
-        for payload in link.results.drain():
-            match self._decoder.decode(payload):
-                case StepResult() as result:
-                    self._results.put(result)
-                case WorkerAnswer() as answer:
-                    self._calls.add(answer)
-                case WorkerReady() as ready:
-                    if not link.ready.done():
-                        link.ready.set_result(ready)
-                case WorkerFailed() as failed:
-                    self._on_failed(failed)
+    def on_lost(self, error: EngineError) -> None:
+        """See `HostListener.on_lost`."""
+        self._fail(error)
 
     def _on_failed(self, failed: WorkerFailed) -> None:
         if failed.fatal:
@@ -291,18 +157,22 @@ class MultiProcExecutor:
         """Fails everything that waits with the first error; the engine then closes this executor."""
         if self._failure is None:
             self._failure = error
-        for link in self._links:
-            if not link.ready.done():
-                link.ready.set_exception(error)
-                link.ready.exception()  # marks it as seen: `start` raises the first only
+        for ready in self._ready.values():
+            if not ready.done():
+                ready.set_exception(error)
+                ready.exception()  # marks it as seen: `start` raises the first only
         failed = error if isinstance(error, EngineError) else EngineError(str(error))
         self._results.fail(failed)
         self._calls.fail(failed)
 
+    def _expect_ready(self, ranks: list[Rank]) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready = {rank: loop.create_future() for rank in ranks}
+
     async def _all_ready(self) -> list[WorkerReady]:
-        loaded = await asyncio.gather(*(link.ready for link in self._links))
-        for link in self._links:
-            link.ready = asyncio.get_running_loop().create_future()
+        """What each rank says when it is ready, by rank; expects each to say it once more."""
+        loaded = await asyncio.gather(*self._ready.values())
+        self._expect_ready(list(self._ready))
         if self._failure is not None:  # it came while the answers were collected
             raise self._failure
         return loaded

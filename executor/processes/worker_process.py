@@ -1,4 +1,4 @@
-"""Main of a worker process: `python -m quire.executor.processes.worker_process FD`, started by `multiproc`.
+"""Main of a worker process: `python -m quire.executor.processes.worker_process FD`, started by `worker_host`.
 
 FD is a memfd with a `WorkerAssignment`. The process loads its shard, reports its capacity, allocates as much as all
 ranks can, and answers plans until the plan ring closes, its parent dies or a step fails. It never decides anything.
@@ -54,6 +54,7 @@ class WorkerAssignment(Struct, frozen=True, array_like=True):
     plans: RingHandle
     reader: int
     results: RingHandle
+    num_local: int  # workers of the engine on this host
 
     @property
     def fds(self) -> list[int]:
@@ -70,7 +71,7 @@ class WorkerProcess:
 
     def __init__(self, assignment: WorkerAssignment) -> None:
         self._assignment = assignment
-        spare_cores = usable_cores() - assignment.config.layout.num_workers
+        spare_cores = usable_cores() - assignment.num_local
         spin_seconds = _SPIN_SECONDS if spare_cores > 1 else 0.0
         self._plans = RingReader(assignment.plans, assignment.reader, spin_seconds=spin_seconds)
         self._results = RingWriter(assignment.results, name=f"rank {assignment.rank} result")

@@ -16,7 +16,7 @@ import pytest
 from quire.core.errors import EngineError, ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
-from quire.executor.processes import multiproc
+from quire.executor.processes import worker_host
 from quire.executor.processes.cores import usable_cores
 from quire.executor.processes.multiproc import MultiProcExecutor
 from tests.executor.doubles import make_config, make_plan, results_of, submit, token_of
@@ -197,7 +197,7 @@ def test_close_leaves_no_process_file_or_descriptor(tmp_path: Path, monkeypatch:
 
 
 def test_worker_deaf_to_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiproc, "TERMINATE_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(worker_host, "TERMINATE_GRACE_SECONDS", 0.3)
 
     async def test() -> None:
         before = child_pids()
@@ -255,7 +255,7 @@ def test_workers_die_with_their_parent_and_need_no_main_guard(tmp_path: Path) ->
     script = tmp_path / "user_script.py"  # without `if __name__ == "__main__"`
     script.write_text(
         textwrap.dedent("""
-        import asyncio, sys
+        import asyncio, psutil, sys
         from quire.executor.processes.multiproc import MultiProcExecutor
         from tests.executor.doubles import results_of, submit, make_config, make_plan
 
@@ -264,7 +264,7 @@ def test_workers_die_with_their_parent_and_need_no_main_guard(tmp_path: Path) ->
             await executor.start()
             executor.submit(make_plan(0))
             assert "torch" not in sys.modules
-            print(*[link.process.pid for link in executor._links], flush=True)
+            print(*[child.pid for child in psutil.Process().children()], flush=True)
             await asyncio.sleep(60)
 
         asyncio.run(main())

@@ -1,0 +1,241 @@
+"""The workers of one engine on one host: what an executor needs of them, and those of this host.
+
+An executor gives each host the messages for its workers and hears what the workers say, all as bytes. So a host may as
+well be another machine. Everything happens on one event loop: it watches the rings' eventfds and the processes' pidfds,
+so there is no thread, no lock and no polling. This file must not import torch: only the workers need it, and they
+start at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from quire.core import envs
+from quire.core.config.resolved import EngineConfig
+from quire.core.errors import EngineError
+from quire.core.wire.protocol import encoder
+from quire.core.wire.rank import Rank
+from quire.executor.processes.cores import share_out_cores
+from quire.executor.processes.ring import RingReader, RingWriter
+from quire.executor.processes.ring_memory import RingHandle, create_ring
+from quire.executor.processes.worker_process import WorkerAssignment
+
+TERMINATE_GRACE_SECONDS = 5.0
+
+
+class HostListener(Protocol):
+    """The object that hears what the workers of a host say."""
+
+    def on_output(self, message: bytes) -> None:
+        """A worker has sent a `WorkerOutput`."""
+
+    def on_lost(self, error: EngineError) -> None:
+        """A worker has ended, so none of them can go on. Its last messages came before."""
+
+
+class WorkerHost(Protocol):
+    """The workers of one engine on one host."""
+
+    def send(self, message: bytes) -> None:
+        """Sends a `WorkerInput` to each worker; all get the same in the same order. Never blocks."""
+
+    async def close(self, *, hung: bool) -> None:
+        """Ends the workers and frees what they held. Idempotent.
+
+        Args:
+            hung: have each worker write its stack to stderr.
+        """
+
+
+class Meeting(NamedTuple):
+    """Where the ranks find each other."""
+
+    init_method: str  # see `ParallelGroup.create`
+    fds: Sequence[int]  # descriptors that the place needs, for the workers to inherit
+
+
+class _Link:
+    """This end of one worker: its process, pidfd and result ring."""
+
+    def __init__(self, rank: Rank, process: subprocess.Popen[bytes], results: RingHandle) -> None:
+        self.rank = rank
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+        self.results_handle = results
+        self.results = RingReader(results, 0)
+        self.exited = asyncio.Event()
+
+    def describe_exit(self) -> str:
+        code = self.process.returncode
+        name = f"Worker {self.rank} (pid {self.process.pid})"
+        if code >= 0:
+            return f"{name} ended with exit code {code}; its own log lines say why."
+        killer = signal.Signals(-code).name
+        hint = " Perhaps the host ran out of memory: see dmesg." if killer == "SIGKILL" else ""
+        return f"{name} was killed by {killer}.{hint}"
+
+    def close(self) -> None:
+        self.results.close()
+        self.results_handle.close()
+        os.close(self.pidfd)
+
+
+class LocalHost:
+    """Workers on this host: plans go out through one ring, results come back through one ring a worker.
+
+    Args:
+        config: the same for all ranks.
+        ranks: of the workers here.
+        factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
+        meeting: where all ranks of the engine find each other.
+        environment: variables of the workers beside this process's own.
+        listener: hears the workers.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        ranks: Sequence[Rank],
+        factory: str,
+        meeting: Meeting,
+        environment: dict[str, str],
+        listener: HostListener,
+    ) -> None:
+        self._config = config
+        self._factory = factory
+        self._meeting = meeting
+        self._listener = listener
+        self._encoder = encoder()
+        self._unsent: deque[bytes] = deque()  # messages that wait for room in the ring
+        self._links: list[_Link] = []
+        self._is_lost = False
+        self._closed = False
+        self._ranks = ranks
+        self._environment = {**os.environ, **environment}
+        share_out_cores(self._environment, len(ranks))
+        self._plans_handle = create_ring(len(ranks))
+        interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
+        self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
+
+    def start(self) -> None:
+        """Starts the workers. Call `close` even if this raises."""
+        for reader, rank in enumerate(self._ranks):
+            self._links.append(self._spawn(rank, reader))
+
+    def send(self, message: bytes) -> None:
+        """See `WorkerHost.send`. While the ring is full, messages wait in a queue."""
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._flush()
+
+    async def close(self, *, hung: bool) -> None:
+        """See `WorkerHost.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        if hung:
+            await self._dump_stacks()
+        try:
+            self._plans.close()
+            self._signal_all(signal.SIGTERM)
+            await self._all_exited()
+        finally:
+            self._signal_all(signal.SIGKILL)
+            await self._all_exited()
+            self._free()
+
+    # --------------------------------------------------------------------------------------------------- processes
+
+    def _spawn(self, rank: Rank, reader: int) -> _Link:
+        results = create_ring(1)
+        assignment = WorkerAssignment(
+            config=self._config,
+            rank=rank,
+            parent_pid=os.getpid(),
+            factory=self._factory,
+            init_method=self._meeting.init_method,
+            plans=self._plans_handle,
+            reader=reader,
+            results=results,
+            num_local=len(self._ranks),
+        )
+        # A memfd and not a pipe: writing it never waits for the child. A command and not a fork or multiprocessing:
+        # nothing of this process leaks into the child, and a user's script needs no `if __name__ == "__main__"`.
+        # -P: files in the folder that the user happens to be in are not modules.
+        with open(os.memfd_create("quire-assignment"), "wb", buffering=0) as file:
+            file.write(self._encoder.encode(assignment))
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quire.executor.processes.worker_process", str(file.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[file.fileno(), *self._meeting.fds, *assignment.fds],
+                env=self._environment,
+            )
+        link = _Link(rank, process, results)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(link.results.fileno(), self._on_messages, link)
+        loop.add_reader(link.pidfd, self._on_exit, link)
+        return link
+
+    def _on_exit(self, link: _Link) -> None:
+        link.process.wait()  # returns at once: the pidfd is readable when the process has ended
+        asyncio.get_running_loop().remove_reader(link.pidfd)
+        link.exited.set()
+        self._on_messages(link)  # its last message may explain its end better than the exit code
+        self._is_lost = True
+        self._listener.on_lost(EngineError(link.describe_exit()))
+
+    def _on_messages(self, link: _Link) -> None:
+        for message in link.results.drain():
+            self._listener.on_output(message)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for link in self._links:
+            if not link.exited.is_set():
+                link.process.send_signal(number)
+
+    async def _dump_stacks(self) -> None:
+        for link in self._links:
+            if not link.exited.is_set():
+                link.process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(0.1)  # one after the other, or their lines mix
+
+    async def _all_exited(self) -> None:
+        """Returns when every worker has ended, or after the grace period."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TERMINATE_GRACE_SECONDS):
+                for link in self._links:
+                    await link.exited.wait()
+
+    def _free(self) -> None:
+        loop = asyncio.get_running_loop()
+        for link in self._links:
+            loop.remove_reader(link.results.fileno())
+            loop.remove_reader(link.pidfd)
+            link.close()
+        self._links.clear()
+        loop.remove_reader(self._plans_handle.space_fd)
+        self._plans_handle.close()
+
+    # -------------------------------------------------------------------------------------------------------- plans
+
+    def _flush(self) -> None:
+        """Writes the messages that fit; the event loop calls this again when a worker has freed a slot."""
+        if self._closed or self._is_lost:
+            self._unsent.clear()
+            return
+        while self._unsent and self._plans.try_write(self._unsent[0]):
+            self._unsent.popleft()
+        if self._unsent:
+            asyncio.get_running_loop().add_reader(self._plans.fileno(), self._on_space)
+
+    def _on_space(self) -> None:
+        self._plans.clear()
+        self._flush()
+        if not self._unsent:
+            asyncio.get_running_loop().remove_reader(self._plans.fileno())
