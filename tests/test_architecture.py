@@ -21,6 +21,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "wire": "",
         "config": "wire",
         "kv": "wire",
+        "routing": "wire",
         "scheduling": "wire config kv",
         "engine": "wire config scheduling",
     },

@@ -1,0 +1,1 @@
+"""Which engine gets a request, where several hold the same model."""

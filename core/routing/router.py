@@ -1,0 +1,107 @@
+"""Chooses an engine for each request: the one with the least work in hand, less the work that its cache saves."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from quire.core.routing.prompt_blocks import BLOCK_TOKENS
+from quire.core.routing.sent_prefixes import SentPrefixes
+
+FULL = math.inf
+"""The load of an engine that takes no request."""
+
+
+class RoutingRules(Struct, frozen=True, kw_only=True):
+    """The constants of the router's formula.
+
+    Attributes:
+        block_tokens: tokens of a block of `prompt_blocks`.
+        tokens_per_sequence: cached tokens of a prompt that weigh as much as one sequence in flight; `math.inf` routes
+            by load alone.
+        most_sequences: the most that a cached prefix weighs, in sequences in flight. An engine that has so many more
+            than another gets no request for its cache's sake.
+        max_blocks: the blocks that are remembered of all engines together, at about 200 bytes each.
+    """
+
+    block_tokens: int = BLOCK_TOKENS
+    tokens_per_sequence: float = 128
+    most_sequences: float = 64
+    max_blocks: int = 2**19
+
+
+class Choice(NamedTuple):
+    """An engine, and the tokens of the prompt that its cache probably has."""
+
+    engine: int
+    num_cached_tokens: int
+
+
+class Router:
+    """Sends each request to the engine e with the least
+
+        cost(e) = load(e) - min(cached(e) / tokens_per_sequence, most_sequences)
+
+    `load` is in sequences, see `EngineLoad`. `cached` are the tokens at the prompt's beginning that were sent to e
+    before. Of equal engines, the one with more cached tokens is taken; engines without any take turns. The choice
+    depends on nothing but the calls before. Its time grows with the blocks of the prompt, with the engines that have
+    some of them, and, a little, with the number of engines.
+
+    Args:
+        num_engines: engines, numbered from 0. They take requests from their first `set_load` on.
+    """
+
+    def __init__(self, num_engines: int, rules: RoutingRules | None = None) -> None:
+        self.rules = rules or RoutingRules()
+        self._prefixes = SentPrefixes(num_engines, self.rules.max_blocks)
+        self._loads: list[float] = [FULL] * num_engines
+        self._next = 0  # the engine whose turn it is
+
+    def set_load(self, engine: int, load: float) -> None:
+        """An engine's load from now on; `FULL` for one that takes no requests."""
+        self._loads[engine] = load
+
+    def set_capacity(self, engine: int, num_tokens: int) -> None:
+        """The tokens that an engine's cache has room for."""
+        self._prefixes.set_capacity(engine, num_tokens // self.rules.block_tokens)
+
+    def forget(self, engine: int) -> None:
+        """An engine's cache is empty."""
+        self._prefixes.forget(engine)
+
+    def choose(self, blocks: Sequence[int]) -> Choice | None:
+        """The engine for a prompt of these blocks (`prompt_blocks`); None if no engine takes requests."""
+        least = min(self._loads)
+        if least == FULL:
+            return None
+        best, best_cost, best_depth = -1, least, 0
+        for depth, engines in self._prefixes.matches(blocks):
+            engine = min(_bits(engines), key=self._loads.__getitem__)
+            saved = depth * self.rules.block_tokens / self.rules.tokens_per_sequence
+            cost = self._loads[engine] - min(saved, self.rules.most_sequences)
+            if cost <= best_cost:  # a later one has more of the prompt
+                best, best_cost, best_depth = engine, cost, depth
+        if best < 0:
+            best = self._take_turn(least)
+        return Choice(best, best_depth * self.rules.block_tokens)
+
+    def sent(self, engine: int, blocks: Sequence[int]) -> None:
+        """A prompt of these blocks was sent to an engine."""
+        self._prefixes.add(engine, blocks)
+
+    def _take_turn(self, load: float) -> int:
+        try:
+            engine = self._loads.index(load, self._next)
+        except ValueError:
+            engine = self._loads.index(load)
+        self._next = engine + 1
+        return engine
+
+
+def _bits(number: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest
