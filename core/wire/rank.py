@@ -20,7 +20,7 @@ class Rank(Struct, array_like=True, frozen=True):
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker reports for all that run the same copy of the model; all of them get the same results."""
+        """Whether this worker logs for all that run the same copy of the model."""
         return not (self.pipeline or self.tensor or self.expert)
 
     def __str__(self) -> str:
@@ -46,6 +46,14 @@ class Layout(Struct, frozen=True, kw_only=True):
     def num_workers(self) -> int:
         """Workers of one engine."""
         return self.pipeline * self.tensor
+
+    def reports(self, rank: Rank) -> bool:
+        """Whether a worker's results are those of its engine: the last stage samples, and its workers agree."""
+        return rank.pipeline == self.pipeline - 1 and not (rank.tensor or rank.expert)
+
+    def number(self, rank: Rank) -> int:
+        """The worker's place in `ranks` of its engine."""
+        return rank.pipeline * self.tensor + rank.tensor
 
     def ranks(self, data: int = 0) -> list[Rank]:
         """The workers of engine number `data`, stage by stage; their order is that of their numbers."""

@@ -1,20 +1,24 @@
-"""The tensor-parallel group: the two collectives that layers need, gloo on a CPU and NCCL on accelerators.
+"""The groups of one rank: the collectives that layers need, and the messages between stages. gloo on a CPU, or NCCL.
 
-Every rank gets the same bits: a gather copies, and both libraries reduce each element in one place (or in one fixed
-order) and hand the sum to all. Sampling on each rank from gathered logits therefore stays in step.
+Every rank of a tensor-parallel group gets the same bits: a gather copies, and both libraries reduce each element in one
+place (or in one fixed order) and hand the sum to all. Sampling on each rank from gathered logits therefore stays in
+step.
 """
 
 import atexit
 import os
+from collections import deque
 from types import ModuleType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from quire.core.errors import ConfigError
+from quire.core.wire.rank import Layout, Rank
 
 
 class ParallelGroup:
-    """A group of one rank, whose collectives are the identity. `create` gives a `DistributedGroup` for more ranks."""
+    """The ranks that share each layer's weights. This one has one rank, and its collectives are the identity."""
 
     rank: int
     size: int
@@ -31,70 +35,133 @@ class ParallelGroup:
         """`x` of every rank, joined along `dim` in rank order; all ranks give the same shape."""
         return x
 
-    def close(self) -> None:
-        """Leaves the group. Idempotent."""
-
-    @classmethod
-    def create(cls, rank: int, size: int, device: str, init_method: str) -> "ParallelGroup":
-        """Joins the group of `size` ranks; returns once all have.
-
-        Args:
-            device: "cpu" or "cuda"; on cuda, rank i takes device i as its current one.
-            init_method: where ranks meet, `file:///path/of/a/private/file` or `tcp://127.0.0.1:port`.
-
-        Raises:
-            ConfigError: there are fewer devices than ranks.
-        """
-        if size == 1:
-            return cls()
-        return DistributedGroup(rank, size, device, init_method)
-
 
 class DistributedGroup(ParallelGroup):
-    """A group of processes over torch.distributed."""
+    """A group of processes over torch.distributed.
 
-    def __init__(self, rank: int, size: int, device: str, init_method: str) -> None:
+    Args:
+        distributed: the module, whose default group all ranks have joined.
+        handle: the group within it.
+    """
+
+    def __init__(self, distributed: ModuleType, handle: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        # Not at the top of the file: a single worker, the usual case, need not wait for this import.
-        from torch import distributed
-
-        self._distributed: ModuleType | None = distributed
-        if device == "cuda":
-            _check_devices(size)
-            torch.cuda.set_device(rank)
-        else:
-            # Workers of one host need no other interface, and a loopback is there even where a host name is not.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        distributed.init_process_group(
-            "nccl" if device == "cuda" else "gloo", init_method=init_method, rank=rank, world_size=size
-        )
-        atexit.register(self.close)
+        self._distributed = distributed
+        self._handle = handle
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        self._open().all_reduce(x)
+        self._distributed.all_reduce(x, group=self._handle)
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._open().all_gather(parts, x)
+        self._distributed.all_gather(parts, x, group=self._handle)
         return torch.cat(parts, dim=dim)
 
-    def close(self) -> None:
-        if self._distributed is not None:
-            distributed, self._distributed = self._distributed, None
-            distributed.destroy_process_group()
 
-    def _open(self) -> ModuleType:
-        assert self._distributed is not None, "the group is closed"
-        return self._distributed
+class StageNeighbours(Protocol):
+    """The same tensor coordinate on the pipeline stages before and after a rank. Messages arrive in order."""
+
+    def receive(self, message: torch.Tensor) -> torch.Tensor:
+        """Fills `message` with what the stage before has sent, of the same shape and dtype, and returns it."""
+        ...
+
+    def send(self, message: torch.Tensor) -> None:
+        """Sends to the stage after, which need not be ready for it. `message` must not be changed any more."""
+        ...
 
 
-def _check_devices(size: int) -> None:
-    count = torch.cuda.device_count()
-    if count < size:
+class DistributedNeighbours:
+    """See `StageNeighbours`: over torch.distributed, whose default group has all stages.
+
+    Args:
+        number: this rank's in the default group.
+        distance: between the numbers of neighbours.
+        depth: the most messages that may not have been received when another one is sent.
+    """
+
+    def __init__(self, distributed: ModuleType, number: int, distance: int, depth: int) -> None:
+        self._distributed = distributed
+        self._before = number - distance
+        self._after = number + distance
+        self._depth = depth
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # the transport reads the memory until it is received
+
+    def receive(self, message: torch.Tensor) -> torch.Tensor:
+        """See `StageNeighbours`."""
+        self._distributed.recv(message, src=self._before)
+        return message
+
+    def send(self, message: torch.Tensor) -> None:
+        """See `StageNeighbours`."""
+        while len(self._sent) >= self._depth:
+            self._sent.popleft()[0].wait()
+        self._sent.append((self._distributed.isend(message, dst=self._after), message))
+
+
+class RankGroups(NamedTuple):
+    """The ranks of one engine that a rank talks to, by what they share with it.
+
+    Attributes:
+        tensor: the layers of its stage.
+        stages: the way of each token through the layers; None if there is one stage.
+    """
+
+    tensor: ParallelGroup = ParallelGroup()
+    stages: StageNeighbours | None = None
+
+    @classmethod
+    def join(cls, rank: Rank, layout: Layout, device: str, init_method: str) -> "RankGroups":
+        """Joins the ranks of one engine; returns once all have.
+
+        Args:
+            device: "cpu" or "cuda"; on cuda, worker number i takes device i as its current one.
+            init_method: where ranks meet, `file:///path/of/a/private/file` or `tcp://127.0.0.1:port`.
+
+        Raises:
+            ConfigError: there are fewer devices than ranks.
+        """
+        if layout.num_workers == 1:
+            return cls()
+        # Not at the top of the file: a single worker, the usual case, need not wait for this import.
+        from torch import distributed
+
+        number = layout.number(rank)
+        if device == "cuda":
+            _check_devices(layout)
+            torch.cuda.set_device(number)
+        else:
+            # Workers of one host need no other interface, and a loopback is there even where a host name is not.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        distributed.init_process_group(
+            "nccl" if device == "cuda" else "gloo", init_method=init_method, rank=number, world_size=layout.num_workers
+        )
+        atexit.register(leave)
+        group, stages = ParallelGroup(), None
+        if layout.tensor > 1:
+            # Each rank makes all groups, in the same order.
+            firsts = range(0, layout.num_workers, layout.tensor)
+            handles = [distributed.new_group(list(range(first, first + layout.tensor))) for first in firsts]
+            group = DistributedGroup(distributed, handles[rank.pipeline], rank.tensor, layout.tensor)
+        if layout.pipeline > 1:
+            stages = DistributedNeighbours(distributed, number, layout.tensor, layout.pipeline)
+        return cls(group, stages)
+
+
+def leave() -> None:
+    """Leaves all groups of this process. Idempotent."""
+    from torch import distributed  # as in `join`
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _check_devices(layout: Layout) -> None:
+    count, needed = torch.cuda.device_count(), layout.num_workers
+    if count < needed:
         raise ConfigError(
-            f"--tensor-parallel-size {size} needs {size} CUDA devices, and {count} are visible; "
-            "lower it, or see CUDA_VISIBLE_DEVICES."
+            f"--tensor-parallel-size {layout.tensor} times --pipeline-parallel-size {layout.pipeline} needs {needed} "
+            f"CUDA devices, and {count} are visible; lower one of them, or see CUDA_VISIBLE_DEVICES."
         )

@@ -2,11 +2,11 @@
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.rank import Rank
-from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.groups import RankGroups
 from quire.executor.worker import Worker
 
 
 def create_worker(config: EngineConfig, rank: Rank, init_method: str) -> Worker:
-    """The worker of `rank` in its tensor-parallel group; returns once all ranks have met at `init_method`."""
-    group = ParallelGroup.create(rank.tensor, config.layout.tensor, config.device, init_method)
-    return Worker(config, rank, group)
+    """The worker of `rank` in its groups; returns once all ranks have met at `init_method`."""
+    groups = RankGroups.join(rank, config.layout, config.device, init_method)
+    return Worker(config, rank, groups.tensor)

@@ -56,7 +56,7 @@ class WorkerHost(Protocol):
 class Meeting(NamedTuple):
     """Where the ranks find each other."""
 
-    init_method: str  # see `ParallelGroup.create`
+    init_method: str  # see `RankGroups.join`
     fds: Sequence[int]  # descriptors that the place needs, for the workers to inherit
 
 

@@ -50,7 +50,7 @@ class WorkerAssignment(Struct, frozen=True, array_like=True):
     rank: Rank
     parent_pid: int
     factory: str  # qualified name, called with (config, rank, init_method)
-    init_method: str  # where the ranks meet; see `ParallelGroup.create`
+    init_method: str  # where the ranks meet; see `RankGroups.join`
     plans: RingHandle
     reader: int
     results: RingHandle
@@ -126,7 +126,7 @@ class WorkerProcess:
         return plan
 
     def _report(self, result: StepResult) -> None:
-        if self._assignment.rank.is_first:  # all ranks have the same result
+        if self._assignment.config.layout.reports(self._assignment.rank):
             self._send(result)
 
     def _receive(self) -> WorkerInput:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.wire.rank import Rank
+from quire.core.wire.rank import Layout, Rank
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,11 @@ from quire.core.wire.rank import Rank
 )
 def test_a_rank_is_named_by_its_coordinates(rank: Rank, text: str, is_first: bool) -> None:
     assert (str(rank), rank.is_first) == (text, is_first)
+
+
+def test_the_last_stage_reports() -> None:
+    layout = Layout(pipeline=2, tensor=2)
+    ranks = layout.ranks()
+    assert [str(rank) for rank in ranks if layout.reports(rank)] == ["pp1-tp0"]
+    assert [layout.number(rank) for rank in ranks] == list(range(layout.num_workers))
+    assert Layout().reports(Rank())

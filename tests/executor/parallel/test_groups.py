@@ -4,22 +4,26 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from quire.core.errors import ConfigError
-from quire.executor.parallel.groups import ParallelGroup
+from quire.core.wire.rank import Layout, Rank
+from quire.executor.parallel.groups import RankGroups
 
 # One rank: prints digests of an all_reduce for each dtype and shape, and of gathers along both dimensions.
 RANK = """
 import hashlib, json, sys
 import torch
-from quire.executor.parallel.groups import ParallelGroup
+from quire.core.wire.rank import Layout, Rank
+from quire.executor.parallel.groups import RankGroups, leave
 
 torch.set_num_threads(1)
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-group = ParallelGroup.create(rank, size, "cpu", f"file://{folder}/rendezvous")
+group, stages = RankGroups.join(Rank(tensor=rank), Layout(tensor=size), "cpu", f"file://{folder}/rendezvous")
+assert stages is None
 assert (group.rank, group.size) == (rank, size)
 
 def of(rank, dtype, shape):
@@ -43,34 +47,70 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.f
         report.append(digest(total))
 assert group.all_gather(torch.full((2, 3), rank)).shape == (2, 3 * size)
 print(json.dumps(report))
-group.close()
-group.close()
+leave()
+leave()
 """
+
+# One rank of two stages with two ranks each: sums within its stage travel to the other stage, and it prints what came.
+STAGED_RANK = """
+import json, sys
+import torch
+from quire.core.wire.rank import Layout
+from quire.executor.parallel.groups import RankGroups
+
+torch.set_num_threads(1)
+number, folder = int(sys.argv[1]), sys.argv[2]
+layout = Layout(pipeline=2, tensor=2)
+rank = layout.ranks()[number]
+group, stages = RankGroups.join(rank, layout, "cpu", f"file://{folder}/rendezvous")
+total = group.all_reduce(torch.full((2,), 10.0 ** number))
+if rank.pipeline == 0:
+    for step in range(5):  # more than may be under way
+        stages.send(torch.cat((total, torch.tensor([step, number]))))
+    received = []
+else:
+    received = [stages.receive(torch.empty(4)).tolist() for _ in range(5)]
+group.all_reduce(total)
+print(json.dumps([received, total.tolist()]))
+"""
+
+
+def reports_of(source: str, size: int, *args: str) -> list[Any]:
+    """What `size` processes of the program `source` print, each started with its number and `args`."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", source, str(number), *args], stdout=subprocess.PIPE, text=True)
+        for number in range(size)
+    ]
+    reports = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * size
+    return reports
 
 
 def test_ranks_agree_to_the_bit(tmp_path: Path) -> None:
     size = 3  # with two ranks the order of addition could not show
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
-    reports = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * size
+    reports = reports_of(RANK, size, str(size), str(tmp_path))
     assert len(reports[0]) == 27
     assert all(report == reports[0] for report in reports)
 
 
+def test_messages_travel_to_the_same_place_of_the_next_stage(tmp_path: Path) -> None:
+    reports = reports_of(STAGED_RANK, 4, str(tmp_path))
+    assert [total for _, total in reports] == [[22.0] * 2, [22.0] * 2, [2200.0] * 2, [2200.0] * 2]
+    assert [received for received, _ in reports[:2]] == [[], []]
+    for number, (received, _) in enumerate(reports[2:]):
+        assert received == [[11.0, 11.0, step, number] for step in range(5)]
+
+
 def test_group_of_one_is_the_identity_and_needs_no_torch_distributed() -> None:
-    group = ParallelGroup.create(0, 1, "cpu", "")
+    group, stages = RankGroups.join(Rank(), Layout(), "cpu", "")
+    assert stages is None
     x = torch.arange(6.0).view(2, 3)
     assert (group.rank, group.size) == (0, 1)
     assert group.all_reduce(x) is x
     assert group.all_gather(x) is x
-    group.close()
 
 
 def test_too_few_devices_are_named(tmp_path: Path) -> None:
     size = torch.cuda.device_count() + 2
-    with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size} needs {size} CUDA devices"):
-        ParallelGroup.create(0, size, "cuda", f"file://{tmp_path}/rendezvous")
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size} .* needs {size} CUDA devices"):
+        RankGroups.join(Rank(), Layout(tensor=size), "cuda", f"file://{tmp_path}/rendezvous")
