@@ -1,10 +1,9 @@
 """Reads the model's answers to a conversation, and gives sampling the parameters that this reading needs."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-from quire.core.wire.sampling_params import RequestOutputKind, ThinkingMarks
+from quire.core.wire.sampling_params import ThinkingMarks
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import CustomCalls
@@ -13,8 +12,6 @@ from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.parsing import constraints
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.parsers import OutputParsers
-from quire.frontend.requests.merging import OutputStream
-from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.turns import in_turns
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -71,8 +68,6 @@ class AnswerReader:
         that parsers look for, the marks of reasoning."""
         functions, choice = chat.tools.functions, chat.tools.choice
         fields: dict[str, Any] = {"structured_outputs": self._constraint(chat, prompt_text)}
-        if choice.max_calls is not None and choice.mode != "none":  # calls are read at once, to stop after the last
-            fields["output_kind"] = RequestOutputKind.DELTA
         if special_ids := self._special_ids(self._parsers.markers(functions, choice)):
             fields["shown_special_token_ids"] = special_ids
         if chat.sampling.get("thinking_token_budget") is not None:
@@ -114,7 +109,7 @@ class AnswerReader:
 
     # ----------------------------------------------------------------------------------------------------- reading
 
-    async def open(self, chat: ChatInput, prompt_text: str, stream: OutputStream) -> list[Choice] | None:
+    async def choices(self, chat: ChatInput, prompt_text: str) -> list[Choice] | None:
         """A reader for each sequence; None when every text is the answer unchanged."""
 
         def parser() -> OutputParser | None:
@@ -131,10 +126,9 @@ class AnswerReader:
         if self._searches is not None and chat.tools.functions and chat.tools.choice.mode != "none":
             count_search = self._searches.counter(chat.request_type, streaming=chat.streams)
 
-        def choice(parser: OutputParser | None, stop: Callable[[], None] | None = None) -> Choice:
+        def choice(parser: OutputParser | None) -> Choice:
             return Choice(
                 parser,
-                stop,
                 custom_calls=CustomCalls(chat.tools.custom) if chat.tools.custom else None,
                 count_search=count_search,
                 streaming=chat.streams,
@@ -142,6 +136,4 @@ class AnswerReader:
                 always_answers=always_answers,
             )
 
-        if not isinstance(stream, RequestStream):  # a beam search: its beams are read after they have ended
-            return [choice(each) for each in parsers]
-        return [choice(each, functools.partial(stream.stop, index)) for index, each in enumerate(parsers)]
+        return [choice(each) for each in parsers]

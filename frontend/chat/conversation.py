@@ -19,6 +19,7 @@ from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.request_stream import RequestStream
 
 
 class Conversations:
@@ -88,12 +89,12 @@ class Conversations:
         request_id = engine_id(reply_id)
         text = prompt.text or ""
         with renamed(**chat.names), renamed(prompt="messages"):
+            choices = await self._reader.choices(chat, text)
             stream = await self._open_stream(chat, prompt, request_id)
-        try:
-            choices = await self._reader.open(chat, text, stream)
-        except BaseException:
-            stream.close()
-            raise
+        # Beams are read after they have ended.
+        if chat.tools.bounds_calls and choices is not None and isinstance(stream, RequestStream):
+            for index, choice in enumerate(choices):
+                stream.watch(index, choice.take)
         return Turn(
             stream,
             len(prompt.token_ids),

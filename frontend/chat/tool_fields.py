@@ -21,6 +21,11 @@ class ToolSet(Struct, frozen=True, kw_only=True):
     custom: frozenset[str] = frozenset()  # names of the functions that stand for custom tools
     choice: ToolChoice = ToolChoice(mode="none")
 
+    @property
+    def bounds_calls(self) -> bool:
+        """Whether an answer ends after a number of calls."""
+        return self.choice.max_calls is not None and self.choice.mode != "none"
+
 
 def read_tool_set(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, *, max_calls: int | None = None

@@ -1,6 +1,6 @@
 """One answer of the model while it is generated: outputs of the engine in, events out."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.outputs import CompletionOutput, RequestOutput
@@ -25,7 +25,6 @@ class Choice:
 
     Args:
         parser: None when the text is the answer unchanged.
-        stop: ends the sequence after the last call that it may make; None for one that has ended before it is read.
         custom_calls: finds calls of custom tools among those of functions; None where no such tools are offered.
         count_search: counts whether a call was found, once for each piece of text in `streaming` answers, else once.
         tells_reasoning: False drops reasoning from the events.
@@ -35,7 +34,6 @@ class Choice:
     def __init__(
         self,
         parser: OutputParser | None,
-        stop: Callable[[], None] | None = None,
         *,
         custom_calls: CustomCalls | None = None,
         count_search: Callable[[bool], None] | None = None,
@@ -44,7 +42,8 @@ class Choice:
         always_answers: bool = False,
     ) -> None:
         self._parser = parser
-        self._stop = stop
+        self._taken: list[Event] | None = None  # events of text that was taken and not yet read; None: none is taken
+        self._error: Exception | None = None
         self._custom_calls = custom_calls
         self._count_search = count_search
         self._streaming = streaming
@@ -58,18 +57,28 @@ class Choice:
         """The reasoning so far, whether or not the client gets it."""
         return "".join(self._reasoning)
 
+    def take(self, text: str, token_ids: Sequence[int]) -> bool:
+        """Takes text as it arrives, for the next `read`. True once the answer has as many calls as it may have.
+
+        So an answer ends with the same token, however busy its reader is.
+        """
+        assert self._parser is not None
+        self._taken = self._taken or []
+        try:
+            self._taken += self._parser.push(text, token_ids)
+        except Exception as error:  # its reader raises it, not whoever brought the text
+            self._error = error
+        return self._parser.is_complete or self._error is not None
+
     def read(self, output: CompletionOutput) -> list[Event]:
         """Events for the new text, with a `Finish` at the end."""
         reason, stop_reason, parser = output.finish_reason, output.stop_reason, self._parser
         if parser is None:
             events: list[Event] = [TextDelta(output.text)] if output.text else []
         else:
-            events = parser.push(output.text, output.token_ids)
-            complete = parser.is_complete
-            if reason is None:
-                if complete and self._stop is not None:
-                    self._stop()
-            else:
+            events = self._parsed(parser, output)
+            if reason is not None:
+                complete = parser.is_complete
                 events += parser.finish()
                 if complete:  # whatever ended the text after the last call
                     reason, stop_reason = "tool_calls", None
@@ -83,6 +92,15 @@ class Choice:
                 events = self._custom_calls.read(events)
         if reason is not None:
             events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
+        return events
+
+    def _parsed(self, parser: OutputParser, output: CompletionOutput) -> list[Event]:
+        """The events of an output's text, which may have been taken before."""
+        if self._error is not None:
+            raise self._error
+        if self._taken is None:
+            return parser.push(output.text, output.token_ids)
+        events, self._taken = self._taken, []
         return events
 
     def _count(self, parser: OutputParser, events: list[Event], *, ended: bool) -> None:

@@ -1,11 +1,16 @@
 """One of a request's n sequences: deltas become text, token ids and log-probabilities, in portions for the reader."""
 
+from collections.abc import Callable, Sequence
+
 from quire.core.wire.protocol import FinishReason, RequestDelta, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.outputs import CompletionOutput, FlatLogprobs, SampleLogprobs
 from quire.frontend.requests.token_logprobs import read_row
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
+
+Watch = Callable[[str, Sequence[int]], bool]
+"""Takes the text of the next token and its id, and says whether the sequence ends with them."""
 
 
 class Completion:
@@ -17,7 +22,7 @@ class Completion:
         *("request_id", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
         *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
         *("_kind", "_include_stop", "_tokenizer", "_detokenizer", "_texts", "_token_ids", "_logprobs"),
-        *("_cumulative_logprob", "_new_logprobs"),
+        *("_cumulative_logprob", "_new_logprobs", "_watch"),
     )
 
     def __init__(
@@ -52,6 +57,11 @@ class Completion:
         self._new_logprobs = FlatLogprobs if sampling.flat_logprobs else list
         self._logprobs: SampleLogprobs | None = self._new_logprobs() if wants_logprobs else None
         self._cumulative_logprob: float | None = 0.0 if wants_logprobs else None
+        self._watch: Watch | None = None
+
+    def watch(self, watch: Watch) -> None:
+        """Lets `watch` end the sequence, at the same token however slowly its outputs are read. Call before `add`."""
+        self._watch = watch
 
     def add(self, delta: RequestDelta) -> None:
         """Takes a delta. Sets `finish_reason` at the end of the sequence, which may be a stop string found here."""
@@ -84,16 +94,42 @@ class Completion:
         token_ids = delta.token_ids
         if delta.finish_reason is FinishReason.STOP and not self._include_stop:
             token_ids = token_ids[:-1]  # EOS or a stop token: counted, but no text
-        text, count = self._detokenizer.push(token_ids)
-        if delta.finish_reason is not None and self._detokenizer.stop is None:
-            text += self._detokenizer.finish()
+        text, count, ended = self._push(token_ids)
+        if delta.finish_reason is not None and not ended and self._detokenizer.stop is None:
+            text += self._flush()
         if text:
             self._texts.append(text)
+        if ended:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, None
+            return count
         if self._detokenizer.stop is None:
             return len(delta.token_ids)
         self.finish_reason = FinishReason.STOP
         self.stop_reason = self._detokenizer.stop
         return count
+
+    def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
+        """Detokenizes; returns the new text, how many tokens count, and whether the last of them ends the sequence
+        because the watch says so."""
+        assert self._detokenizer is not None
+        if self._watch is None:
+            return *self._detokenizer.push(token_ids), False
+        texts = []
+        for count, token_id in enumerate(token_ids, start=1):
+            text, _ = self._detokenizer.push([token_id])
+            texts.append(text)
+            ended = self._watch(text, [token_id])
+            if ended or self._detokenizer.stop is not None:
+                return "".join(texts), count, ended
+        return "".join(texts), len(token_ids), False
+
+    def _flush(self) -> str:
+        """The text that was held back until the sequence ended."""
+        assert self._detokenizer is not None
+        text = self._detokenizer.finish()
+        if text and self._watch is not None:
+            self._watch(text, [])
+        return text
 
     def _add_logprobs(self, position: TokenLogprobs) -> None:
         assert self._logprobs is not None

@@ -14,7 +14,7 @@ from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.metrics import EngineMetrics, FinishedRequest
 from quire.frontend.outputs import FlatLogprobs, PromptLogprobs, RequestOutput, RequestTimes
-from quire.frontend.requests.completion import Completion
+from quire.frontend.requests.completion import Completion, Watch
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.token_logprobs import PromptRows
 
@@ -83,6 +83,10 @@ class RequestStream:
         """For each sequence, in order, the function that takes its deltas."""
         return [functools.partial(self._on_delta, each) for each in self._completions]
 
+    def watch(self, index: int, watch: Watch) -> None:
+        """Lets `watch` end one sequence as a stop string would. Call before the engine's first delta."""
+        self._completions[index].watch(watch)
+
     @property
     def finished(self) -> bool:
         return self._finished_at is not None
@@ -108,7 +112,7 @@ class RequestStream:
         if completion.num_tokens > before:
             self._count_tokens(completion, completion.num_tokens - before, now)
         if completion.finish_reason is not None:
-            if delta.finish_reason is None:  # a stop string, which the engine does not see
+            if delta.finish_reason is None:  # a stop string or a watch, of which the engine knows nothing
                 self._abort_in_engine([completion.request_id])
             self._count_finished(completion, now)
             self._num_unfinished -= 1
@@ -230,21 +234,6 @@ class RequestStream:
         self._has_news = True
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-    def stop(self, index: int) -> None:
-        """Ends one completion as a stop string would, because its reader wants no more of it. Harmless at the end."""
-        completion = self._completions[index]
-        if completion.finish_reason is not None:
-            return
-        now = time.monotonic()
-        completion.finish_reason = FinishReason.STOP
-        completion.has_news = True
-        self._abort_in_engine([completion.request_id])
-        self._count_finished(completion, now)
-        self._num_unfinished -= 1
-        if not self._num_unfinished:
-            self._finish(now)
-        self._wake()
 
     def close(self) -> None:
         """Aborts the unfinished sequences, because the reader is gone. Harmless at the end."""

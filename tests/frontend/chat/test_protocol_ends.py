@@ -273,6 +273,9 @@ class TestFailure:
         streamed = ask.refused("/v1/responses", {**body, "stream": True})
         assert streamed.status_code == 500 or decode([streamed.content])[-1]["type"] == "response.failed"
         assert "secret" not in streamed.text
+        bounded = ask.refused("/v1/responses", {**body, "max_tool_calls": 1})  # read as it arrives
+        assert bounded.status_code == 500
+        assert "secret" not in bounded.text
 
     def test_whole_response_has_the_errors_own_status(self, ask: Asker) -> None:
         for more in ({}, {"max_tool_calls": 2, "tools": [{"type": "function", **FUNCTION}], "tool_choice": "none"}):
@@ -321,7 +324,7 @@ class TestCalls:
         assert free["choices"][0]["message"]["tool_calls"][0]["id"].startswith("chatcmpl-tool-")
         more = {"parallel_tool_calls": False, "return_token_ids": True, "logprobs": True}
         whole = ask("/v1/chat/completions", {**body, **more, "n": 2})
-        assert whole["usage"]["completion_tokens"] < 2 * 150
+        assert whole["usage"]["completion_tokens"] < 20
         for choice in whole["choices"]:
             assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
             assert len(choice["message"]["tool_calls"]) == 1
@@ -331,7 +334,7 @@ class TestCalls:
         *lines, done = text.decode().strip().split("\n\n")
         assert done == "data: [DONE]"
         chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
-        assert sum(len(chunk.get("token_ids", [])) for chunk in chunks) < 150
+        assert [token for chunk in chunks for token in chunk.get("token_ids", [])] == whole["choices"][0]["token_ids"]
         assert [call["index"] for chunk in chunks for call in chunk["delta"].get("tool_calls", [])] == [0, 0]
         assert [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]] == ["tool_calls"]
 
@@ -344,7 +347,8 @@ class TestCalls:
             for response in (whole, streamed):
                 assert response["status"] == "completed"
                 assert len(response["output"]) == count
-                assert response["usage"]["output_tokens"] < 150
+            assert whole["usage"] == streamed["usage"]  # however busy the server is
+            assert whole["usage"]["output_tokens"] < 20
         [call] = streamed["output"]
         assert (call["call_id"].partition("_")[0], call["id"].partition("_")[0]) == ("call", "fc")
 
@@ -355,7 +359,7 @@ class TestCalls:
         body["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
         message = ask("/v1/messages", body)
         assert message["stop_reason"] == "tool_use"
-        assert message["usage"]["output_tokens"] < 150
+        assert message["usage"]["output_tokens"] < 20
         [block] = message["content"]
         assert (block["id"].partition("_")[0], block["input"]) == ("toolu", {})
         assert decode(ask.stream("/v1/messages", body))[-2]["delta"]["stop_reason"] == "tool_use"

@@ -1,7 +1,7 @@
 """Outputs of one request, from the engine's deltas to what a reader gets."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,34 @@ def test_the_token_that_ends_is_counted_but_is_no_text() -> None:
     assert asyncio.run(work(EOS, skip_special_tokens=False)) == ("hi", [*encode("hi"), EOS], None)
     assert asyncio.run(work(x)) == ("hi", [*encode("hi"), x], x)
     assert asyncio.run(work(x, include_stop_str_in_output=True)) == ("hix", [*encode("hi"), x], x)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_watch_ends_a_sequence_at_its_token_however_tokens_come(size: int) -> None:
+    async def work() -> None:
+        engine = Engine(output_kind=DELTA, logprobs=0)
+        seen: list[str] = []
+
+        def watch(text: str, token_ids: Sequence[int]) -> bool:
+            assert len(token_ids) == 1
+            seen.append(text)
+            return "".join(seen).endswith("end")
+
+        engine.stream.watch(0, watch)
+        token_ids = encode("the end of it")
+        for start in range(0, len(token_ids), size):
+            piece = token_ids[start : start + size]
+            logprobs = [TokenLogprobs([each], [-1.0], [1]) for each in piece]
+            engine.give(piece, FinishReason.LENGTH if start + size >= len(token_ids) else None, logprobs=logprobs)
+        [output] = await engine.rest()  # a slow reader
+        [completion] = output.outputs
+        assert (completion.text, completion.finish_reason, completion.stop_reason) == ("the end", "stop", None)
+        assert "".join(map(TOKENIZER.token_text, completion.token_ids)) == "the end"
+        assert completion.logprobs is not None
+        assert len(completion.logprobs) == len(completion.token_ids)
+        assert engine.aborted == (["r_0"] if size < len(token_ids) else [])  # not what has ended by itself
+
+    on_loop(work())
 
 
 def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
