@@ -9,12 +9,16 @@ from pathlib import Path
 # OpenMP's barriers make each step fifty times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import httpx
 import pytest
 import torch
 
 from quire.ops.cpu.compiler import cache_folder
 from tests.checkpoints import make_checkpoint
 from tests.servers import ServerProcess
+
+for _wait in ("connect", "read", "write", "pool"):  # 5 s by default, which an answer may take on a busy machine
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _wait, 60.0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,8 @@
 """Real server processes for tests: starts `quire serve` on a free port, waits until it is ready, and ends it."""
 
+import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,10 +16,17 @@ import httpx
 START_SECONDS = 120.0
 
 
+_PORTS = range(15_000, 32_000)
+"""Below those that Linux gives to whoever asks for any: nobody else is given one before its server binds."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens at, drawn anew each time."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class ServerProcess:
@@ -48,7 +57,7 @@ class ServerProcess:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.logs()}")
             try:
-                if httpx.get(f"{self.base_url}/health", timeout=2).status_code == 200:
+                if httpx.get(f"{self.base_url}/health", timeout=10).status_code == 200:
                     return self
             except httpx.HTTPError:
                 pass

@@ -58,7 +58,6 @@ def test_deltas_join_up_to_the_final_output(llm: AsyncLLM, run: Run) -> None:
         deltas = await collect(llm, "deltas")
         [final] = await collect(llm, "final", sampling=GREEDY.replace(output_kind=RequestOutputKind.FINAL_ONLY))
         growing = await collect(llm, "growing", sampling=GREEDY.replace(output_kind=RequestOutputKind.CUMULATIVE))
-        assert len(deltas) > 1
         assert [each.finished for each in deltas] == [False] * (len(deltas) - 1) + [True]
         assert "".join(each.outputs[0].text for each in deltas) == final.outputs[0].text
         token_ids = [token_id for each in deltas for token_id in each.outputs[0].token_ids]
@@ -67,6 +66,9 @@ def test_deltas_join_up_to_the_final_output(llm: AsyncLLM, run: Run) -> None:
         assert texts[-1] == final.outputs[0].text
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
         assert final.request_id == "final"
+        stream = llm.generate("Hello", LONG, "early")
+        assert not (await anext(stream)).finished
+        await stream.aclose()
 
     run(work())
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -17,18 +17,21 @@ from quire.frontend.http.server_state import ServerState
 class Source:
     """Frames that come when the test says so; knows whether it was closed."""
 
-    def __init__(self, *script: bytes | float | Exception) -> None:
+    def __init__(self, *script: bytes | float | Exception | Callable[[], bool]) -> None:
         self._script = script
         self.closed = False
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Yields bytes, sleeps floats, raises exceptions."""
+        """Yields bytes, sleeps floats, raises exceptions, waits until functions say True."""
         try:
             for step in self._script:
                 if isinstance(step, Exception):
                     raise step
                 if isinstance(step, bytes):
                     yield step
+                elif callable(step):
+                    while not step():
+                        await asyncio.sleep(0.001)
                 else:
                     await asyncio.sleep(step)
         finally:
@@ -150,11 +153,11 @@ def test_stop_of_the_server_before_the_first_frame_is_left_to_http() -> None:
 
 def test_silence_is_filled_with_comments() -> None:
     client = Client()
-    play(Source(b"a", 0.13, b"b"), client, keep_alive_seconds=0.05)
+    play(Source(b"a", lambda: len(client.bodies) == 3, b"b"), client, keep_alive_seconds=0.05)
     assert client.bodies == [b"a", event_stream.KEEP_ALIVE, event_stream.KEEP_ALIVE, b"b", b""]
 
 
 def test_busy_stream_needs_no_comments() -> None:
     client = Client()
-    play(Source(*[b"x", 0.01] * 10), client, keep_alive_seconds=0.05)
+    play(Source(*[b"x", 0.01] * 10), client, keep_alive_seconds=0.08)
     assert client.bodies == [b"x"] * 10 + [b""]
