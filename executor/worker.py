@@ -239,6 +239,7 @@ class Worker:
             quantization=config.quantization,
             rank=self._group.rank,
             num_ranks=self._group.size,
+            expert_placement=config.expert_placement,
             seed=config.seed,
             show_progress=self._rank.is_first,
         )

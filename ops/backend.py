@@ -254,9 +254,9 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """The weighted sum of each token's experts (arXiv:1701.06538): `x` [num_tokens, hidden] → the same shape.
 
         An expert is a gated layer, or a linear layer with a plain activation, and the linear layer after it. `ids`
-        [num_tokens, top_k] int64 are below the number of experts; `weights` [num_tokens, top_k] are float32. The sums
-        of a token are added in the order of its ids. If `weighs_inputs`, the weights multiply what an expert reads
-        instead of what it gives.
+        [num_tokens, top_k] int64 are below the number of experts, or -1 for an expert that is not here, which adds
+        nothing; `weights` [num_tokens, top_k] are float32. The sums of a token are added in the order of its ids. If
+        `weighs_inputs`, the weights multiply what an expert reads instead of what it gives.
         """
 
     @abstractmethod

@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+ExpertPlacementStrategy = Literal["linear", "round_robin"]
+"""Which experts of a layer a rank holds: a run of neighbours, or every so-many-th one."""
+
 
 class ParallelConfig(Struct, frozen=True, kw_only=True):
     """How one model is spread over workers."""
@@ -11,6 +14,20 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, description="Workers that each hold a shard of every layer.", extra={"aliases": ["-tp"]})
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        Meta(
+            description="Divide the experts of a mixture over the workers whole, instead of cutting each of them.",
+            extra={"aliases": ["-ep"]},
+        ),
+    ] = False
+    expert_placement_strategy: Annotated[
+        ExpertPlacementStrategy,
+        Meta(
+            description="With --enable-expert-parallel, a worker holds neighbouring experts (linear), or every n-th of "
+            "them (round_robin)."
+        ),
+    ] = "linear"
     distributed_executor_backend: Annotated[
         Literal["uni", "mp"] | None,
         Meta(

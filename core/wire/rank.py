@@ -21,7 +21,7 @@ class Rank(Struct, array_like=True, frozen=True):
     @property
     def is_first(self) -> bool:
         """Whether this worker logs for all that run the same copy of the model."""
-        return not (self.pipeline or self.tensor or self.expert)
+        return not (self.pipeline or self.tensor)
 
     def __str__(self) -> str:
         """For logs: the tensor coordinate, and those of the others that are not 0: `tp1`, `dp2-pp1-tp0`."""
@@ -36,11 +36,13 @@ class Layout(Struct, frozen=True, kw_only=True):
         data: engines, each with a whole copy of the model.
         pipeline: stages of one engine.
         tensor: workers of one stage.
+        expert: workers that divide the experts of a layer among them, whole; 1: experts are divided as `tensor` says.
     """
 
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
+    expert: int = 1
 
     @property
     def num_workers(self) -> int:
@@ -58,7 +60,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     def ranks(self, data: int = 0) -> list[Rank]:
         """The workers of engine number `data`, stage by stage; their order is that of their numbers."""
         return [
-            Rank(data=data, pipeline=stage, tensor=place)
+            Rank(data=data, pipeline=stage, tensor=place, expert=place if self.expert > 1 else 0)
             for stage in range(self.pipeline)
             for place in range(self.tensor)
         ]

@@ -101,7 +101,12 @@ def _num_parameters(config: EngineConfig, context: ModelContext) -> int:
     spec = msgspec.structs.replace(config.spec, hf_config=plain)
     with torch.inference_mode():
         plain_context = dataclasses.replace(
-            context, scheme=Unquantised(), weights=reader, packing=PackAtLoad(context.ops)
+            context,
+            scheme=Unquantised(),
+            weights=reader,
+            packing=PackAtLoad(context.ops),
+            group=ParallelGroup(),
+            experts=None,
         )
         dry_build(spec, plain_context, reader)
     return sum(math.prod(shape) for shape in {read.name: read.shape for read in reader.reads}.values())

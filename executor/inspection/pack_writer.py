@@ -68,6 +68,7 @@ def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
     manifest = Manifest(
         source=spec.name,
         tensor_parallel_size=size,
+        expert_placement=config.expert_placement,
         dtype=spec.dtype,
         quantization=config.quantization,
         layout=ops.layout,
@@ -87,6 +88,7 @@ def _opened(config: EngineConfig, rank: int) -> Iterator[WeightReader]:
         quantization=config.quantization,
         rank=rank,
         num_ranks=config.layout.tensor,
+        expert_placement=config.expert_placement,
         seed=config.seed,
     )
     with contextlib.closing(weights):

@@ -50,7 +50,13 @@ def save_shards(config: EngineConfig, folder: Path) -> FilesSaved:
                 num_bytes += sum(tensor.nbytes for tensor in tensors.values())
         shapes = dict(weights.shapes or {read.name: read.shape for read in reader.reads})
     copy_others(Path(spec.path), folder)
-    manifest = Manifest(tensor_parallel_size=size, dtype=spec.dtype, quantization=config.quantization, shapes=shapes)
+    manifest = Manifest(
+        tensor_parallel_size=size,
+        expert_placement=config.expert_placement,
+        dtype=spec.dtype,
+        quantization=config.quantization,
+        shapes=shapes,
+    )
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))  # last: a folder without it was not finished
     return FilesSaved(num_files, num_bytes)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packing import PackAtLoad, Packing
 from quire.executor.weights.quantisation.scheme import LinearScheme, Part
@@ -19,7 +20,8 @@ from quire.ops.backend import Backend
 class ModelContext:
     """A rank's kernels, tensor-parallel group and weights. A layer reads its shard of a weight when it is made.
 
-    Linear layers read theirs through `scheme`, and `packing` hands them out packed.
+    Linear layers read theirs through `scheme`, and `packing` hands them out packed. `experts` divides the experts of
+    mixtures whole over ranks; None: each rank has a part of each, as of any other weight.
     """
 
     ops: Backend
@@ -31,6 +33,7 @@ class ModelContext:
     packing: Packing
     layers: range  # indices of the model's layers that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
+    experts: ExpertParallel | None = None
 
     @classmethod
     def of(
@@ -57,6 +60,7 @@ class ModelContext:
             packing=packing or PackAtLoad(ops),
             layers=range(spec.num_layers),
             max_model_len=config.max_model_len,
+            experts=ExpertParallel.of(config, group),
         )
 
     def read(

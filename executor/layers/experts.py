@@ -1,7 +1,10 @@
-"""The experts of a mixture, split over ranks: every rank has a part of each expert's intermediate dimensions."""
+"""The experts of a mixture, split over ranks.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Every rank has a part of each expert's intermediate dimensions, or, with expert parallelism, some of the experts whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,6 +12,8 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.expert_parallel import ExpertPlaces
+from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, mxfp4
 from quire.executor.weights.quantisation.scheme import Part
@@ -53,18 +58,32 @@ class Experts:
         """`weighs_inputs` as for `Backend.experts`."""
         if top_k > shape.num_experts:
             raise ModelLoadError(f"config.json asks for {top_k} experts a token; the model has {shape.num_experts}.")
-        shard = context.shard(0, shape.size, "intermediate dimensions of an expert")
+        own: Sequence[int] = range(shape.num_experts)
+        self._places: ExpertPlaces | None = None
+        if context.experts is None:
+            shard = context.shard(0, shape.size, "intermediate dimensions of an expert")
+        else:
+            shard = Shard(0, 0, shape.size)
+            self._places = context.experts.place(shape.num_experts, context.device)
+            own = self._places.own
+            context.experts.layers.append(self)
+            context = replace(context, group=ParallelGroup())  # one rank has all of an expert, its biases included
         self.activation_size = top_k * (3 * (shard.stop - shard.start) + 2 * shape.hidden_size)
         self._ops = context.ops
         self._activation = activation
         self._weighs_inputs = weighs_inputs
-        self._packed = context.packing.experts(
-            lambda: (stored.read(context, shape, index, shard) for index in range(shape.num_experts)),
-            shape.num_experts,
-        )
+        self._has_any = len(own) > 0
+        if self._has_any:
+            self._packed = context.packing.experts(
+                lambda: (stored.read(context, shape, index, shard) for index in own), len(own)
+            )
 
     def partial(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """`Backend.experts` with the rank's part of each expert: summed over ranks, these are the outputs."""
+        """`Backend.experts` with the rank's part of the experts: summed over ranks, these are the outputs."""
+        if not self._has_any:  # there are more ranks than experts
+            return torch.zeros_like(x)
+        if self._places is not None:
+            ids = self._places.local(ids)
         return self._ops.experts(
             x, self._packed, ids, weights, self._activation, weighs_inputs=self._weighs_inputs
         )  # fmt: skip

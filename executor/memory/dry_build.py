@@ -77,7 +77,13 @@ def dry_build(spec: ModelSpec, context: ModelContext, reader: ShapeReader | None
     """
     with _LightMeta():
         return build_model(
-            spec, replace(context, device=META, weights=reader or ShapeReader(context.dtype, context.weights))
+            spec,
+            replace(
+                context,
+                device=META,
+                weights=reader or ShapeReader(context.dtype, context.weights),
+                experts=context.experts and context.experts.without_layers(),
+            ),
         )
 
 

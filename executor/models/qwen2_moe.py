@@ -1,6 +1,7 @@
 """Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): many small experts, and a shared one that each token weights."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
@@ -28,11 +29,12 @@ def mixture_maker(
     `renormalise` as for `routed_experts`.
     """
     shape = ExpertShape(1, spec.hidden_size, size_of(spec, "shared_expert_intermediate_size"))
+    cut = replace(context, experts=None)  # an expert that all tokens share is divided as any other layer
 
     def mixture(place: LayerPlace) -> Mixture:
         name = f"{place.name}.mlp"
         shared = RoutedExperts(
-            context, f"{name}.shared_expert_gate", Routing(1, "sigmoid"), SeparateExperts(f"{name}.shared_expert"),
+            cut, f"{name}.shared_expert_gate", Routing(1, "sigmoid"), SeparateExperts(f"{name}.shared_expert"),
             shape, activation_of(spec, "hidden_act"),
         )  # fmt: skip
         return Mixture(context, [routed_experts(spec, context, name, renormalise=renormalise), shared])

@@ -89,9 +89,18 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
     """The model of `spec.architecture` with its weights loaded, in the implementation that `spec` asks for.
 
     Raises:
-        ModelLoadError: an architecture that neither a file here nor Transformers has, or a checkpoint that does not
-            fit it.
+        ModelLoadError: an architecture that neither a file here nor Transformers has, a checkpoint that does not fit
+            it, or experts that are to be divided where there are none.
     """
+    model = _build(spec, context)
+    if context.experts is not None and not context.experts.layers and len(context.layers) == spec.num_layers:
+        raise ModelLoadError(
+            f"{spec.name} has no experts that could be divided over ranks; start without --enable-expert-parallel."
+        )
+    return model
+
+
+def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if spec.model_class is not None and spec.implementation == "auto":
         return _registered_class(spec)(spec, context)
     if not is_native(spec):

@@ -8,6 +8,7 @@ import torch
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
+from quire.core.config.parallel import ExpertPlacementStrategy
 from quire.core.config.resolved import ModelSpec
 from quire.core.wire.gguf_table import read_gguf_table
 from quire.executor.weights.dummy import DummyWeights
@@ -30,6 +31,7 @@ def open_weights(
     quantization: Quantization | None = None,
     rank: int = 0,
     num_ranks: int = 1,
+    expert_placement: ExpertPlacementStrategy | None = None,
     seed: int = 0,
     show_progress: bool = False,
 ) -> WeightReader:
@@ -42,7 +44,7 @@ def open_weights(
         return DummyWeights(dtype, seed)
     folder = Path(spec.path)
     if load.load_format == "sharded_state" or (load.load_format == "auto" and (folder / MANIFEST).is_file()):
-        return ShardedWeights(folder, dtype, quantization, rank, num_ranks)
+        return ShardedWeights(folder, dtype, quantization, rank, num_ranks, expert_placement)
     files = find_files(folder, load.load_format)
     return FileWeights(
         files, _names(files, spec), dtype, _progress_bar() if show_progress and load.use_tqdm_on_load else None

@@ -20,11 +20,12 @@ from torch import Tensor
 import quire.executor
 import quire.ops
 from quire.core.config.model import Quantization
+from quire.core.config.parallel import ExpertPlacementStrategy
 from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.packing import ReadExperts, ReadLinear
 from quire.executor.weights.readers import Shard, Stored, StoredRows
-from quire.executor.weights.sharded_state import key_of
+from quire.executor.weights.sharded_state import experts_flags, key_of
 from quire.executor.weights.tensor_files import SafetensorsFile
 from quire.ops.backend import Backend
 from quire.ops.stored import StoredWeight
@@ -39,6 +40,7 @@ class Manifest(Struct, kw_only=True):
 
     source: str
     tensor_parallel_size: int
+    expert_placement: ExpertPlacementStrategy | None
     dtype: str
     quantization: Quantization | None
     layout: str
@@ -137,6 +139,10 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
             size != config.layout.tensor,
             f"was packed for {size} ranks: start with --tensor-parallel-size {size}.",
         ),
+        (
+            manifest.expert_placement != config.expert_placement,
+            f"was packed {experts_flags(manifest.expert_placement) or 'without --enable-expert-parallel'}: start so.",
+        ),
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
         (
             config.quantization not in (None, quantization),
@@ -151,6 +157,7 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
 
 def _remedy(manifest: Manifest) -> str:
     flags = f" --tensor-parallel-size {manifest.tensor_parallel_size}" if manifest.tensor_parallel_size > 1 else ""
+    flags += experts_flags(manifest.expert_placement).removeprefix("with")
     flags += f" --quantization {manifest.quantization}" if manifest.quantization else ""
     return f"To pack it again: quire pack {manifest.source} --output FOLDER{flags}"
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from quire.core.config.model import Quantization
+from quire.core.config.parallel import ExpertPlacementStrategy
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.names import HubNames
 from quire.executor.weights.readers import Shard, Stored, StoredRows
@@ -25,6 +26,7 @@ class Manifest(Struct, kw_only=True):
     """What the files of a folder were written for, and the shapes of the checkpoint that they were made of."""
 
     tensor_parallel_size: int
+    expert_placement: ExpertPlacementStrategy | None = None
     dtype: str
     quantization: Quantization | None
     shapes: dict[str, tuple[int, ...]]
@@ -33,6 +35,11 @@ class Manifest(Struct, kw_only=True):
 def file_name(rank: int, part: int) -> str:
     """The name of one file of a rank."""
     return f"model-rank-{rank}-part-{part}.safetensors"
+
+
+def experts_flags(placement: ExpertPlacementStrategy | None) -> str:
+    """The options that place experts so."""
+    return "" if placement is None else f"with --enable-expert-parallel --expert-placement-strategy {placement}"
 
 
 def key_of(name: str, shard: Shard | None) -> str:
@@ -48,7 +55,13 @@ class ShardedWeights:
     """
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, quantization: Quantization | None, rank: int, num_ranks: int
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+        rank: int,
+        num_ranks: int,
+        expert_placement: ExpertPlacementStrategy | None = None,
     ) -> None:
         self._folder = folder
         self._dtype = dtype
@@ -62,6 +75,11 @@ class ShardedWeights:
             raise ModelLoadError(
                 f"{folder} was saved with --quantization {manifest.quantization or 'none'}, and this start has "
                 f"{quantization or 'none'}: a rank then reads other shards. Start with the same, or save it again."
+            )
+        if manifest.expert_placement != expert_placement:
+            raise ModelLoadError(
+                f"{folder} was saved {experts_flags(manifest.expert_placement) or 'without --enable-expert-parallel'}, "
+                "and a rank otherwise reads other shards: start so, or save it again."
             )
         self.shapes: Mapping[str, tuple[int, ...]] = manifest.shapes
         paths = sorted(folder.glob(file_name(rank, 0).replace("part-0", "part-*")))

@@ -28,7 +28,8 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         ConfigError: options that contradict each other or the checkpoint.
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
-    layout = Layout(tensor=args.parallel.tensor_parallel_size)
+    tensor, has_experts = args.parallel.tensor_parallel_size, args.parallel.enable_expert_parallel
+    layout = Layout(tensor=tensor, expert=tensor if has_experts else 1)
     executor = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
     if executor == "uni" and layout.num_workers > 1:
         raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")
@@ -47,6 +48,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         fit_max_model_len=fit,
         seed=args.model.seed,
         quantization=args.model.quantization or ("bitsandbytes" if args.load.load_format == "bitsandbytes" else None),
+        expert_placement=args.parallel.expert_placement_strategy if has_experts else None,
         log_stats=not args.observability.disable_log_stats,
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],

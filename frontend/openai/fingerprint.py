@@ -28,6 +28,7 @@ def fingerprint(server: ServerConfig, config: EngineConfig) -> str | None:
 def _digest(config: EngineConfig) -> str:
     """Hexadecimal digits that differ where the model or the way in which it is computed differ."""
     spec = msgspec.structs.replace(config.spec, path="")  # replicas may keep the checkpoint in different folders
-    facts: list[object] = [spec, config.device, config.quantization, config.layout.tensor, config.logprobs_mode]
+    facts: list[object] = [spec, config.device, config.quantization, config.layout, config.logprobs_mode]
+    facts.append(config.expert_placement)
     facts += [config.max_model_len, config.limits, config.cache, config.logits_processors]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:_NUM_DIGITS]

@@ -150,7 +150,7 @@ class NativeExperts:
             weighs_inputs, torch.get_num_threads(),
         )  # fmt: skip
         if failed == 3:
-            raise ValueError(f"ids of experts must be from 0 to {len(down.panels) - 1}.")
+            raise ValueError(f"ids of experts must be from 0 to {len(down.panels) - 1}, or -1.")
         if failed == 2:
             raise MemoryError(f"no memory for {ids.shape[1]} experts of {len(x)} tokens")
         if failed:  # a processor that cannot convert float16

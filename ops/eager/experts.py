@@ -64,11 +64,15 @@ class GroupedLinear:
         if isinstance(self.weight, Tensor):
             out = F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
         else:
-            out = torch.cat(list(self._widened_parts(x, self.weight, ends.tolist())))
+            out = x.new_zeros(len(x), self.shape[0])
+            for row, part in self._widened_parts(x, self.weight, ends.tolist()):
+                out[row : row + len(part)] = part
         return out if self.bias is None else out + self.bias[experts]
 
-    def _widened_parts(self, x: Tensor, weights: list[QuantisedWeight], ends: list[int]) -> Iterable[Tensor]:
-        """The products of some experts after another."""
+    def _widened_parts(
+        self, x: Tensor, weights: list[QuantisedWeight], ends: list[int]
+    ) -> Iterable[tuple[int, Tensor]]:
+        """The first row, and the products, of some experts after another."""
         count, row = max(1, PART // (self.shape[0] * self.shape[1])), 0
         for first in range(0, len(ends), count):
             part = ends[first : first + count]
@@ -78,7 +82,7 @@ class GroupedLinear:
             for numbers, weight in zip(widened, weights[first : first + count], strict=True):
                 self._place(dequantise(weight, x.dtype), numbers)
             offsets = torch.tensor(part, dtype=torch.int32, device=x.device) - row
-            yield F.grouped_mm(x[row : part[-1]], widened.transpose(1, 2), offs=offsets)
+            yield row, F.grouped_mm(x[row : part[-1]], widened.transpose(1, 2), offs=offsets)
             row = part[-1]
 
     def _place(self, weight: Tensor, to: Tensor) -> None:
@@ -121,15 +125,21 @@ def run(
 ) -> Tensor:
     """See `Backend.experts`."""
     num_tokens, top_k = ids.shape
-    experts, order = ids.flatten().sort(stable=True)
-    ends = torch.bincount(experts, minlength=len(packed.down.weight)).cumsum(0).to(torch.int32)
+    num_experts = len(packed.down.weight)
+    # Rows of experts that are not here come last, behind all ends, and what is computed of them is not used.
+    experts, order = ids.flatten().masked_fill(ids.flatten() < 0, num_experts).sort(stable=True)
+    is_here = (experts < num_experts).unsqueeze(1)
+    ends = torch.bincount(experts, minlength=num_experts)[:num_experts].cumsum(0).to(torch.int32)
+    experts = experts.clamp(max=num_experts - 1)
     padded = F.pad(x, (0, packed.gate_up.shape[1] - x.shape[1]))
     inputs = padded[order // top_k]
     if weighs_inputs:
         inputs, weights = (inputs * weights.flatten()[order].unsqueeze(1)).to(x.dtype), torch.ones_like(weights)
     inner = activate(packed.gate_up.multiply(inputs, ends, experts))
     out = torch.empty(len(order), packed.hidden_size, dtype=torch.float32, device=x.device)
-    out[order] = packed.down.multiply(inner, ends, experts)[:, : packed.hidden_size].float()
+    out[order] = (
+        packed.down.multiply(inner, ends, experts)[:, : packed.hidden_size].float().masked_fill(~is_here, 0)
+    )  # fmt: skip
     total, *others = (out.view(num_tokens, top_k, -1) * weights.unsqueeze(-1)).unbind(1)
     for part in others:  # one after the other, so that the sum does not depend on the number of tokens
         total = total + part

@@ -13,7 +13,9 @@ from torch import Tensor
 from quire import ops
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
+from quire.core.config.parallel import ExpertPlacementStrategy
 from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.memory.state_layout import StateLayout, StatePages
 from quire.executor.models.base import GivenRows, Model, ModelContext, StepContext, Wanted
@@ -61,12 +63,13 @@ def model_context(
     load: LoadConfig | None = None,
     layers: range | None = None,
     quantization: Quantization | None = None,
+    experts: ExpertPlacementStrategy | None = None,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
-    dtype, backend = getattr(torch, spec.dtype), ops.bind(device)
+    dtype, backend, group = getattr(torch, spec.dtype), ops.bind(device), group or ParallelGroup()
     return ModelContext(
         ops=backend,
-        group=group or ParallelGroup(),
+        group=group,
         dtype=dtype,
         device=torch.device(device),
         weights=open_weights(spec, load or LoadConfig(), dtype),
@@ -74,6 +77,7 @@ def model_context(
         packing=PackAtLoad(backend),
         layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
+        experts=None if experts is None else ExpertParallel(group.rank, group.size, experts),
     )
 
 

@@ -211,6 +211,22 @@ def test_weights_may_multiply_the_inputs(ops: Backend, is_gated: bool) -> None:
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_int8", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_experts_that_are_elsewhere_add_nothing(ops: Backend, is_int8: bool, dtype: torch.dtype) -> None:
+    experts = make_experts(5, 37, 24, dtype, has_bias=True, is_int8=is_int8)
+    packed = ops.pack_experts(experts, 5)
+    x, (ids, weights) = torch.randn(11, 37).to(dtype), choose(11, 5, 3)
+    ids[0], ids[1:4, 0], ids[5, 1:] = -1, -1, -1
+    expected = expected_output(ops, x, experts, ids.clamp(min=0), weights.masked_fill(ids < 0, 0), "silu")
+    got = ops.experts(x, packed, ids, weights)
+    torch.testing.assert_close(
+        got.double(), expected, atol=TOLERANCE[dtype] * (1 + expected.abs().max().item()), rtol=0
+    )
+    assert not got[0].any()
+    assert not ops.experts(x, packed, torch.full_like(ids, -1), weights).any()
+
+
 def test_input_may_be_a_view(ops: Backend) -> None:
     experts = make_experts(4, 16, 24, torch.float32)
     packed = ops.pack_experts(experts, 4)
@@ -287,6 +303,6 @@ def test_inputs_that_do_not_fit_are_refused(own_native: NativeBackend) -> None:
         own_native.experts(torch.randn(2, 16).bfloat16(), packed, ids, weights)
     with pytest.raises(ValueError, match=r"\[2, 15\]"):
         own_native.experts(torch.randn(2, 15), packed, ids, weights)
-    for bad in (-1, 4):
-        with pytest.raises(ValueError, match="from 0 to 3"):
+    for bad in (-2, 4):
+        with pytest.raises(ValueError, match="from 0 to 3, or -1"):
             own_native.experts(torch.randn(2, 16), packed, torch.full((2, 2), bad), weights)

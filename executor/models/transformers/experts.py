@@ -1,7 +1,7 @@
 """Recognises the experts of a mixture by what they compute, and reads their weights for our operation."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, get_args
@@ -99,27 +99,36 @@ def load_experts(context: ModelContext, name: str, form: ExpertsForm, top_k: int
         GATE_UP, DOWN, is_transposed=form.is_transposed, is_interleaved=form.is_interleaved, has_bias=form.has_bias
     )
     # Tensors that are made of others as they are read are made once for all experts.
-    held = replace(context, weights=_Held(context, name))
+    held = replace(context, weights=_Held(context, name, _own_rows(context, form.shape.num_experts)))
     return Experts(held, stored, form.shape, top_k, form.activation)
 
 
+def _own_rows(context: ModelContext, num_experts: int) -> Shard:
+    """The experts between this rank's first and its last one."""
+    own: Sequence[int] = range(num_experts)
+    if context.experts is not None:
+        own = context.experts.place(num_experts, context.device).own or [0]
+    return Shard(0, min(own), max(own) + 1)
+
+
 class _Held:
-    """See `WeightReader`: the tensors of one module, each read whole, when it is wanted."""
+    """See `WeightReader`: the tensors of one module, of each of which `rows` are read when it is wanted."""
 
     shapes = None
 
-    def __init__(self, context: ModelContext, name: str) -> None:
+    def __init__(self, context: ModelContext, name: str, rows: Shard) -> None:
         self._context = context
         self._name = name
+        self._rows = rows
         self._tensors: dict[str, Tensor] = {}
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         if name not in self._tensors:
-            self._tensors[name] = self._context.weights.read(f"{self._name}.{name}", shape, dtype=dtype)
-        tensor = self._tensors[name]
-        return tensor if shard is None else tensor.narrow(shard.dim, shard.start, shard.stop - shard.start)
+            self._tensors[name] = self._context.weights.read(f"{self._name}.{name}", shape, self._rows, dtype)
+        assert shard is not None, "experts are read one by one"
+        return self._tensors[name][shard.start - self._rows.start : shard.stop - self._rows.start]
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
         return self._context.weights.find(f"{self._name}.{name}", otherwise)

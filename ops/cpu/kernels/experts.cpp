@@ -5,7 +5,7 @@
 // activations are float32, from which the second layer packs what it reads.
 //
 // The outputs of a token's experts are kept apart and added in the token's own order. So a token's result depends
-// neither on the other tokens nor on the number of threads.
+// neither on the other tokens nor on the number of threads. A pair with an expert that is not here (-1) is left out.
 
 #include "threads.h"
 #include "widened.h"
@@ -79,7 +79,8 @@ struct Tokens {
         const long pairs = count * call.top_k;
         const int64_t* ids = call.ids + first_token * call.top_k;
         std::vector<long> starts(call.num_experts + 1);
-        for (long pair = 0; pair < pairs; pair++) starts[ids[pair] + 1]++;
+        for (long pair = 0; pair < pairs; pair++)
+            if (ids[pair] >= 0) starts[ids[pair] + 1]++;
         for (long expert = 0; expert < call.num_experts; expert++) {
             starts[expert + 1] += starts[expert];
             for (long first = starts[expert], end = starts[expert + 1]; first < end;) {
@@ -88,8 +89,9 @@ struct Tokens {
                 first += rows;
             }
         }
-        order.resize(pairs);
-        for (long pair = 0; pair < pairs; pair++) order[starts[ids[pair]]++] = (int32_t)pair;
+        order.resize(starts[call.num_experts]);
+        for (long pair = 0; pair < pairs; pair++)
+            if (ids[pair] >= 0) order[starts[ids[pair]]++] = (int32_t)pair;
     }
 
     // Calls body(tile, row in the tile, rows of the tile, the tile's first place in `order`) for each pair of a block.
@@ -185,12 +187,16 @@ struct Tokens {
 
     template <class T> void add() const {
         for_each(count, call.num_threads, [&](long token) {
+            const int64_t* ids = call.ids + (first_token + token) * call.top_k;
             const float* from = outputs + token * call.top_k * call.hidden;
             T* out = (T*)call.out + (first_token + token) * call.hidden;
+            long first = 0;
+            while (first < call.top_k && ids[first] < 0) first++;
             for (long at = 0; at < call.hidden; at += LANES) {
                 const long left = std::min<long>(LANES, call.hidden - at);
-                Floats total = load(from + at, left);
-                for (long i = 1; i < call.top_k; i++) total += load(from + i * call.hidden + at, left);
+                Floats total = first < call.top_k ? load(from + first * call.hidden + at, left) : fill(0);
+                for (long i = first + 1; i < call.top_k; i++)
+                    if (ids[i] >= 0) total += load(from + i * call.hidden + at, left);
                 store(out + at, total, left);
             }
         });
@@ -238,7 +244,7 @@ using namespace quire::widened;
 // 0; 1 if this machine's build does not take x's type; 2 if there is no memory; 3 if there is no such expert.
 extern "C" int quire_experts(const ExpertsCall* call) {
     for (long pair = 0; pair < call->rows * call->top_k; pair++)
-        if (call->ids[pair] < 0 || call->ids[pair] >= call->num_experts) return 3;
+        if (call->ids[pair] < -1 || call->ids[pair] >= call->num_experts) return 3;
     if (with_type(call->dtype, [](auto*) {})) return 1;
     int failed = 0;
     const int unknown = with_weight(call->gate_up_form, call->table, call->dtype, [&](const Weight& gate_up) {

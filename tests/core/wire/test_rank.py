@@ -12,6 +12,7 @@ from quire.core.wire.rank import Layout, Rank
         (Rank(tensor=1), "tp1", False),
         (Rank(data=2), "dp2-tp0", True),
         (Rank(pipeline=1), "pp1-tp0", False),
+        (Rank(data=1, expert=2), "dp1-tp0-ep2", True),
         (Rank(data=1, pipeline=2, tensor=3, expert=4), "dp1-pp2-tp3-ep4", False),
     ],
     ids=str,
