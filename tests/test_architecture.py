@@ -46,6 +46,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "metrics": "",
         "outputs": "",
         "progress": "",
+        "scaling": "",
         "launch": "checkpoint",
         "flags": "launch",
         "text": "checkpoint",
@@ -64,7 +65,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "http/app": "async_llm chat http anthropic openai",
         "http/server": "async_llm http http/app",
         "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
-        "cli": "launch flags async_llm http batch http/server",
+        "cli": "scaling launch flags async_llm http batch http/server",
     },
 }
 """What each room imports of its own folder: a room below never imports one above.

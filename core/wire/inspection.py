@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.model_cost import ModelCost
 
 
 class RankPlan(Struct, array_like=True):
@@ -92,4 +93,4 @@ class OpsTimed(Struct, array_like=True, tag="timed"):
     timings: list[OpTiming]
 
 
-InspectionAnswer = LoadPlan | FilesSaved | OpsTimed | Refused
+InspectionAnswer = LoadPlan | ModelCost | FilesSaved | OpsTimed | Refused

@@ -52,7 +52,7 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
                 model, weights_bytes = build_model(config.spec, context), packed.num_bytes
                 quantization = packed.quantization or method
         else:
-            with _stored(config, is_quantised=method is not None) as stored, torch.inference_mode():
+            with stored_tensors(config, is_quantised=method is not None) as stored, torch.inference_mode():
                 reader = ShapeReader(getattr(torch, config.spec.dtype), stored)
                 context = ModelContext.of(config, ops, group, device, reader)
                 model = dry_build(config.spec, context, reader)
@@ -81,7 +81,7 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
 
 
 @contextlib.contextmanager
-def _stored(config: EngineConfig, *, is_quantised: bool) -> Iterator[WeightReader | None]:
+def stored_tensors(config: EngineConfig, *, is_quantised: bool) -> Iterator[WeightReader | None]:
     """The checkpoint's tensors, if there is need to look at them and they are there."""
     weights: WeightReader | None = None
     if is_quantised:

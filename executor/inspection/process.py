@@ -4,6 +4,7 @@ It reads an `EngineConfig` from standard input and writes an `InspectionAnswer` 
 The questions:
 
 - `plan [BYTES]`, with the bytes of the device's memory if it is another than this machine's;
+- `cost RANKS...`: what a step takes of a rank, for each number of ranks that may divide the layers;
 - `save-shards FOLDER`;
 - `pack FOLDER`;
 - `time-ops`, which is about no model: an `OpsQuestion` stands for the configuration.
@@ -50,6 +51,7 @@ def _inspect(config: EngineConfig, question: str, rest: list[str]) -> Inspection
     configure("inspection", config.logging)
     # Imported here: after the logging is set up, which the import of torch may use.
     from quire.executor.inspection.load_plan import plan_load
+    from quire.executor.inspection.model_cost import count_cost
     from quire.executor.inspection.pack_writer import pack_model
     from quire.executor.inspection.shard_writer import save_shards
 
@@ -57,6 +59,8 @@ def _inspect(config: EngineConfig, question: str, rest: list[str]) -> Inspection
         return save_shards(config, Path(rest[0]))
     if question == "pack":
         return pack_model(config, Path(rest[0]))
+    if question == "cost":
+        return count_cost(config, [int(size) for size in rest])
     return plan_load(config, int(rest[0]) if rest else None)
 
 

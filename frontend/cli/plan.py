@@ -1,30 +1,65 @@
-"""`quire plan`: what a model would take of a device's memory, and how many requests would fit. Loads nothing."""
+"""`quire plan`: what a model would take of a device's memory, and how many requests would fit. Loads nothing.
+
+With `--nodes` it plans for a cluster instead: `plan_cluster.py`.
+"""
 
 import argparse
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ConfigError
 from quire.core.logging import configure
 from quire.core.wire.inspection import LoadPlan
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.frontend.flags.parser import CommandParser, add_engine_options
-from quire.frontend.flags.values import human_int
+from quire.frontend.cli import plan_cluster
+from quire.frontend.cli.columns import columns
+from quire.frontend.flags.parser import CommandParser, add_engine_fields, add_sources
+from quire.frontend.flags.values import Field, human_int
+from quire.frontend.scaling.hardware import DEVICES
 
 COMMON = [
     "--device-memory", "--json", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size", "--dtype",
     "--quantization", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--device",
+    "--nodes", "--gpus", "--network", "--input-len", "--output-len", "--concurrency", "--rate", "--top",
 ]  # fmt: skip
 LENGTHS = (1024, 4096, 16384, 65536, 262144)
 NO_FIT = 1
 """Exit code where the model does not fit."""
 
 
+class Planned(NamedTuple):
+    """The engine's options, and the device that a cluster is planned for: by its name or its file."""
+
+    engine_args: EngineArgs
+    device: str | None
+
+
+class PlannedDevice:
+    """Reads `--device`: the option's own values, or a device of a cluster."""
+
+    def __init__(self, field: Field) -> None:
+        self._field = field
+
+    def __call__(self, text: str) -> Any:
+        return text if text in DEVICES or text.endswith(".json") else self._field(text)
+
+
+def _planned(given: dict[str, Any]) -> Planned:
+    device = given.get("device")
+    if device is None or device in ("auto", "cpu", "cuda"):
+        return Planned(EngineArgs.from_flat(**given), None)
+    return Planned(EngineArgs.from_flat(**{**given, "device": "cuda"}), device)
+
+
 def add_arguments(parser: CommandParser) -> None:
-    add_engine_options(parser, positional_model=True)
+    add_sources(parser, positional_model=True)
+    parser.compose("planned", add_engine_fields(parser), _planned)
+    parser.flags["--device"].type = PlannedDevice(parser.fields["--device"])
     group = parser.add_argument_group("plan")
     group.add_argument(
         "--device-memory", type=memory_size, metavar="BYTES",
@@ -32,6 +67,7 @@ def add_arguments(parser: CommandParser) -> None:
         "which need not be here, or else the RAM that all workers share.",
     )  # fmt: skip
     group.add_argument("--json", action="store_true", help="Print one JSON object.")
+    plan_cluster.add_arguments(parser)
     parser.common = COMMON
 
 
@@ -52,8 +88,15 @@ def memory_size(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     from quire.frontend.launch.inspection import plan_load  # imported here, so that --help reads no checkpoint
 
-    configure("plan", args.engine_args.observability.logging)
-    config, plan = plan_load(args.engine_args, args.device_memory)
+    engine_args, device = args.planned
+    configure("plan", engine_args.observability.logging)
+    if args.nodes is not None:
+        return plan_cluster.run(args, engine_args, device)
+    if device is not None:
+        raise ConfigError(
+            f"--device {device} is for a plan with --nodes; without, --device cuda --device-memory BYTES."
+        )
+    config, plan = plan_load(engine_args, args.device_memory)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(as_json(config, plan))).decode())
     else:
@@ -124,10 +167,10 @@ def as_text(config: EngineConfig, plan: LoadPlan) -> Iterator[str]:
     pages = f"{plan.num_pages:,} pages of {limits.block_size} tokens"
     yield f"KV cache    {_each(plan.num_pages * rank.page_bytes for rank in ranks)}, {pages}"
     yield ""
-    yield from _columns([("layers", "count", "keeps, on each worker"), *_kinds(config, plan.kv_groups)])
+    yield from columns([("layers", "count", "keeps, on each worker"), *_kinds(config, plan.kv_groups)])
     yield ""
     rows = [(f"{length:,}", f"{count:,}") for length, count in requests_that_fit(config, plan).items()]
-    yield from _columns([("tokens of a request", f"at once (of {limits.max_num_seqs:,})"), *rows])
+    yield from columns([("tokens of a request", f"at once (of {limits.max_num_seqs:,})"), *rows])
     if plan.obstacle:
         yield ""
         yield f"It does not fit: {plan.obstacle}"
@@ -151,12 +194,6 @@ def _kinds(config: EngineConfig, groups: Iterable[KVGroupSpec]) -> list[tuple[st
         numbers[kind] = numbers.get(kind, 0) + number
         units[kind] = unit
     return [(kind, str(layers[kind]), f"{numbers[kind]:,} {units[kind]}") for kind in layers]
-
-
-def _columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _each(sizes: Iterable[int]) -> str:

@@ -288,12 +288,17 @@ def normalize(flag: str) -> str:
 
 def add_engine_options(parser: CommandParser, *, positional_model: bool = False) -> None:
     """All engine options; `args.engine_args` is then an `EngineArgs`."""
+    add_sources(parser, positional_model=positional_model)
+    parser.compose("engine_args", add_engine_fields(parser), lambda given: EngineArgs.from_flat(**given))
+
+
+def add_sources(parser: CommandParser, *, positional_model: bool) -> None:
+    """`--config`, and the model by its position."""
     if positional_model:
         parser.add_argument(
             "model_tag", nargs="?", metavar="MODEL", help="Folder or hub id of the model, as with --model."
         )
     parser.add_argument("--config", metavar="FILE", help="YAML file of options by long name; the command line wins.")
-    parser.compose("engine_args", add_engine_fields(parser), lambda given: EngineArgs.from_flat(**given))
 
 
 def add_engine_fields(parser: CommandParser) -> list[str]:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.wire.inspection import FilesSaved, InspectionAnswer, LoadPlan, OpsQuestion, OpsTimed, Refused
+from quire.core.wire.model_cost import ModelCost
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.options import resolve
 
@@ -32,6 +33,25 @@ def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[Engine
     config = resolve(args, spec, "server", gpu_bytes=device_bytes if is_absent_gpu else None)
     answer = _ask(config, "plan", *([] if device_bytes is None else [str(device_bytes)]))
     assert isinstance(answer, LoadPlan)
+    return config, answer
+
+
+def count_cost(
+    args: EngineArgs, device_bytes: int | None, tensor_sizes: Sequence[int]
+) -> tuple[EngineConfig, ModelCost]:
+    """The options, resolved as for a server, and what a step of the model takes of a rank.
+
+    Args:
+        device_bytes: memory of a GPU that need not be in this machine; None: this machine's device.
+        tensor_sizes: numbers of ranks that may divide each layer.
+
+    Raises:
+        ConfigError: an option or the checkpoint is wrong.
+    """
+    folder = model_source.find_model(args.model, msgspec.structs.replace(args.load, load_format="dummy"))
+    config = resolve(args, model_source.read_model_spec(folder, args.model), "server", gpu_bytes=device_bytes)
+    answer = _ask(config, "cost", *map(str, tensor_sizes))
+    assert isinstance(answer, ModelCost)
     return config, answer
 
 
