@@ -27,6 +27,7 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
+from quire.executor.layers.expert_balancer import ExpertBalancer
 from quire.executor.memory import plan as memory
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.memory.first_touch import touch_behind
@@ -98,6 +99,7 @@ class Worker:
         if self._spans is not NO_SPANS:
             self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
+        self._balancer: ExpertBalancer | None = None
         self._memory: RankMemory | None = None
         self._processors: list[CustomFeature] = []
         self._runner: ModelRunner | None = None
@@ -191,7 +193,10 @@ class Worker:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Starts one step; see `ModelRunner.launch`."""
         assert self._runner is not None, "allocate() comes before launch()"
-        return self._runner.launch(plan)
+        step = self._runner.launch(plan)
+        if self._balancer is not None:
+            self._balancer.after_step()
+        return step
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Reads the result of a step; see `ModelRunner.collect`."""
@@ -230,7 +235,7 @@ class Worker:
             memory.check_weights(packed.num_bytes, free, spec.name)
             with contextlib.closing(packed), torch.inference_mode():
                 context = ModelContext.of(config, self._ops, self._group, self._device, packed, packed)
-                return build_model(spec, context), packed.num_bytes
+                return self._balanced(build_model(spec, context), context), packed.num_bytes
         dtype = getattr(torch, spec.dtype)
         weights = open_weights(
             spec,
@@ -250,7 +255,14 @@ class Worker:
             num_ahead = num_layers_ahead(spec.hf_config, weights.shapes or ())
             if num_ahead and self._rank.is_first:
                 logger.info("layers for multi-token prediction are not loaded: %d", num_ahead)
-            return build_model(spec, context), weights_bytes
+            return self._balanced(build_model(spec, context), context), weights_bytes
+
+    def _balanced(self, model: Model, context: ModelContext) -> Model:
+        """The model, whose experts will be placed anew between steps if that is wanted."""
+        experts, eplb = context.experts, self._config.eplb
+        if eplb is not None and experts is not None and experts.layers:
+            self._balancer = ExpertBalancer(eplb, experts, logs=self._rank.is_first)
+        return model
 
 
 def _device_name(device: torch.device) -> str:

@@ -241,6 +241,13 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """
 
     @abstractmethod
+    def expert_tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
+        """The memory of one expert, which is another one as soon as another one's numbers are written there.
+
+        All experts of a layer have tensors of the same shapes, in the same order.
+        """
+
+    @abstractmethod
     def experts(
         self,
         x: Tensor,

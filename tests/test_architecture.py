@@ -37,7 +37,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "models": "weights layers",
         "memory": "parallel weights layers models",
         "step": "transfers sampling models",
-        "worker": "backends parallel weights transfers sampling timed_ops torch_profile models memory step",
+        "worker": "backends parallel weights transfers sampling timed_ops torch_profile layers models memory step",
         "inspection": "backends parallel weights layers models memory",
         "processes": "parallel worker",
     },

@@ -4,8 +4,32 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from quire.core.config.types import Positive
+
 ExpertPlacementStrategy = Literal["linear", "round_robin"]
 """Which experts of a layer a rank holds: a run of neighbours, or every so-many-th one."""
+
+
+class ExpertPlacement(Struct, frozen=True, kw_only=True):
+    """Where whole experts are before any load is known; `num_redundant` of them are there once more."""
+
+    strategy: ExpertPlacementStrategy = "linear"
+    num_redundant: int = 0
+
+
+class EplbConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When and how experts are placed anew, by the tokens that they had.
+
+    After every `step_interval` steps, the tokens of the last `window_size` steps count. `num_redundant_experts` places
+    of a layer are for further copies of its busiest experts. `log_balancedness` logs every `log_balancedness_interval`
+    steps how equally these loaded the ranks.
+    """
+
+    window_size: Positive = 1000
+    step_interval: Positive = 3000
+    num_redundant_experts: Annotated[int, Meta(ge=0)] = 0
+    log_balancedness: bool = False
+    log_balancedness_interval: Positive = 1
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True):
@@ -28,6 +52,21 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
             "them (round_robin)."
         ),
     ] = "linear"
+    enable_eplb: Annotated[
+        bool,
+        Meta(
+            description="With --enable-expert-parallel, place experts anew while the engine runs, so that busy ones "
+            "are on different workers."
+        ),
+    ] = False
+    eplb_config: Annotated[
+        EplbConfig,
+        Meta(
+            description="With --enable-eplb: window_size and step_interval (steps), num_redundant_experts, "
+            "log_balancedness, log_balancedness_interval.",
+            extra={"parse": "json"},
+        ),
+    ] = EplbConfig()
     distributed_executor_backend: Annotated[
         Literal["uni", "mp"] | None,
         Meta(

@@ -8,7 +8,7 @@ from quire.core.config.cache import CacheConfig, HashAlgorithm
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import LogprobsMode, ModelImplementation, Quantization
 from quire.core.config.observability import ProfilerConfig
-from quire.core.config.parallel import ExpertPlacementStrategy
+from quire.core.config.parallel import EplbConfig, ExpertPlacement
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import Layout
 
@@ -74,7 +74,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     seed: int
     log_stats: bool = True
     quantization: Quantization | None = None
-    expert_placement: ExpertPlacementStrategy | None = None  # of whole experts; None: each rank has a part of each
+    expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
+    eplb: EplbConfig | None = None  # None: experts stay where they are
     logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: list[str] = []  # module:Class
     logging: LoggingConfig = LoggingConfig()

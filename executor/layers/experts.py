@@ -83,10 +83,20 @@ class Experts:
         if not self._has_any:  # there are more ranks than experts
             return torch.zeros_like(x)
         if self._places is not None:
-            ids = self._places.local(ids)
+            ids = self._places.local(x, ids)
         return self._ops.experts(
             x, self._packed, ids, weights, self._activation, weighs_inputs=self._weighs_inputs
         )  # fmt: skip
+
+    @property
+    def places(self) -> ExpertPlaces:
+        """Where the experts are, if they are whole."""
+        assert self._places is not None, "each rank has a part of each expert"
+        return self._places
+
+    def tensors(self, place: int) -> list[Tensor]:
+        """See `Backend.expert_tensors`; of the expert in one of this rank's places."""
+        return self._ops.expert_tensors(self._packed, place)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ step.
 import atexit
 import os
 from collections import deque
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -35,6 +36,12 @@ class ParallelGroup:
         """`x` of every rank, joined along `dim` in rank order; all ranks give the same shape."""
         return x
 
+    def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Sends tensors to ranks, and fills others from ranks; what one rank sends another arrives in order.
+
+        All ranks call it at once, with dense tensors. No rank sends to itself.
+        """
+
 
 class DistributedGroup(ParallelGroup):
     """A group of processes over torch.distributed.
@@ -59,6 +66,17 @@ class DistributedGroup(ParallelGroup):
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self._distributed.all_gather(parts, x, group=self._handle)
         return torch.cat(parts, dim=dim)
+
+    def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
+        both = ((self._distributed.isend, sent), (self._distributed.irecv, received))
+        operations = [
+            self._distributed.P2POp(call, tensor, group=self._handle, group_peer=peer)
+            for call, messages in both
+            for peer, tensor in messages
+        ]
+        if operations:
+            for work in self._distributed.batch_isend_irecv(operations):
+                work.wait()
 
 
 class StageNeighbours(Protocol):

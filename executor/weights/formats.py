@@ -8,7 +8,7 @@ import torch
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
-from quire.core.config.parallel import ExpertPlacementStrategy
+from quire.core.config.parallel import ExpertPlacement
 from quire.core.config.resolved import ModelSpec
 from quire.core.wire.gguf_table import read_gguf_table
 from quire.executor.weights.dummy import DummyWeights
@@ -31,7 +31,7 @@ def open_weights(
     quantization: Quantization | None = None,
     rank: int = 0,
     num_ranks: int = 1,
-    expert_placement: ExpertPlacementStrategy | None = None,
+    expert_placement: ExpertPlacement | None = None,
     seed: int = 0,
     show_progress: bool = False,
 ) -> WeightReader:

@@ -20,7 +20,7 @@ from torch import Tensor
 import quire.executor
 import quire.ops
 from quire.core.config.model import Quantization
-from quire.core.config.parallel import ExpertPlacementStrategy
+from quire.core.config.parallel import ExpertPlacement
 from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.packing import ReadExperts, ReadLinear
@@ -40,7 +40,7 @@ class Manifest(Struct, kw_only=True):
 
     source: str
     tensor_parallel_size: int
-    expert_placement: ExpertPlacementStrategy | None
+    expert_placement: ExpertPlacement | None
     dtype: str
     quantization: Quantization | None
     layout: str

@@ -13,7 +13,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from quire.core.config.model import Quantization
-from quire.core.config.parallel import ExpertPlacementStrategy
+from quire.core.config.parallel import ExpertPlacement
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.names import HubNames
 from quire.executor.weights.readers import Shard, Stored, StoredRows
@@ -26,7 +26,7 @@ class Manifest(Struct, kw_only=True):
     """What the files of a folder were written for, and the shapes of the checkpoint that they were made of."""
 
     tensor_parallel_size: int
-    expert_placement: ExpertPlacementStrategy | None = None
+    expert_placement: ExpertPlacement | None = None
     dtype: str
     quantization: Quantization | None
     shapes: dict[str, tuple[int, ...]]
@@ -37,9 +37,14 @@ def file_name(rank: int, part: int) -> str:
     return f"model-rank-{rank}-part-{part}.safetensors"
 
 
-def experts_flags(placement: ExpertPlacementStrategy | None) -> str:
+def experts_flags(placement: ExpertPlacement | None) -> str:
     """The options that place experts so."""
-    return "" if placement is None else f"with --enable-expert-parallel --expert-placement-strategy {placement}"
+    if placement is None:
+        return ""
+    flags = f"with --enable-expert-parallel --expert-placement-strategy {placement.strategy}"
+    if placement.num_redundant:
+        flags += f" --enable-eplb --eplb-config.num_redundant_experts {placement.num_redundant}"
+    return flags
 
 
 def key_of(name: str, shard: Shard | None) -> str:
@@ -61,7 +66,7 @@ class ShardedWeights:
         quantization: Quantization | None,
         rank: int,
         num_ranks: int,
-        expert_placement: ExpertPlacementStrategy | None = None,
+        expert_placement: ExpertPlacement | None = None,
     ) -> None:
         self._folder = folder
         self._dtype = dtype

@@ -8,6 +8,7 @@ import msgspec
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
+from quire.core.config.parallel import ExpertPlacement, ParallelConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout
@@ -48,7 +49,8 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         fit_max_model_len=fit,
         seed=args.model.seed,
         quantization=args.model.quantization or ("bitsandbytes" if args.load.load_format == "bitsandbytes" else None),
-        expert_placement=args.parallel.expert_placement_strategy if has_experts else None,
+        expert_placement=_expert_placement(args.parallel),
+        eplb=args.parallel.eplb_config if args.parallel.enable_eplb else None,
         log_stats=not args.observability.disable_log_stats,
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],
@@ -73,6 +75,21 @@ def _check_heads(world_size: int, num_heads: int) -> None:
             f"--tensor-parallel-size {world_size} does not divide the model's {num_heads} attention heads; "
             f"choose one of {', '.join(divisors)}."
         )
+
+
+def _expert_placement(asked: ParallelConfig) -> ExpertPlacement | None:
+    if not asked.enable_expert_parallel:
+        if asked.enable_eplb:
+            raise ConfigError("--enable-eplb places whole experts: give --enable-expert-parallel, too.")
+        return None
+    num_redundant = asked.eplb_config.num_redundant_experts
+    if num_redundant and not asked.enable_eplb:
+        raise ConfigError("--eplb-config.num_redundant_experts has no effect without --enable-eplb: give it, too.")
+    if asked.enable_eplb and asked.expert_placement_strategy != "linear":
+        raise ConfigError("--enable-eplb places experts by their load; drop --expert-placement-strategy.")
+    if asked.enable_eplb and asked.tensor_parallel_size == 1:
+        raise ConfigError("--enable-eplb has nothing to balance on one worker: raise --tensor-parallel-size.")
+    return ExpertPlacement(strategy=asked.expert_placement_strategy, num_redundant=num_redundant)
 
 
 def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:

@@ -116,6 +116,13 @@ class NativeExperts:
                     layer.bias[index] = bias
         return packed or self._eager.pack_experts((), num_experts)
 
+    def tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
+        """See `Backend.expert_tensors`."""
+        if isinstance(packed, GroupedExperts):
+            return self._eager.expert_tensors(packed, index)
+        parts = [part for each in (packed.gate_up, packed.down) for part in (each.panels, each.order, each.bias)]
+        return [part[index] for part in parts if part is not None]
+
     def run(
         self,
         x: Tensor,

@@ -222,6 +222,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
         return self._mixture.pack(experts, num_experts)
 
+    def expert_tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
+        return self._mixture.tensors(packed, index)
+
     def experts(
         self,
         x: Tensor,

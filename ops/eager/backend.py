@@ -23,7 +23,7 @@ from quire.ops.backend import (
 from quire.ops.cache_rows import decode, encode, in_octets, plain_dtype, row_size
 from quire.ops.eager.attention import attend, largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
-from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run
+from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run, tensors
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.quantised import QuantisedLayer, WidenedLinear
@@ -149,6 +149,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
 
     def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
         return pack(experts, num_experts)
+
+    def expert_tensors(self, packed: GroupedExperts, index: int) -> list[Tensor]:
+        return tensors(packed, index)
 
     def experts(
         self,

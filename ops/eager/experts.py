@@ -114,6 +114,15 @@ def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
     return packed
 
 
+def tensors(packed: GroupedExperts, index: int) -> list[Tensor]:
+    """See `Backend.expert_tensors`."""
+    found: list[Tensor | None] = []
+    for layer in (packed.gate_up, packed.down):
+        found += list(layer.weight[index]) if isinstance(layer.weight, list) else [layer.weight[index]]
+        found.append(None if layer.bias is None else layer.bias[index])
+    return [tensor for tensor in found if tensor is not None]
+
+
 def run(
     x: Tensor,
     packed: GroupedExperts,

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire import ops
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
-from quire.core.config.parallel import ExpertPlacementStrategy
+from quire.core.config.parallel import ExpertPlacement, ExpertPlacementStrategy
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.memory.kv_layout import KVLayout
@@ -63,10 +63,11 @@ def model_context(
     load: LoadConfig | None = None,
     layers: range | None = None,
     quantization: Quantization | None = None,
-    experts: ExpertPlacementStrategy | None = None,
+    experts: ExpertPlacementStrategy | ExpertPlacement | None = None,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
     dtype, backend, group = getattr(torch, spec.dtype), ops.bind(device), group or ParallelGroup()
+    experts = ExpertPlacement(strategy=experts) if isinstance(experts, str) else experts
     return ModelContext(
         ops=backend,
         group=group,
@@ -77,7 +78,7 @@ def model_context(
         packing=PackAtLoad(backend),
         layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
-        experts=None if experts is None else ExpertParallel(group.rank, group.size, experts),
+        experts=None if experts is None else ExpertParallel(group, experts),
     )
 
 

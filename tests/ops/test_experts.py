@@ -227,6 +227,17 @@ def test_experts_that_are_elsewhere_add_nothing(ops: Backend, is_int8: bool, dty
     assert not ops.experts(x, packed, torch.full_like(ids, -1), weights).any()
 
 
+@pytest.mark.parametrize("is_int8", [False, True], ids=["plain", "int8"])
+def test_an_expert_may_take_the_place_of_another(ops: Backend, is_int8: bool) -> None:
+    packed = ops.pack_experts(make_experts(4, 37, 24, torch.bfloat16, has_bias=True, is_int8=is_int8), 4)
+    x, (ids, weights) = torch.randn(9, 37).bfloat16(), choose(9, 3, 2)
+    expected = ops.experts(x, packed, torch.where(ids == 1, 3, ids), weights)
+    assert not torch.equal(ops.experts(x, packed, ids, weights), expected)
+    for to, source in zip(ops.expert_tensors(packed, 1), ops.expert_tensors(packed, 3), strict=True):
+        to.copy_(source)
+    assert torch.equal(ops.experts(x, packed, ids, weights), expected)
+
+
 def test_input_may_be_a_view(ops: Backend) -> None:
     experts = make_experts(4, 16, 24, torch.float32)
     packed = ops.pack_experts(experts, 4)

@@ -1,6 +1,9 @@
 """Experts that are divided over ranks whole, against one rank with all of them."""
 
 import contextlib
+import random
+import re
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -9,11 +12,14 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.core.config.parallel import ExpertPlacementStrategy
+from quire.core.config.parallel import EplbConfig, ExpertPlacement, ExpertPlacementStrategy
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.expert_balancer import ExpertBalancer
+from quire.executor.layers.expert_parallel import ExpertPlaces
 from quire.executor.memory.dry_build import ShapeReader, dry_build, held_bytes
-from quire.executor.parallel.expert_placement import Placement
+from quire.executor.models.registry import build_model
+from quire.executor.parallel.expert_placement import Placement, moves_between
 from quire.executor.parallel.groups import ParallelGroup
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_hybrid_models import Folder
@@ -26,10 +32,129 @@ from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, mo
 torch.set_num_threads(1)
 
 
+def place(
+    num_experts: int,
+    num_ranks: int,
+    strategy: ExpertPlacementStrategy = "linear",
+    num_redundant: int = 0,
+    *,
+    is_balanced: bool = False,
+) -> Placement:
+    asked = ExpertPlacement(strategy=strategy, num_redundant=num_redundant)
+    return Placement.initial(num_experts, num_ranks, asked, is_balanced=is_balanced)
+
+
 def test_places_are_as_equal_as_can_be() -> None:
-    assert Placement.of(6, 4, "linear").ranks == ((0, 1), (2, 3), (4,), (5,))
-    assert Placement.of(6, 4, "round_robin").ranks == ((0, 4), (1, 5), (2,), (3,))
-    assert Placement.of(2, 3, "linear").ranks == ((0,), (1,), ())
+    assert place(6, 4).ranks == ((0, 1), (2, 3), (4,), (5,))
+    assert place(6, 4, "round_robin").ranks == ((0, 4), (1, 5), (2,), (3,))
+    assert place(2, 3).ranks == ((0,), (1,), ())
+    assert place(6, 4, num_redundant=2).ranks == ((0, 1), (2, 3), (4, 5), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "num_redundant", "message"),
+    [
+        (6, 0, r"on each of 4 ranks, and 6 with num_redundant_experts 0 are 6: .*num_redundant_experts 2\."),
+        (6, 5, r"are 11: .*num_redundant_experts 6\."),
+        (2, 10, "10 is more than the 6 copies that give each of 4 ranks all 2 experts"),
+    ],
+)
+def test_places_that_cannot_be_exchanged_are_refused(num_experts: int, num_redundant: int, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        place(num_experts, 4, num_redundant=num_redundant, is_balanced=True)
+
+
+def test_a_placement_suits_its_load() -> None:
+    """The hot expert gets copies, and the others go where these leave room."""
+    before = place(6, 4, num_redundant=2)
+    loads = [10, 10, 300, 100, 20, 20]
+    after = before.balanced(loads)
+    assert (before.imbalance(loads), after.imbalance(loads)) == (
+        pytest.approx(3.478, abs=1e-3),
+        pytest.approx(1.043, abs=1e-3),
+    )
+    assert sum(2 in own for own in after.ranks) == 3
+    assert after.balanced(loads) is after
+
+
+def test_any_load_finds_a_placement() -> None:
+    generator = random.Random(0)
+    for _ in range(200):
+        num_ranks, each = generator.choice([2, 3, 4, 8]), generator.randint(1, 5)
+        num_experts = generator.randint(each, num_ranks * each)
+        before = place(num_experts, num_ranks, num_redundant=num_ranks * each - num_experts, is_balanced=True)
+        loads = [int(generator.paretovariate(0.6)) for _ in range(num_experts)]
+        after = before.balanced(loads)
+        assert after.imbalance(loads) <= before.imbalance(loads)
+        assert {expert for own in after.ranks for expert in own} == set(range(num_experts))
+        assert [len(own) for own in after.ranks] == [each] * num_ranks
+        assert after is before or all(len(set(own)) == each for own in after.ranks)
+        # Each move reads what was there before all of them.
+        places = [list(own) for own in before.ranks]
+        for move in moves_between(before, after):
+            assert before.ranks[move.source][move.source_place] == move.expert
+            places[move.target][move.target_place] = move.expert
+        assert places == [list(own) for own in after.ranks]
+
+
+class Counting(ExpertBalancer):
+    """Notes the load of the busiest rank over the mean whenever experts are placed anew."""
+
+    noted: list[float]
+
+    def rebalance(self) -> None:
+        layers = self._experts.layers
+        self.noted.append(sum(each.places.placement.imbalance(each.places.loads.tolist()) for each in layers))
+        super().rebalance()
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_experts_move_while_a_model_runs(quantization: Any, checkpoint: Checkpoints) -> None:
+    """A few tokens again and again: their experts are busy, until they are placed anew. Logits stay the same."""
+    spec, building = read_spec(checkpoint("qwen3_moe")), Lock()
+    eplb = EplbConfig(window_size=2, step_interval=3, num_redundant_experts=3)
+    steps = [{0: [5] * 12, 1: [6, 7] * 5}, *({0: [5], 1: [6]} for _ in range(8))]
+
+    def run(driver: PagedDriver, after_step: Callable[[], None]) -> list[Tensor]:
+        got = []
+        for step in steps:
+            got += driver.step(step).values()
+            after_step()
+        return got
+
+    whole = run(PagedDriver(load_model(spec, quantization=quantization), 2, 40), lambda: None)
+
+    def on_rank(group: ParallelGroup) -> tuple[list[Tensor], list[float], list[Placement]]:
+        context = model_context(spec, group=group, experts=ExpertPlacement(num_redundant=3), quantization=quantization)
+        with building, contextlib.closing(context.weights), torch.inference_mode():
+            model = build_model(spec, context)
+        assert context.experts is not None
+        balancer = Counting(eplb, context.experts, logs=False)
+        balancer.noted = []
+        got = run(PagedDriver(model, 2, 40), balancer.after_step)
+        return got, balancer.noted, [layer.places.placement for layer in context.experts.layers]
+
+    ranks = on_every_rank(4, on_rank)
+    for got, noted, placements in ranks:
+        torch.testing.assert_close(got, whole, atol=1e-4, rtol=1e-4)
+        assert (noted, placements) == ranks[0][1:]
+    assert placements[0] != place(9, 4, num_redundant=3)
+    assert len(noted) == 3
+    assert noted[1] < 0.8 * noted[0]
+
+
+def test_copies_share_the_tokens_of_an_expert() -> None:
+    """By what a token is: alike on all ranks, and whatever the batch."""
+    placement = Placement(((0, 1), (0, 2), (0, 3), (0, 1)))
+    x = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.tensor([[0, 1]]).expand(4000, 2)
+    places = [ExpertPlaces(placement, rank, 4, torch.device("cpu")) for rank in range(4)]
+    local = torch.stack([each.local(x, ids) for each in places])
+    assert ((local >= 0).sum(dim=0) == 1).all()
+    shares = (local >= 0).float().mean(dim=1)
+    torch.testing.assert_close(shares[:, 0], torch.full((4,), 0.25), atol=0.03, rtol=0)
+    torch.testing.assert_close(shares[:, 1], torch.tensor([0.5, 0, 0, 0.5]), atol=0.03, rtol=0)
+    assert torch.equal(places[2].local(x[7:8], ids[:1]), local[2, 7:8])
 
 
 def logits(spec: ModelSpec, building: Lock, **options: Any) -> list[Tensor]:
@@ -108,13 +233,21 @@ def test_a_model_without_experts_is_refused(checkpoint: Checkpoints) -> None:
         load_model(read_spec(checkpoint("llama")), group=ParallelGroup(0, 2), experts="linear")
 
 
-def test_tokens_are_those_of_one_worker(checkpoint: Checkpoints) -> None:
-    """Six experts on four workers."""
+def test_tokens_are_those_of_one_worker(checkpoint: Checkpoints, capfd: pytest.CaptureFixture[str]) -> None:
+    """Six experts on two workers, placed anew after every fifth step."""
     options = {"max_model_len": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 64}
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     some = [{"prompt_token_ids": list(range(start, start + 20))} for start in (5, 40, 80)]
     outputs = []
-    for parallel in ({}, {"tensor_parallel_size": 4, "enable_expert_parallel": True}):
+    eplb = {"step_interval": 5, "window_size": 4, "num_redundant_experts": 2, "log_balancedness": True}
+    division = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "eplb_config": eplb}
+    for parallel in ({}, division):
         with LLM(str(checkpoint("gpt_oss")), **options, **parallel) as llm:
             outputs.append([output.outputs[0].token_ids for output in llm.generate(some, params, use_tqdm=False)])
     assert outputs[0] == outputs[1]
+    log = capfd.readouterr().err
+    placed = re.findall(r"experts placed anew in [\d.]+ s, (\d+) moved: the busiest rank had ([\d.]+) times", log)
+    assert len(placed) == 3
+    assert int(placed[0][0]) > 0
+    assert float(placed[0][1]) > 1
+    assert len(re.findall(r"balancedness of experts: [\d.]+ over 2 layers", log)) >= 15

@@ -33,8 +33,19 @@ class ThreadGroup(ParallelGroup):
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         return torch.cat(self._exchange(x), dim=dim)
 
-    def _exchange(self, x: Tensor) -> list[Tensor]:
-        self._mailbox[self.rank] = x.clone()  # a rank may write into its own while others still read
+    def exchange(self, sent: Any, received: Any) -> None:
+        everyone = self._exchange(sent)
+        for peer in range(self.size):
+            arriving = iter([tensor for to, tensor in everyone[peer] if to == self.rank])
+            for source, tensor in received:
+                if source == peer:
+                    tensor.copy_(next(arriving))
+        self._exchange([])  # the tensors of others are no longer read
+
+    def _exchange(self, x: Any) -> list[Any]:
+        self._mailbox[self.rank] = (
+            x.clone() if isinstance(x, Tensor) else x
+        )  # a rank may write into its own while others still read
         self._barrier.wait(60)
         everyone = list(self._mailbox)
         self._barrier.wait(60)

@@ -8,7 +8,7 @@ import pytest
 from quire.core.config.cache import CacheConfig
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.model import ModelConfig
-from quire.core.config.parallel import ParallelConfig
+from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.frontend.launch.options import resolve
@@ -41,3 +41,23 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
         resolved(99, 6)
     assert [resolved(size, 6) for size in (1, 2, 6)] == [1, 2, 6]
     assert resolved(2, 1) == 2  # states alone
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"enable_eplb": True}, "give --enable-expert-parallel, too"),
+        ({"enable_expert_parallel": True, "enable_eplb": True}, "nothing to balance on one worker"),
+        (
+            {"enable_expert_parallel": True, "eplb_config": EplbConfig(num_redundant_experts=2)},
+            "no effect without --enable-eplb",
+        ),
+        (
+            {"enable_expert_parallel": True, "enable_eplb": True, "expert_placement_strategy": "round_robin"},
+            "drop --expert-placement-strategy",
+        ),
+    ],
+)
+def test_contradictory_options_of_experts_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineArgs(model=ModelConfig(model="tiny"), parallel=ParallelConfig(**options)), SPEC, "server")

@@ -1,0 +1,131 @@
+"""Places experts anew by the tokens that they had, while the engine runs (EPLB, arXiv:2412.19437, section 3.4)."""
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.core.config.parallel import EplbConfig
+from quire.core.logging import get_logger
+from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.parallel.expert_placement import Move, moves_between
+
+if TYPE_CHECKING:
+    from quire.executor.layers.experts import Experts
+
+logger = get_logger(__name__)
+
+
+class ExpertBalancer:
+    """Counts each expert's tokens in the last steps before every `step_interval`-th one, and then moves experts.
+
+    All ranks count the same tokens, take the same steps and compute the same placement from summed counts, so they
+    agree without asking. The weights go from rank to rank as the backend packed them.
+
+    Args:
+        experts: the layers and the group of ranks.
+        logs: whether this rank logs.
+    """
+
+    def __init__(self, config: EplbConfig, experts: ExpertParallel, *, logs: bool) -> None:
+        self._config = config
+        self._experts = experts
+        self._logs = logs
+        self._step = 0
+        self._seen: list[Tensor] = []
+        self._prepare()
+
+    def after_step(self) -> None:
+        """Every rank calls it after each step, before the next."""
+        self._step += 1
+        config = self._config
+        if config.log_balancedness and self._step % config.log_balancedness_interval == 0:
+            self._log_balancedness()
+        if self._step % config.step_interval == 0:
+            self.rebalance()
+        self._prepare()
+
+    @torch.inference_mode()
+    def rebalance(self) -> None:
+        """Moves experts to where the counted tokens would have been divided most equally."""
+        started = time.monotonic()
+        layers = self._experts.layers
+        counted = [layer.places.loads for layer in layers]
+        total = self._experts.group.all_reduce(torch.cat(counted)).split([len(each) for each in counted])
+        num_moves, before, after = 0, [], []
+        for layer, loads in zip(layers, (each.tolist() for each in total), strict=True):
+            placement = layer.places.placement
+            better = placement.balanced(loads)
+            moves = moves_between(placement, better)
+            self._move(layer, moves)
+            layer.places.move(better)
+            num_moves += len(moves)
+            before.append(placement.imbalance(loads))
+            after.append(better.imbalance(loads))
+        if self._logs:
+            logger.info(
+                "experts placed anew in %.2f s, %d moved: the busiest rank had %.2f times the mean load, and would "
+                "have had %.2f times",
+                time.monotonic() - started,
+                num_moves,
+                sum(before) / len(before),
+                sum(after) / len(after),
+            )
+
+    def _move(self, layer: "Experts", moves: list[Move]) -> None:
+        group = self._experts.group
+        rank = group.rank
+        # Copies first: a place may be read by one move and written by another.
+        leaving = {move: _joined(layer.tensors(move.source_place)) for move in moves if move.source == rank}
+        arriving = {
+            move: torch.empty_like(_joined(layer.tensors(move.target_place)))
+            for move in moves
+            if move.target == rank != move.source
+        }
+        group.exchange(
+            [(move.target, numbers) for move, numbers in leaving.items() if move.target != rank],
+            [(move.source, numbers) for move, numbers in arriving.items()],
+        )
+        for move in moves:
+            if move.target == rank:
+                _write(arriving.get(move, leaving.get(move)), layer.tensors(move.target_place))
+
+    def _prepare(self) -> None:
+        """Starts to count where the window begins."""
+        config, place = self._config, self._step % self._config.step_interval
+        window = min(config.window_size, config.step_interval)
+        first = config.step_interval - window
+        if place == first or (config.log_balancedness and place == 0):
+            for layer in self._experts.layers:
+                layer.places.count(on=True)
+            self._seen = []
+        elif place == 0:
+            for layer in self._experts.layers:
+                layer.places.count(on=False)
+
+    def _log_balancedness(self) -> None:
+        """Mean over layers of the ranks' mean load over that of the busiest, since this was last logged."""
+        layers = self._experts.layers
+        now = [layer.places.loads.clone() for layer in layers]
+        if self._logs:
+            seen = self._seen or [torch.zeros_like(each) for each in now]
+            loads = [total - before for total, before in zip(now, seen, strict=True)]
+            shares = [
+                1 / layer.places.placement.imbalance(each.tolist()) for layer, each in zip(layers, loads, strict=True)
+            ]
+            logger.info("balancedness of experts: %.3f over %d layers", sum(shares) / len(shares), len(shares))
+        self._seen = now
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """The bytes of all tensors, [num_bytes] uint8."""
+    return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors])
+
+
+def _write(numbers: Tensor | None, tensors: list[Tensor]) -> None:
+    assert numbers is not None
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        own, numbers = numbers[:size], numbers[size:]
+        tensor.copy_(own.view(tensor.dtype).view(tensor.shape))
