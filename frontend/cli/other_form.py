@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.core.config.engine_args import EngineArgs
+from quire.core.config.parallel import ParallelConfig
 from quire.core.logging import configure
 from quire.core.wire.inspection import FilesSaved
 from quire.frontend.flags.parser import CommandParser, add_engine_options
@@ -23,6 +24,18 @@ def write(args: argparse.Namespace, command: str, writer: Callable[[EngineArgs, 
     configure(command, args.engine_args.observability.logging)
     folder = Path(args.output).expanduser().resolve()
     saved = writer(args.engine_args, folder)
-    size = args.engine_args.parallel.tensor_parallel_size
-    flag = f" --tensor-parallel-size {size}" if size > 1 else ""
-    print(f"{saved.num_files} files, {saved.num_bytes / 2**30:.2f} GiB. Serve them: quire serve {folder}{flag}")
+    flags = _division(args.engine_args.parallel)
+    print(f"{saved.num_files} files, {saved.num_bytes / 2**30:.2f} GiB. Serve them: quire serve {folder}{flags}")
+
+
+def _division(parallel: ParallelConfig) -> str:
+    """The flags by which ranks read what was written for them."""
+    size = parallel.tensor_parallel_size
+    if size == 1:
+        return ""
+    flags = f" --tensor-parallel-size {size}"
+    if parallel.enable_expert_parallel:
+        flags += f" --enable-expert-parallel --expert-placement-strategy {parallel.expert_placement_strategy}"
+    if parallel.enable_eplb:
+        flags += f" --enable-eplb --eplb-config.num_redundant_experts {parallel.eplb_config.num_redundant_experts}"
+    return flags
