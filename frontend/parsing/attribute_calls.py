@@ -18,6 +18,7 @@ from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps
 from quire.frontend.parsing.tools import Tool
 from quire.frontend.parsing.typed_values import argument_types, to_json
+from quire.frontend.parsing.value_tags import Arguments, constant, raw_text, sequence, tag
 
 _HEADER = re.compile(r"[^<>]*")
 _ATTRIBUTE = re.compile(r"""(\w+)=(?:"([^"]*)"|'([^']*)')""")
@@ -98,14 +99,35 @@ class AttributeCalls(CallShape, frozen=True, kw_only=True):
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
-        if not self.style:
+        contents = {name: self._content(schema) for name, schema in schemas.items()}
+        if not all(contents.values()):
             return None
+        section = self.section and (self.section[0] + self.gap, self.gap + self.section[1])
         return CallTags(
-            tags=[self._call_tag(name, schema_content(schema, self.style)) for name, schema in schemas.items()],
+            tags=[self._call_tag(name, content) for name, content in contents.items() if content],
             trigger=self.triggers[0],
-            section=self.section,
+            separator="" if self.style else self.gap,
+            section=section,
             before=self.before,
         )
+
+    def _content(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+        """The arguments of a call of a function with this schema."""
+        if self.style:
+            return schema_content(schema, self.style)
+        begin, end = f'{self.argument.begin} {self.key}="', self.argument.end + self.gap
+        key = {"type": "regex", "pattern": '[^<>"]+'}
+        others = tag(begin, sequence(key, tag(f'"{self.argument.header_end}', {"type": "any_text"}, end)), "")
+
+        def argument(name: str, value: Any) -> dict[str, Any] | None:
+            text = raw_text(value, schema, end, escape=self._escape)
+            return sequence(constant(f'{begin}{html.escape(name)}"{self.argument.header_end}'), text) if text else None
+
+        content = Arguments(others={"type": "star", "content": others}).write(schema, argument)
+        return content and sequence(constant(self.gap) if self.gap else None, content)
+
+    def _escape(self, text: str) -> str:
+        return html.escape(text, quote=False) if self.escaped else text
 
     def _call_tag(self, name: str, content: dict[str, Any]) -> CallTag:
         begin = f'{self.call.begin} {self.name}="{html.escape(name)}"'

@@ -5,6 +5,9 @@ from typing import Any
 
 from msgspec import Struct
 
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+"""The schema of arguments that may be any."""
+
 
 class CallTag(Struct, frozen=True):
     """One call, or all calls if the model writes a list: `begin`, then text that matches `content`, then `end`.

@@ -4,13 +4,14 @@ import re
 from typing import Any
 
 from quire.frontend.parsing.call_shape import CallShape
-from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
+from quire.frontend.parsing.call_tags import ANY_OBJECT, CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.json_text import read_value
 from quire.frontend.parsing.literals import Notation, read_literal
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.value_tags import Literals
 
 _NAME = re.compile(r"[\w.:/\-]*")
 _INDEXED = re.compile(r"((?:functions\.)?([^:]+)(?::.*)?:[0-9]+)")
@@ -145,14 +146,22 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
-        if self.notation:
+        contents = {name: self._content(schema) for name, schema in schemas.items()}
+        if not all(contents.values()):
             return None
         return CallTags(
-            tags=[self._call_tag(name, schema_content(schema)) for name, schema in schemas.items()],
+            tags=[self._call_tag(name, content) for name, content in contents.items() if content],
             trigger=self.triggers[0],
             separator=self.separator,
             section=self.section,
         )
+
+    def _content(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+        if self.notation is None:
+            return schema_content(schema)
+        if schema == ANY_OBJECT:
+            return {"type": "any_text"}
+        return Literals(self.notation, schema).write({"type": "object", **schema})
 
     def _call_tag(self, name: str, content: dict[str, Any]) -> CallTag:
         begin, end = f"{self.call_begin}{self.prefix}", f"{self.arguments_end}{self.call_end}"

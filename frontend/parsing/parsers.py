@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ParameterError
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.frontend.parsing.call_ids import CHAT_PREFIX, mistral_call_id, random_call_id, with_mistral_ids
 from quire.frontend.parsing.call_shape import CallShape
@@ -179,9 +179,19 @@ class OutputParsers:
         """The structure that a grammar must enforce in the answer, after its reasoning; None if any answer is allowed.
 
         The parser from `open` reads the answers that the grammar allows.
+
+        Raises:
+            ParameterError: the model may call a strict function, but no grammar can tell such calls from text.
         """
         if self._structured and (tag := tool_call_structure(self._structured, tools, choice)):
             return CallConstraint(structural_tag=tag)
+        if self._auto_tools and choice.mode == "auto" and (strict := [tool.name for tool in tools if tool.strict]):
+            raise ParameterError(
+                f"The schema or grammar of the function {strict[0]!r} cannot be enforced in this model's format of "
+                "calls while the choice is the model's: leave out strict and formats, or set tool_choice to required "
+                "or to a function.",
+                param="tools",
+            )
         schema = tool_call_schema(tools, choice)
         return CallConstraint(json_schema=schema) if schema else None
 
@@ -217,7 +227,7 @@ class OutputParsers:
             return None
         if choice.mode == "auto":
             return self._tools if self._auto_tools else None
-        if self._structured and self._structured.call_tags({}):
+        if self._structured and tool_call_structure(self._structured, tools, choice):
             return self._tools
         return BareArguments(name=choice.name or tools[0].name) if choice.mode == "named" else _REQUIRED_CALLS
 

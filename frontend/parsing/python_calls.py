@@ -1,17 +1,28 @@
 """Calls written as Python: `[f(a=1), g(b="x")]`, or one call a line between tags."""
 
 import re
+from typing import Any
 
 from quire.frontend.parsing.call_shape import CallShape
+from quire.frontend.parsing.call_tags import CallTag, CallTags
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.literals import PYTHON, read_literal
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.value_tags import Arguments, Literals, constant, sequence
 
 _NAME = re.compile(r"[\w.\-]*")
 _SPACE = re.compile(r"\s*")
 _KEY = re.compile(r"\w*")
+_ANY_ARGUMENTS = r"""
+root ::= "" | argument (", " argument)*
+argument ::= [a-zA-Z_] [a-zA-Z0-9_]* "=" value
+value ::= string | [a-zA-Z0-9_.+\-]+ | "[" items "]" | "(" items ")" | "{" "}" | "{" pair (", " pair)* "}"
+items ::= "" | value (", " value)*
+pair ::= value ": " value
+string ::= "\"" ([^"\\\n] | "\\" [^\n])* "\"" | "'" ([^'\\\n] | "\\" [^\n])* "'"
+"""
 
 
 class PythonCalls(CallShape, frozen=True, kw_only=True):
@@ -76,6 +87,20 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
         known = name.rstrip() in tools if opened else any(each.startswith(name or "(") for each in tools)
         return known or super().begins_call(text, tools)
 
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
+        """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
+        contents = {name: _content(schema) for name, schema in schemas.items()}
+        if not all(contents.values()):
+            return None
+        in_lines = bool(self.begin) and not self.bare and not self.echoed
+        before, after = (self.begin[0], self.end[0]) if self.begin else ("", "")
+        return CallTags(
+            tags=[CallTag(f"{name}(", content, ")") for name, content in contents.items() if content],
+            trigger=before,
+            separator="\n" if in_lines else ", ",
+            section=(before, after) if in_lines else (f"{before}[", f"]{after}"),
+        )
+
     @staticmethod
     def _read_list(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:
         """Reads calls with commas between them, to the closing bracket."""
@@ -99,6 +124,17 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
             if not (char.isalpha() or char == "_"):
                 return
             yield from _read_call(reader, log, None)
+
+
+def _content(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a call of a function with this schema."""
+    literals = Literals(PYTHON, schema)
+
+    def argument(name: str, value: Any) -> dict[str, Any] | None:
+        written = literals.write(value)
+        return sequence(constant(f"{name}="), written) if written and name.isidentifier() else None
+
+    return Arguments(", ", others={"type": "grammar", "grammar": _ANY_ARGUMENTS}).write(schema, argument)
 
 
 def _read_call(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> Steps[None]:

@@ -5,11 +5,9 @@ from typing import Any
 
 from quire.frontend.grammar.loosened import loosened
 from quire.frontend.parsing.call_shape import CallShape
-from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema
+from quire.frontend.parsing.call_tags import ANY_OBJECT, CallTag, CallTags, call_list_schema
 from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.tools import Tool, ToolChoice
-
-_ANY_OBJECT = {"type": "object"}
 
 
 def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
@@ -61,10 +59,10 @@ def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, dict[str, A
 def _schema(tool: Tool, choice: ToolChoice) -> dict[str, Any]:
     """The schema to enforce. If a function is not strict, keywords that cannot be enforced are left out."""
     if not tool.parameters:
-        return _ANY_OBJECT
+        return ANY_OBJECT
     if tool.strict:
         return tool.parameters
-    return _ANY_OBJECT if choice.mode == "auto" else loosened(tool.parameters)
+    return ANY_OBJECT if choice.mode == "auto" else loosened(tool.parameters)
 
 
 def _only_one(content: dict[str, Any]) -> dict[str, Any]:

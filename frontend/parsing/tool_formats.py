@@ -260,6 +260,7 @@ TOOL_FORMATS: dict[str, CallShape] = {
         key_ends={'">': ""},
         value_end="</steptml:parameter>",
         trim="space",
+        grouped=True,
     ),
     "xlam": JsonCalls(
         begin=("```json", "```", "<tool_call>", "[TOOL_CALLS]"), end=("```", "</tool_call>"), bare=True, listed=True

@@ -87,7 +87,7 @@ def _conformed(value: Any, schema: Any, root: dict[str, Any], depth: int = 0) ->
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return value
     if isinstance(schema.get("$ref"), str):
-        schema = _target(schema["$ref"], root)
+        schema = target_of(schema["$ref"], root)
         return _conformed(value, schema, root, depth + 1)
     if isinstance(value, dict) and isinstance(properties := schema.get("properties"), dict):
         return {key: _conformed(each, properties.get(key), root, depth + 1) for key, each in value.items()}
@@ -115,10 +115,10 @@ def _types(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
             yield _type_of(value)
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        yield from _types(_target(reference, root), root, depth + 1)
+        yield from _types(target_of(reference, root), root, depth + 1)
 
 
-def _target(reference: str, root: dict[str, Any]) -> Any:
+def target_of(reference: str, root: dict[str, Any]) -> Any:
     """The schema in `root` that `reference` points to; None if there is none."""
     target: Any = root if reference.startswith("#/") else None
     for part in reference[2:].split("/"):

@@ -20,7 +20,15 @@ from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.token_suffix import suffix_marks
 from quire.frontend.parsing.tools import Tool
 from quire.frontend.parsing.trimmed_text import TrimmedText
-from quire.frontend.parsing.typed_values import argument_types, json_argument, to_json, unwrapped, wraps_arguments
+from quire.frontend.parsing.typed_values import (
+    argument_types,
+    json_argument,
+    schema_types,
+    to_json,
+    unwrapped,
+    wraps_arguments,
+)
+from quire.frontend.parsing.value_tags import Arguments, constant, optional, raw_text, sequence, tag
 
 Convert: TypeAlias = Callable[[str], str]
 
@@ -52,7 +60,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
         json: the format of a call that is written as a JSON object instead.
         style: XGrammar's name for this notation of arguments, if there is one.
         older: another format that a section may hold.
-        suffixed: a checkpoint may have a suffix of its own in every mark. XGrammar has no notation for these.
+        suffixed: a checkpoint may have a suffix of its own in every mark, which XGrammar's notation lacks.
     """
 
     call_begin: str
@@ -131,7 +139,8 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
-        if not self.style:
+        contents = {name: self._content(schema) for name, schema in schemas.items()}
+        if not all(contents.values()):
             return None
         section_begin, section_end = self.section or ("", "")
         before = "" if self.grouped else section_begin + self.gap if section_begin else ""
@@ -139,16 +148,38 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
         return CallTags(
             tags=[
                 CallTag(
-                    f"{before}{self.call_begin}{name}{self.name_end}{self.gap}",
-                    schema_content(schema, self.style),
-                    f"{self.gap}{self.call_end}{after}",
+                    f"{before}{self.wrapper[0]}{self.call_begin}{name}{self.name_end}{self.gap}",
+                    content,
+                    f"{self.gap}{self.call_end}{self.wrapper[1]}{after}",
                 )
-                for name, schema in schemas.items()
+                for name, content in contents.items()
+                if content
             ],
             trigger=self.triggers[0],
             separator=self.gap if self.grouped else "\n",
             section=(section_begin + self.gap, self.gap + section_end) if self.grouped else None,
         )
+
+    def _content(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+        """The arguments of a call of a function with this schema."""
+        if self.style:
+            return schema_content(schema, self.style)
+        key_end = next(iter(self.key_ends))
+        key = {"type": "regex", "pattern": "[^<>\"'\\n]+"}
+        value = tag(key_end + self.value_begin, {"type": "any_text"}, self.value_end)
+        others = tag(self.key_begin, sequence(key, value), "")
+
+        def argument(name: str, value: Any) -> dict[str, Any] | None:
+            text = raw_text(value, schema, self.value_end)
+            if text is None or not _KEY.fullmatch(name):
+                return None
+            [kind, *more] = (*schema_types(value, schema), "")
+            typed = self.type and kind and not more[1:]
+            written = optional(constant(f"{self.type[0]}{kind}{self.type[1]}")) if self.type and typed else None
+            begin = constant(self.value_begin) if self.value_begin else None
+            return sequence(constant(f"{self.key_begin}{name}{key_end}"), written, begin, text)
+
+        return Arguments(self.gap, others={"type": "star", "content": others}).write(schema, argument)
 
 
 class _Call:

@@ -164,6 +164,8 @@ def _structural_tag(constraint: Constraint) -> tuple[dict[str, Any], LarkTexts]:
     for each in formats(form):
         if each["type"] == "regex":
             _check_regex(each["pattern"], strict=strict)
+        elif each["type"] == "grammar" and "::=" not in each["grammar"]:
+            each["grammar"] = str(xgrammar.Grammar.from_lark(each["grammar"]))
         elif "json_schema" in each:
             schema = _checked(each["json_schema"], constraint, strict=strict)
             if constraint.max_whitespace is not None and constraint.any_whitespace:

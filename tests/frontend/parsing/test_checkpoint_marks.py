@@ -12,6 +12,7 @@ from quire.frontend.parsing.parsers import OutputParsers
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.parsing.rendered_calls import render
+from tests.frontend.parsing.tag_matching import accepts
 from tests.frontend.parsing.test_chunking import assert_no_cut_matters, assert_some_cuts_do_not_matter, damaged
 from tests.frontend.parsing.test_tool_parsers import decoded, parse
 from tests.frontend.parsing.tool_samples import CALLS
@@ -152,11 +153,14 @@ class TestSuffixes:
         for broken in damaged(suffixed(plain), ours.markers(OFFERED)):
             assert_some_cuts_do_not_matter(ours, broken)
 
-    def test_a_required_call_has_a_schema(self) -> None:
-        constraint = OutputParsers("hy_v4", checkpoint=SUFFIXED).constraint(OFFERED, ToolChoice(mode="required"))
+    @pytest.mark.parametrize("name", ["hy_v3", "hy_v4"])
+    def test_a_grammar_of_calls_has_the_suffix(self, name: str) -> None:
+        constraint = OutputParsers(name, checkpoint=SUFFIXED).constraint(OFFERED, ToolChoice(mode="required"))
         assert constraint is not None
-        assert constraint.structural_tag is None  # XGrammar's notation has no suffix
-        assert constraint.json_schema is not None
+        assert constraint.structural_tag is not None
+        text = render(OutputParsers(name)._tools, CALLS)
+        assert accepts(constraint.structural_tag, suffixed(text))
+        assert not accepts(constraint.structural_tag, text)
 
     def test_other_formats_are_as_they_were(self) -> None:
         read = parse(OutputParsers("hermes", checkpoint=SUFFIXED), [WEATHER])

@@ -1,20 +1,29 @@
 """A format's parser reads every text that the format's grammar accepts: both come from one description."""
 
+import json
+import re
 from typing import Any
 
 import jsonschema
 import pytest
+import xgrammar
 
+from quire.core.errors import ParameterError
+from quire.core.wire.protocol import Vocabulary
+from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
+from quire.frontend.grammar.constraint import Constraint
+from quire.frontend.grammar.schema import LARK
 from quire.frontend.parsing.call_tags import call_list_schema
+from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
 from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.parsers import OutputParsers, find_tool_parser
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
 from quire.frontend.parsing.tool_formats import TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from tests.frontend.parsing.rendered_calls import Call, render
+from tests.frontend.parsing.tag_matching import INFO, TOKENS, accepts
+from tests.frontend.parsing.test_checkpoint_marks import HERMES
 from tests.frontend.parsing.test_tool_parsers import decoded, parse
-
-xgrammar = pytest.importorskip("xgrammar")
 
 TOOLS = [
     Tool(
@@ -43,21 +52,12 @@ WEATHER: Call = ("get_weather", {"city": "Paris", "days": 3})
 WEATHER_WRONG: Call = ("get_weather", {"city": "Paris", "days": "three"})
 MOVE: Call = ("move", {"to": {"x": 1}})
 REQUIRED = ToolChoice(mode="required")
+BACKEND = XGrammarBackend(Vocabulary(TOKENS, [256]))
 
 FORMATS = [*TOOL_FORMATS, "openai"]
-WITHOUT = {"functiongemma", "gemma4", "k2_horizon", "lfm2", "llama4_pythonic"}
-WITHOUT |= {"minicpm5", "muse_glimmer", "olmo3", "pythonic", "step3"}
-WITH = [name for name in FORMATS if name not in WITHOUT]
+UNTRIGGERED = {"pythonic", "xlam"}
+"""Calls may begin with a bracket or a fence, as any text may."""
 SINGLE = {"openai"}
-
-
-def accepts(tag: dict[str, Any], text: str) -> bool:
-    """Whether the whole `text` matches the structural tag."""
-    tokens = [bytes([byte]) for byte in range(256)] + [b"</s>"]
-    info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, stop_token_ids=[256])
-    compiled = xgrammar.GrammarCompiler(info).compile_grammar(xgrammar.Grammar.from_structural_tag(tag))
-    matcher = xgrammar.GrammarMatcher(compiled)
-    return bool(matcher.accept_string(text) and matcher.is_completed())
 
 
 def structure(name: str, choice: ToolChoice, tools: list[Tool] = TOOLS) -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ def written(name: str, calls: list[Call]) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", WITH)
+@pytest.mark.parametrize("name", FORMATS)
 def test_required_calls_follow_the_grammar(name: str):
     tag = structure(name, REQUIRED)
     assert tag is not None
@@ -90,7 +90,7 @@ def test_required_calls_follow_the_grammar(name: str):
     assert not accepts(tag, written(name, [("ping", {})]))
 
 
-@pytest.mark.parametrize("name", WITH)
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_named_call_is_the_only_one(name: str):
     choice = ToolChoice(mode="named", name="move")
     tag = structure(name, choice)
@@ -100,7 +100,7 @@ def test_a_named_call_is_the_only_one(name: str):
     assert not accepts(tag, written(name, [MOVE, MOVE]))
 
 
-@pytest.mark.parametrize("name", WITH)
+@pytest.mark.parametrize("name", FORMATS)
 def test_one_call_when_calls_may_not_be_parallel(name: str):
     tag = structure(name, ToolChoice(mode="required", max_calls=1))
     assert tag is not None
@@ -108,7 +108,7 @@ def test_one_call_when_calls_may_not_be_parallel(name: str):
     assert not accepts(tag, written(name, [WEATHER, MOVE]))
 
 
-@pytest.mark.parametrize("name", [name for name in WITH if name != "xlam"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in UNTRIGGERED])
 def test_strict_functions_are_constrained_where_the_model_chooses(name: str):
     strict = [Tool(name=tool.name, parameters=tool.parameters, strict=True) for tool in TOOLS]
     assert structure(name, ToolChoice()) is None
@@ -119,12 +119,116 @@ def test_strict_functions_are_constrained_where_the_model_chooses(name: str):
     assert not accepts(tag, written(name, [WEATHER_WRONG]))
 
 
-def test_notations_without_a_grammar_have_a_schema():
-    for name in WITHOUT:
-        assert structure(name, REQUIRED) is None
-        constraint = OutputParsers(name).constraint(TOOLS, REQUIRED)
-        assert constraint is not None
-        assert constraint.json_schema == tool_call_schema(TOOLS, REQUIRED)
+# ------------------------------------------------------------------------------- formats whose arguments are not JSON
+
+PYTHONIC = {"lfm2", "llama4_pythonic", "olmo3"}
+OWN = sorted(PYTHONIC | {"functiongemma", "gemma4", "k2_horizon", "minicpm5", "muse_glimmer", "step3"})
+PAINT = Tool(
+    name="paint",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {
+            "note": {"type": ["string", "null"], "description": "free"},
+            "color": {"anyOf": [{"type": "string", "enum": ["red", "<b>"]}, {"type": "null"}]},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}$"},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+            "size": {"$ref": "#/$defs/Size"},
+            "dry": {"type": "boolean"},
+        },
+        "required": ["color", "tags"],
+        "additionalProperties": False,
+        "$defs": {
+            "Size": {
+                "type": "object",
+                "properties": {"w": {"type": "number"}, "h": {"type": "integer"}},
+                "required": ["w"],
+                "additionalProperties": False,
+            }
+        },
+    },
+)
+OTHERS = [Tool(name="stop", strict=True, parameters={"type": "object", "properties": {}}), Tool(name="anything")]
+FITTING: list[Call] = [
+    ("paint", {"color": "red", "tags": []}),
+    ("paint", {"color": "<b>", "tags": ["a", "it's"]}),
+    ("paint", {"color": None, "tags": ["a"], "size": {"w": 1.5, "h": 2}, "dry": True}),
+    ("paint", {"note": "a (b) c", "color": "red", "code": "AB", "tags": [], "dry": False}),
+    ("stop", {}),
+    ("anything", {}),
+    ("anything", {"a": "x (y)", "b": 5, "c": "<i>"}),
+]
+WRONG: list[Call] = [
+    ("paint", {"color": "red"}),
+    ("paint", {"tags": []}),
+    ("paint", {"color": "blue", "tags": []}),
+    ("paint", {"color": "red", "tags": ["a"] * 4}),
+    ("paint", {"color": "red", "tags": [1]}),
+    ("paint", {"color": "red", "code": "A", "tags": []}),
+    ("paint", {"color": "red", "tags": [], "size": {"h": 1}}),
+    ("paint", {"color": "red", "tags": [], "dry": "yes"}),
+    ("paint", {"color": "red", "tags": [], "other": 1}),
+    ("stop", {"now": True}),
+]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_each_keyword_is_enforced_where_the_model_chooses(name: str):
+    tools = [PAINT, *OTHERS]
+    tag = structure(name, ToolChoice(), tools)
+    assert tag is not None
+
+    def text_of(call: Call) -> str:
+        text = "Well. " + written(name, [call])
+        return re.sub(r"'(A|AB)'", r'"\1"', text) if name in PYTHONIC else text  # patterns hold for JSON's notation
+
+    for call in FITTING:
+        assert accepts(tag, text_of(call)), text_of(call)
+        assert decoded(parse(OutputParsers(name), [text_of(call)], tools=tools)) == [call]
+    for call in WRONG:
+        assert not accepts(tag, text_of(call)), text_of(call)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_custom_tools_grammar_is_enforced_where_the_model_chooses(name: str):
+    schema = {"type": "object", "properties": {"input": {"type": "string", LARK: 'start: "a" "<"+'}}}
+    schema |= {"required": ["input"], "additionalProperties": False}
+    tool = Tool(name="run", strict=True, parameters=schema)
+    constraint = OutputParsers(name).constraint([tool], ToolChoice())
+    assert constraint is not None
+    text = json.dumps(constraint.structural_tag)
+    compiled = BACKEND.compile(Constraint(kind="structural_tag", text=text, backends=("xgrammar",), closed=True))
+    for given, fits in (("a<<", True), ("a", False), ("b<", False)):
+        written_call = "Hm. " + written(name, [("run", {"input": given})])
+        if name in PYTHONIC:
+            written_call = written_call.replace("'", '"')
+        written_call = written_call.replace("&lt;", "<")
+        matcher = xgrammar.GrammarMatcher(xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), INFO))
+        assert (matcher.accept_string(written_call) and matcher.is_completed()) is fits, written_call
+        if fits:
+            assert decoded(parse(OutputParsers(name), [written_call], tools=[tool])) == [("run", {"input": given})]
+
+
+@pytest.mark.parametrize("name", [*sorted(UNTRIGGERED), "olmo3", "hf"])
+def test_what_cannot_be_enforced_where_the_model_chooses_is_refused(name: str):
+    marks = CheckpointMarks(HERMES) if name == "hf" else None
+    schema = {"type": "object", "patternProperties": {"a": {"type": "integer"}}}
+    strict, loose = Tool(name="f", strict=True, parameters=schema), Tool(name="f", parameters=schema)
+    parsers = OutputParsers(name, checkpoint=marks)
+    with pytest.raises(ParameterError, match=r"'f'.*strict.*tool_choice") as caught:
+        parsers.constraint([strict], ToolChoice())
+    assert caught.value.param == "tools"
+    assert parsers.constraint([loose], ToolChoice()) is None
+    assert OutputParsers(name, auto_tools=False, checkpoint=marks).constraint([strict], ToolChoice()) is None
+    if name == "olmo3":  # a list of calls in JSON follows any schema
+        required = parsers.constraint([strict], REQUIRED)
+        assert required is not None
+        assert required.json_schema == tool_call_schema([strict], REQUIRED)
+        listed = json.dumps([{"name": "f", "parameters": {"a": 1}}])
+        assert decoded(parse(parsers, [listed], choice=REQUIRED, tools=[strict])) == [("f", {"a": 1})]
+
+
+def test_nothing_is_enforced_without_need():
     assert OutputParsers("hermes").constraint(TOOLS, ToolChoice()) is None
     assert OutputParsers("hermes").constraint(TOOLS, ToolChoice(mode="none")) is None
     assert OutputParsers("hermes").constraint([], REQUIRED) is None
