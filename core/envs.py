@@ -2,6 +2,7 @@
 
 import math
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 from quire.core.errors import ConfigError
@@ -31,8 +32,8 @@ FLAGS = {
     "SERVER_DEV_MODE": False,
 }
 TEXTS = (
-    *("API_KEY", "CACHE_ROOT", "CPU_ISA", "DISABLED_KERNELS", "LOGGING_CONFIG_PATH", "LOGGING_LEVEL"),
-    *("LOGGING_PREFIX", "RPC_BASE_PATH", "WHEEL_ISA"),
+    *("API_KEY", "CACHE_ROOT", "CPU_ISA", "DISABLED_KERNELS", "HOST_IP", "JOIN_TOKEN", "LOGGING_CONFIG_PATH"),
+    *("LOGGING_LEVEL", "LOGGING_PREFIX", "RPC_BASE_PATH", "WHEEL_ISA"),
 )
 NAMES = frozenset((*NUMBERS, *FLAGS, *TEXTS))
 """Every variable that is read, without its prefix."""
@@ -81,6 +82,13 @@ def read_flag(name: str) -> bool:
     return _FLAG_WORDS[text.lower()]
 
 
+def cache_folder() -> Path:
+    """Where files are kept between starts: `QUIRE_CACHE_ROOT`, else quire/ in the user's cache."""
+    root = read("CACHE_ROOT")
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "quire"
+    return Path(root or default).expanduser()
+
+
 def check() -> None:
     """Raises ConfigError if a value is wrong. Start-up calls this, so that errors show before a model is loaded."""
     for name in NUMBERS:
@@ -93,12 +101,12 @@ def check() -> None:
 
 
 def in_force() -> dict[str, str | float | bool | None]:
-    """The values of all variables, without keys; None for texts that are not set.
+    """The values of all variables, without secrets; None for texts that are not set.
 
     Raises:
         ConfigError: a value is wrong.
     """
-    texts = {name: read(name) for name in TEXTS if "KEY" not in name}
+    texts = {name: read(name) for name in TEXTS if "KEY" not in name and "TOKEN" not in name}
     values = {name: read_float(name) for name in NUMBERS} | {name: read_flag(name) for name in FLAGS} | texts
     return {f"QUIRE_{name}": values[name] for name in sorted(values)}
 

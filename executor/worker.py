@@ -86,7 +86,7 @@ class Worker:
         self._config = config
         self._rank = rank
         self._group = group
-        self._device = torch.device(f"cuda:{config.layout.number(rank)}" if config.device == "cuda" else "cpu")
+        self._device = torch.device(f"cuda:{config.layout.local_index(rank)}" if config.device == "cuda" else "cpu")
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
         self._ops = bind(config.device)
@@ -116,7 +116,7 @@ class Worker:
             ModelLoadError: the checkpoint is unusable, or does not fit in memory.
         """
         config, spec = self._config, self._config.spec
-        free = memory.device_memory(self._device, config.layout.num_workers)
+        free = memory.device_memory(self._device, config.layout.num_local)
         started = time.monotonic()
         context = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
         self._processors = load_processors(config.logits_processors, context)

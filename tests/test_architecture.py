@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("core", "executor", "frontend", "ops")
 MAY_IMPORT = {"core": set(), "ops": set(), "executor": {"ops", "core"}, "frontend": {"core"}}
 EXECUTOR_MAY_USE_OF_CORE = {
-    *("config", "wire", "errors", "logging", "envs", "trace", "light_import"),
+    *("cluster", "config", "wire", "errors", "logging", "envs", "trace", "light_import"),
 }
 ENGINE_MAIN = Path("frontend/launch/engine_main.py")
 
@@ -20,6 +20,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "core": {
         "wire": "",
         "config": "wire",
+        "cluster": "wire config",
         "kv": "wire",
         "routing": "wire",
         "scheduling": "wire config kv",

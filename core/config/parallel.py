@@ -71,7 +71,7 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         Literal["uni", "mp"] | None,
         Meta(
             description="uni runs the worker in the engine process, mp gives each its own; by worker count when unset.",
-            extra={"otherwise": "Workers run on one machine, without Ray."},
+            extra={"otherwise": "Workers run as processes of each host, without Ray."},
         ),
     ] = None
     allow_insecure_serialization: Annotated[
@@ -85,3 +85,22 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         Literal["ipc", "tcp"],
         Meta(description="How frontend and engine talk: sockets in a private folder, or encrypted TCP on loopback."),
     ] = "ipc"
+    nnodes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Hosts over which the workers are spread evenly. Node 0 serves; the others are --headless.",
+            extra={"aliases": ["-n"]},
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int, Meta(ge=0, description="This host's number among the nodes, from 0.", extra={"aliases": ["-r"]})
+    ] = 0
+    master_addr: Annotated[
+        str,
+        Meta(description="Node 0's address for the other nodes. Node 0 listens for them there alone."),
+    ] = "127.0.0.1"
+    master_port: Annotated[int, Meta(ge=1, le=65535, description="Node 0's port for the other nodes.")] = 29501
+    headless: Annotated[
+        bool, Meta(description="Serve no HTTP: join node 0, and run the workers that it starts here.")
+    ] = False

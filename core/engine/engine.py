@@ -28,6 +28,10 @@ class Executor(Protocol):
 
     depth: int
 
+    @property
+    def waits_for(self) -> str | None:
+        """What `start` waits for outside this host, such as a node; None: for nothing."""
+
     async def start(self) -> EngineReady:
         """Loads the model on every rank. Raises ModelLoadError when the checkpoint is at fault."""
 

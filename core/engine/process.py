@@ -211,7 +211,7 @@ class EngineProcess:
                 continue
             stats = self._scheduler.stats() if self._scheduler is not None else protocol.SchedulerStats()
             for frontend in self._frontends:
-                self._send(frontend, protocol.Heartbeat(stats))
+                self._send(frontend, protocol.Heartbeat(stats, self._executor.waits_for))
 
     async def _wait_for_frontend(self) -> None:
         """Waits for a frontend to report a failure to: the one that launched this engine may still be starting."""

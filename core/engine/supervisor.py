@@ -95,6 +95,7 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True):
     state: Literal["starting", "serving", "restarting", "dead"]
     silent_seconds: float | None  # since an engine's last message; a healthy engine sends one at least every 2 s
     reason: str | None = None  # why the engine is dead, or why it is being restarted
+    waits_for: str | None = None  # what is missing before it can start, such as a node
 
 
 class _Life(Struct):
@@ -105,6 +106,7 @@ class _Life(Struct):
     heard_at: float  # CLOCK_MONOTONIC seconds of its last message; of its launch, before the first
     ready_at: float | None = None
     had_output: bool = False
+    waits_for: str | None = None  # as of its last heartbeat
     end: QuireError | None = None  # set before the process has ended, where more is known than its exit code
 
 
@@ -175,8 +177,12 @@ class EngineSupervisor:
         if self.is_ready:
             return EngineStatus("serving", silent)
         if self._started is not None and self._started.done():
-            return EngineStatus("restarting", silent, str(self._last_end))
-        return EngineStatus("starting", silent)
+            return EngineStatus("restarting", silent, str(self._last_end), self._waits_for)
+        return EngineStatus("starting", silent, waits_for=self._waits_for)
+
+    @property
+    def _waits_for(self) -> str | None:
+        return self._life.waits_for if self._life is not None else None
 
     async def close(self) -> None:
         """Stops the engine: politely when it is serving, by force while it loads or when it does not answer."""
@@ -315,6 +321,9 @@ class EngineSupervisor:
                 if not self._started.done():
                     self._started.set_result(message)
                 self._user.on_ready()
+            case protocol.Heartbeat():
+                life.waits_for = message.waits_for
+                self._user.on_message(message)
             case protocol.EngineFailed():
                 what = message.message
                 self._condemn(

@@ -1,19 +1,23 @@
 """One ZeroMQ socket on an asyncio loop: whole inboxes drained per wake-up, sends that never wait.
 
 An engine binds a ROUTER (`bind_router`), a frontend connects a DEALER (`connect_dealer`). Both hand every message to a
-callback as a list of frames. On TCP, the launcher's CURVE keys encrypt messages and admit peers (CurveZMQ, RFC 26).
+callback as a list of frames. On TCP, CURVE keys encrypt messages and admit peers (CurveZMQ, RFC 26; ZAP, RFC 27).
 """
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 MESSAGES_PER_TURN, SECONDS_PER_TURN = 64, 0.005
 """The most messages, and the most time, before the event loop's other work has its turn. Otherwise a peer that sends
 faster than we read would stop it."""
+
+OnMessage = Callable[[list[bytes]], None]
 
 
 class CurveKeys(msgspec.Struct, array_like=True, frozen=True):
@@ -28,13 +32,27 @@ class CurveKeys(msgspec.Struct, array_like=True, frozen=True):
     def generate(cls) -> "CurveKeys":
         return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
 
+    @classmethod
+    def derive(cls, secret: bytes) -> "CurveKeys":
+        """The same pairs from the same secret, by BLAKE2b, with which X25519's secret keys are told from each other."""
+        server, client = (
+            z85.encode(hashlib.blake2b(secret, digest_size=32, person=person).digest())
+            for person in (b"quire-server", b"quire-client")
+        )
+        return cls(zmq.curve_public(server), server, zmq.curve_public(client), client)
+
 
 class Channel:
-    """A socket whose messages go to `on_message(frames)` on the running loop."""
+    """A socket whose messages go to `on_message(frames)` on the running loop.
 
-    def __init__(self, socket: zmq.Socket, on_message: Callable[[list[bytes]], None]) -> None:
+    Args:
+        attendants: channels that end with this one.
+    """
+
+    def __init__(self, socket: zmq.Socket, on_message: OnMessage, attendants: Sequence["Channel"] = ()) -> None:
         self._socket = socket
         self._on_message = on_message
+        self._attendants = attendants
         self._loop = asyncio.get_running_loop()
         self._fd: int = socket.FD
         self._loop.add_reader(self._fd, self._drain)
@@ -46,7 +64,11 @@ class Channel:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Queues one message. It is lost if the peer is gone; the request's owner notices that by other means."""
+        """Queues one message. It is lost if the peer is gone; the request's owner notices that by other means.
+
+        Raises:
+            zmq.Again: the channel keeps no messages for a peer to come, and none is there.
+        """
         self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
         # ZeroMQ's descriptor is edge-triggered and a send may swallow the edge, so look again.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -57,6 +79,8 @@ class Channel:
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close(linger=linger_ms)
+            for attendant in self._attendants:
+                attendant.close()
 
     def _drain(self) -> None:
         until = time.monotonic() + SECONDS_PER_TURN
@@ -77,27 +101,90 @@ class Channel:
         self._loop.call_soon(self._drain)
 
 
-def bind_router(address: str, keys: CurveKeys | None, on_message: Callable[[list[bytes]], None]) -> Channel:
-    """The engine's end; frames are [frontend identity, message]."""
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+def bind_router(
+    address: str,
+    keys: CurveKeys | None,
+    on_message: OnMessage,
+    on_stranger: Callable[[], None] = lambda: None,
+) -> Channel:
+    """The end that others connect to; frames are [identity of the peer, message].
+
+    Args:
+        on_stranger: called when somebody without the keys, or who speaks no ZeroMQ, is turned away.
+    """
+    if keys is None:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        _unbounded(socket)
+        socket.bind(address)
+        return Channel(socket, on_message)
+    context = zmq.Context()  # of its own, because a context has one door
+    door = context.socket(zmq.ROUTER)
+    door.bind("inproc://zeromq.zap.01")
+    socket = context.socket(zmq.ROUTER)
     _unbounded(socket)
-    if keys is not None:
-        socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
-    socket.bind(address)
-    return Channel(socket, on_message)
+    socket.zap_domain = b"quire"
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
+    failures = _watch_handshakes(socket, on_stranger)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError:
+        failures.close()
+        context.destroy(linger=0)
+        raise
+    return Channel(socket, on_message, [failures, _keep_door(door, keys.client_public)])
 
 
-def connect_dealer(address: str, keys: CurveKeys | None, on_message: Callable[[list[bytes]], None]) -> Channel:
-    """A frontend's end; frames are [message]. The engine may not have bound yet: ZeroMQ keeps trying."""
+def connect_dealer(
+    address: str,
+    keys: CurveKeys | None,
+    on_message: OnMessage,
+    *,
+    on_rebuff: Callable[[], None] | None = None,
+) -> Channel:
+    """The end that connects; frames are [message]. The other may not have bound yet: ZeroMQ keeps trying.
+
+    Args:
+        on_rebuff: called when the other end does not know our keys. With it, the channel keeps no messages for a peer
+            to come: see `Channel.send`.
+    """
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     _unbounded(socket)
-    socket.setsockopt(zmq.RECONNECT_IVL, 20)
+    attendants = []
+    if on_rebuff is None:
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+    else:
+        socket.setsockopt(zmq.RECONNECT_IVL, 200)  # perhaps for hours
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        attendants.append(_watch_handshakes(socket, on_rebuff))
     if keys is not None:
         socket.curve_serverkey = keys.server_public
         socket.curve_publickey, socket.curve_secretkey = keys.client_public, keys.client_secret
     socket.connect(address)
-    return Channel(socket, on_message)
+    return Channel(socket, on_message, attendants)
+
+
+def _keep_door(door: zmq.Socket[bytes], client_public: bytes) -> Channel:
+    """Answers ZAP requests: who has the client's key may come in. Knowing the server's key alone is not enough."""
+    admitted = z85.decode(client_public)
+
+    def on_request(frames: list[bytes]) -> None:
+        start = frames.index(b"") + 1
+        version, request_id, _domain, _address, _identity, mechanism, *credentials = frames[start:]
+        is_known = mechanism == b"CURVE" and credentials == [admitted]
+        status = [b"200", b"OK"] if is_known else [b"400", b"unknown key"]
+        channel.send([*frames[:start], version, request_id, *status, b"", b""])
+
+    channel = Channel(door, on_request)
+    return channel
+
+
+def _watch_handshakes(socket: zmq.Socket[bytes], on_failure: Callable[[], None]) -> Channel:
+    """Calls `on_failure` for each connection of `socket` whose handshake fails, whichever side refuses."""
+    failures = (
+        zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    )
+    return Channel(socket.get_monitor_socket(failures), lambda frames: on_failure())
 
 
 def _unbounded(socket: zmq.Socket) -> None:

@@ -35,7 +35,7 @@ class Grammar(Struct, array_like=True, frozen=True):
     backend: str
     key: bytes
     data: bytes  # in the backend's own form, compressed
-    vocabulary_path: str  # a file that holds a `Vocabulary`, for as long as the frontend lives
+    vocabulary_path: str  # a file of the frontend's host that holds a `Vocabulary`, for as long as the frontend lives
 
 
 KVGroups = Annotated[list[KVGroupSpec], Meta(min_length=1)]
@@ -235,6 +235,7 @@ class Heartbeat(Struct, array_like=True, tag="heartbeat"):
     """Sent about once a second while no other message is."""
 
     stats: SchedulerStats
+    waits_for: str | None = None  # what is missing before the engine can start, such as a node
 
 
 class Profiled(Struct, array_like=True, tag="profiled"):
@@ -351,7 +352,14 @@ class WorkerCall(Struct, array_like=True, tag="call", frozen=True):
     payload: bytes  # in the form that the name implies
 
 
-WorkerInput = AllocateCache | StepPlan | WorkerCall
+class FileCopy(Struct, array_like=True, tag="file_copy", frozen=True):
+    """A file of another host, which plans name by its path there, has a copy on this host."""
+
+    path: str
+    copy: str  # path on this host
+
+
+WorkerInput = AllocateCache | StepPlan | WorkerCall | FileCopy
 
 START_PROFILE = "start_profile"
 """A `WorkerCall` whose payload is a `StartProfile`."""

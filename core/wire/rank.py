@@ -37,12 +37,15 @@ class Layout(Struct, frozen=True, kw_only=True):
         pipeline: stages of one engine.
         tensor: workers of one stage.
         expert: workers that divide the experts of a layer among them, whole; 1: experts are divided as `tensor` says.
+        nodes: hosts over which the workers of one engine are spread, in the order of their numbers. So the ranks that
+            talk most, those of one stage, are neighbours.
     """
 
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
     expert: int = 1
+    nodes: int = 1
 
     @property
     def num_workers(self) -> int:
@@ -56,6 +59,19 @@ class Layout(Struct, frozen=True, kw_only=True):
     def number(self, rank: Rank) -> int:
         """The worker's place in `ranks` of its engine."""
         return rank.pipeline * self.tensor + rank.tensor
+
+    @property
+    def num_local(self) -> int:
+        """Workers of one engine on each of its hosts."""
+        return self.num_workers // self.nodes
+
+    def local_index(self, rank: Rank) -> int:
+        """The number of a worker among those of its engine on its host; also that of its device."""
+        return self.number(rank) % self.num_local
+
+    def ranks_of_node(self, node: int, data: int = 0) -> list[Rank]:
+        """The workers of engine number `data` on host number `node`."""
+        return self.ranks(data)[node * self.num_local : (node + 1) * self.num_local]
 
     def ranks(self, data: int = 0) -> list[Rank]:
         """The workers of engine number `data`, stage by stage; their order is that of their numbers."""

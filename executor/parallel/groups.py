@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import parse_qs, urlsplit
 
 import torch
 
@@ -135,8 +136,9 @@ class RankGroups(NamedTuple):
         """Joins the ranks of one engine; returns once all have.
 
         Args:
-            device: "cpu" or "cuda"; on cuda, worker number i takes device i as its current one.
-            init_method: where ranks meet, `file:///path/of/a/private/file` or `tcp://127.0.0.1:port`.
+            device: "cpu" or "cuda"; on cuda, worker number i of a host takes device i as its current one.
+            init_method: where ranks meet: `file:///path/of/a/private/file`, or `tcp://address:port` of a socket that
+                listens already, and which the first rank is given with `?listen_fd=` and its descriptor.
 
         Raises:
             ConfigError: there are fewer devices than ranks.
@@ -149,12 +151,15 @@ class RankGroups(NamedTuple):
         number = layout.number(rank)
         if device == "cuda":
             _check_devices(layout)
-            torch.cuda.set_device(number)
+            torch.cuda.set_device(layout.local_index(rank))
         else:
             # Workers of one host need no other interface, and a loopback is there even where a host name is not.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(
-            "nccl" if device == "cuda" else "gloo", init_method=init_method, rank=number, world_size=layout.num_workers
+            "nccl" if device == "cuda" else "gloo",
+            rank=number,
+            world_size=layout.num_workers,
+            **_meeting(distributed, number, layout.num_workers, init_method),
         )
         atexit.register(leave)
         group, stages = ParallelGroup(), None
@@ -176,10 +181,24 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
+def _meeting(distributed: ModuleType, number: int, num_ranks: int, init_method: str) -> dict[str, Any]:
+    """How `init_process_group` is told where the ranks meet.
+
+    By itself, torch would listen for `tcp://` on all interfaces. A socket that it is given is bound to one address.
+    """
+    place = urlsplit(init_method)
+    if place.scheme != "tcp":
+        return {"init_method": init_method}
+    is_first = number == 0
+    fd = int(parse_qs(place.query)["listen_fd"][0]) if is_first else None
+    store = distributed.TCPStore(place.hostname, place.port, num_ranks, is_master=is_first, master_listen_fd=fd)
+    return {"store": store}
+
+
 def _check_devices(layout: Layout) -> None:
-    count, needed = torch.cuda.device_count(), layout.num_workers
+    count, needed = torch.cuda.device_count(), layout.num_local
     if count < needed:
         raise ConfigError(
             f"--tensor-parallel-size {layout.tensor} times --pipeline-parallel-size {layout.pipeline} needs {needed} "
-            f"CUDA devices, and {count} are visible; lower one of them, or see CUDA_VISIBLE_DEVICES."
+            f"CUDA devices on each host, and {count} are visible; lower one of them, or see CUDA_VISIBLE_DEVICES."
         )

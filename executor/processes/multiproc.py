@@ -4,7 +4,6 @@ This file knows neither processes nor rings: see `worker_host`. It must not impo
 """
 
 import asyncio
-import os
 
 import msgspec
 from msgspec.structs import replace
@@ -25,9 +24,10 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.processes.pending_calls import PendingCalls
+from quire.executor.processes.placement import OneHost, Placement
 from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.slot_grammars import SlotGrammars
-from quire.executor.processes.worker_host import LocalHost, Meeting, WorkerHost
+from quire.executor.processes.worker_host import WorkerHost
 
 DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
 
@@ -37,9 +37,12 @@ class MultiProcExecutor:
 
     Args:
         factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
+        placement: finds the hosts of the workers; None: they are all on this host.
     """
 
-    def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
+    def __init__(
+        self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, placement: Placement | None = None
+    ) -> None:
         self.depth = 2 if config.limits.async_scheduling else 1
         self._config = config
         self._factory = factory
@@ -48,9 +51,9 @@ class MultiProcExecutor:
         self._grammars = SlotGrammars()
         self._results = ResultInbox()
         self._calls = PendingCalls(config.layout.num_workers)
+        self._placement = placement or OneHost(config)
         self._hosts: list[WorkerHost] = []
         self._ready: dict[Rank, asyncio.Future[WorkerReady]] = {}
-        self._rendezvous_fd: int | None = None
         self._failure: EngineError | ConfigError | None = None
         self._closed = False
 
@@ -61,7 +64,7 @@ class MultiProcExecutor:
             ModelLoadError: the checkpoint or the options are at fault; a restart would fail the same way.
             EngineError: a worker died.
         """
-        self._start_workers()
+        await self._start_workers()
         loaded = await self._all_ready()
         kv_groups = _agreed_groups(loaded)
         agreed = AllocateCache(
@@ -82,6 +85,9 @@ class MultiProcExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Sends a plan to all workers. Never blocks."""
+        for new in plan.admitted:
+            if new.grammar is not None:
+                self._share(new.grammar.vocabulary_path)
         self._send(self._encoder.encode(self._grammars.without_known(plan)))
 
     async def next_result(self) -> StepResult:
@@ -110,17 +116,18 @@ class MultiProcExecutor:
             await asyncio.gather(*(host.close(hung=hung) for host in self._hosts))
         finally:
             self._hosts.clear()
-            if self._rendezvous_fd is not None:
-                os.close(self._rendezvous_fd)
+            self._placement.close()
 
-    def _start_workers(self) -> None:
-        ranks = self._config.layout.ranks()
-        self._expect_ready(ranks)
-        self._rendezvous_fd = os.memfd_create("quire-rendezvous")  # like the rings, leaves no file behind
-        meeting = Meeting(f"file:///proc/self/fd/{self._rendezvous_fd}", [self._rendezvous_fd])
-        host = LocalHost(self._config, ranks, self._factory, meeting, {}, self)
-        self._hosts.append(host)
-        host.start()
+    @property
+    def waits_for(self) -> str | None:
+        """See `Executor.waits_for`."""
+        return self._placement.waits_for
+
+    async def _start_workers(self) -> None:
+        self._expect_ready(self._config.layout.ranks())
+        self._hosts = await self._placement.find_hosts(self._factory, self)
+        for host in self._hosts:
+            host.start()
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -129,6 +136,12 @@ class MultiProcExecutor:
             return
         for host in self._hosts:
             host.send(message)
+
+    def _share(self, path: str) -> None:
+        if self._closed or self._failure is not None:
+            return
+        for host in self._hosts:
+            host.share(path)
 
     def on_output(self, message: bytes) -> None:
         """See `HostListener.on_output`."""

@@ -75,6 +75,8 @@ class UniProcExecutor:
         factory: qualified name of a function that builds the worker from (config, rank, init_method).
     """
 
+    waits_for = None
+
     def __init__(self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY) -> None:
         self.depth = 2 if config.limits.async_scheduling else 1
         self._config = config

@@ -42,8 +42,14 @@ class HostListener(Protocol):
 class WorkerHost(Protocol):
     """The workers of one engine on one host."""
 
+    def start(self) -> None:
+        """Starts the workers, which say themselves when they are ready. Call `close` even if this raises."""
+
     def send(self, message: bytes) -> None:
         """Sends a `WorkerInput` to each worker; all get the same in the same order. Never blocks."""
+
+    def share(self, path: str) -> None:
+        """Has the workers find a file of this process's host under its path. Call before the message that names it."""
 
     async def close(self, *, hung: bool) -> None:
         """Ends the workers and frees what they held. Idempotent.
@@ -124,7 +130,7 @@ class LocalHost:
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
 
     def start(self) -> None:
-        """Starts the workers. Call `close` even if this raises."""
+        """Starts the workers, which say themselves when they are ready. Call `close` even if this raises."""
         for reader, rank in enumerate(self._ranks):
             self._links.append(self._spawn(rank, reader))
 
@@ -133,6 +139,9 @@ class LocalHost:
         self._unsent.append(message)
         if len(self._unsent) == 1:
             self._flush()
+
+    def share(self, path: str) -> None:
+        """See `WorkerHost.share`. Workers of the same host open the path themselves."""
 
     async def close(self, *, hung: bool) -> None:
         """See `WorkerHost.close`."""

@@ -15,12 +15,14 @@ import sys
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from quire.core import logging
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.wire.protocol import (
     AllocateCache,
+    FileCopy,
     StepPlan,
     StepResult,
     WorkerCall,
@@ -78,6 +80,7 @@ class WorkerProcess:
         self._decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
         self._encoder = encoder()
         self._grammars = SlotGrammars()
+        self._copies: dict[str, str] = {}  # of another host's files, by their paths there
 
     def run(self) -> int:
         """Works until told to end. Returns the process's exit code."""
@@ -109,7 +112,9 @@ class WorkerProcess:
 
     def wait(self) -> StepPlan | WorkerCall:
         """See `Plans.wait`."""
-        return self._complete(self._receive())
+        while (message := self._complete(self._receive())) is None:
+            pass
+        return message
 
     def poll(self) -> StepPlan | WorkerCall | None:
         """See `Plans.poll`."""
@@ -118,12 +123,27 @@ class WorkerProcess:
             return None
         return self._complete(self._decoder.decode(message))
 
-    def _complete(self, plan: WorkerInput) -> StepPlan | WorkerCall:
-        if isinstance(plan, WorkerCall):
-            return plan
-        assert isinstance(plan, StepPlan), plan
-        self._grammars.complete(plan)
-        return plan
+    def _complete(self, message: WorkerInput) -> StepPlan | WorkerCall | None:
+        """The message for the loop; None if it is not for the loop."""
+        match message:
+            case StepPlan() as plan:
+                self._grammars.complete(plan)
+                self._use_copies(plan)
+                return plan
+            case WorkerCall() as call:
+                return call
+            case FileCopy(path, copy):
+                self._copies[path] = copy
+                return None
+        raise AssertionError(message)
+
+    def _use_copies(self, plan: StepPlan) -> None:
+        if not self._copies:
+            return
+        for new in plan.admitted:
+            if new.grammar is not None:
+                path = new.grammar.vocabulary_path
+                new.grammar = replace(new.grammar, vocabulary_path=self._copies.get(path, path))
 
     def _report(self, result: StepResult) -> None:
         if self._assignment.config.layout.reports(self._assignment.rank):

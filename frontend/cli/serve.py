@@ -30,14 +30,17 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serves until told to stop."""
+    """Serves until told to stop, or becomes a node that serves no HTTP."""
     # Imported here, so that --help does not load the server, and late, so that the engine loads at the same time.
     from quire.core.logging import configure
     from quire.frontend.http.listener import bind, release
+    from quire.frontend.launch.headless import become_node
     from quire.frontend.launch.setup import EngineSetup
 
     args.server_config.check_logs(args.engine_args.observability)
     configure("serve", args.engine_args.observability.logging)
+    if args.engine_args.parallel.headless:
+        become_node(args.engine_args)
     listener = bind(args.server_config)
     try:
         setup = EngineSetup.from_args(args.engine_args, "server")

@@ -8,11 +8,13 @@ import shutil
 import signal
 import sys
 import time
+from typing import Any
 
 import msgspec
 import uvloop
 from msgspec import Struct
 
+from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import configure
 from quire.core.wire.channel import CurveKeys
@@ -25,6 +27,7 @@ class EngineStart(Struct, array_like=True):
     address: str
     keys: CurveKeys | None
     worker_factory: str | None = None  # qualified name of a replacement for the real worker
+    cluster: HeadStart | None = None  # where other nodes join
 
 
 def main() -> None:
@@ -60,7 +63,11 @@ async def _run_engine(start: EngineStart) -> int:
         from quire.executor.processes.uniproc import UniProcExecutor as Executor
     else:
         from quire.executor.processes.multiproc import MultiProcExecutor as Executor  # type: ignore[assignment]
-    options = {"factory": start.worker_factory} if start.worker_factory else {}
+    options: dict[str, Any] = {"factory": start.worker_factory} if start.worker_factory else {}
+    if start.cluster is not None:
+        from quire.executor.processes.placement import SeveralHosts
+
+        options["placement"] = SeveralHosts(start.config, start.cluster)
     executor = Executor(start.config, **options)
     process = EngineProcess(start.config, executor, start.address, start.keys)
     loop = asyncio.get_running_loop()

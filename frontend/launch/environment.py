@@ -26,7 +26,6 @@ _INSTEAD = {
     "ENABLE_RESPONSES_API_STORE": "responses are kept; --max-stored-responses bounds them",
     "EXECUTE_MODEL_TIMEOUT_SECONDS": "use QUIRE_ENGINE_ITERATION_TIMEOUT_S",
     "ENABLE_V1_MULTIPROCESSING": "the engine always runs in a process of its own",
-    "HOST_IP": "all processes run on one machine; --host is HTTP's address",
     "LOG_BATCHSIZE_INTERVAL": "use QUIRE_LOG_STATS_INTERVAL",
     "PLUGINS": "use --logits-processors, --tool-parser-plugin or --reasoning-parser-plugin",
     "PORT": "use --port",

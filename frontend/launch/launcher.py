@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from quire.core import envs
+from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.wire.channel import CurveKeys
@@ -62,14 +63,21 @@ class EngineLauncher:
 
     Args:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
+        cluster: where other nodes join; None: all workers run on this host.
     """
 
     def __init__(
-        self, config: EngineConfig, transport: Literal["ipc", "tcp"] = "ipc", *, worker_factory: str | None = None
+        self,
+        config: EngineConfig,
+        transport: Literal["ipc", "tcp"] = "ipc",
+        *,
+        worker_factory: str | None = None,
+        cluster: HeadStart | None = None,
     ) -> None:
         self._config = config
         self._transport = transport
         self._worker_factory = worker_factory
+        self._cluster = cluster
         self.folder: str | None = None  # holds the sockets; mode 0700
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
@@ -98,7 +106,7 @@ class EngineLauncher:
         )
         assert process.stdin is not None
         config = msgspec.structs.replace(self._config, is_restart=self._launched > 1)
-        start = msgspec.msgpack.encode(EngineStart(config, address, keys, self._worker_factory))
+        start = msgspec.msgpack.encode(EngineStart(config, address, keys, self._worker_factory, self._cluster))
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()

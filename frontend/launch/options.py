@@ -30,7 +30,12 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
     tensor, has_experts = args.parallel.tensor_parallel_size, args.parallel.enable_expert_parallel
-    layout = Layout(tensor=tensor, expert=tensor if has_experts else 1)
+    layout = Layout(tensor=tensor, expert=tensor if has_experts else 1, nodes=args.parallel.nnodes)
+    if layout.num_workers % layout.nodes:
+        raise ConfigError(
+            f"--nnodes {layout.nodes} does not divide the {layout.num_workers} workers of the model evenly; raise "
+            "--tensor-parallel-size, or lower --nnodes."
+        )
     executor = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
     if executor == "uni" and layout.num_workers > 1:
         raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")

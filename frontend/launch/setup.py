@@ -10,6 +10,7 @@ from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.nodes import head_start
 from quire.frontend.launch.options import UsageContext, resolve
 
 logger = get_logger(__name__)
@@ -36,7 +37,9 @@ class EngineSetup:
         folder = model_source.find_model(args.model, args.load)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
-        return cls(args, folder, tokenizer_folder, config, EngineLauncher(config, args.parallel.engine_transport))
+        cluster = head_start(args.parallel, folder)
+        launcher = EngineLauncher(config, args.parallel.engine_transport, cluster=cluster)
+        return cls(args, folder, tokenizer_folder, config, launcher)
 
 
 def _check_environment() -> None:

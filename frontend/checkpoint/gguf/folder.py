@@ -5,7 +5,6 @@ The folder lies in the user's cache, and is made once for each version of the fi
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -37,18 +36,12 @@ def make_folder(files: Sequence[Path]) -> Path:
         ConfigError: a file that cannot be read, or a model that is not supported.
     """
     check_installed(files[0])
-    folder = _cache() / f"{files[0].stem}-{_digest(files)}"
+    folder = envs.cache_folder() / "gguf" / f"{files[0].stem}-{_digest(files)}"
     if not (folder / FILE_NAME).is_file():
         folder = _write(folder, files)
     if not (folder / "tokenizer.json").is_file():
         logger.warning("%s has no tokenizer that is read here: name one with --tokenizer", files[0])
     return folder
-
-
-def _cache() -> Path:
-    root = envs.read("CACHE_ROOT")
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire"
-    return (Path(root).expanduser() if root else default) / "gguf"
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -19,6 +19,8 @@ from tests.core.scheduling.fake_worker import FULL, Clock, make_request
 class ManualExecutor:
     """Keeps plans until `answer` is called."""
 
+    waits_for = None
+
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.plans: deque[StepPlan] = deque()

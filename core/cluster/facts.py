@@ -1,0 +1,87 @@
+"""What nodes tell each other about themselves, and which differences keep a node out."""
+
+import hashlib
+import json
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from msgspec import Struct
+
+CLOCKS_APART_SECONDS = 5.0
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.quire")
+_HEAD_BYTES = 1 << 20
+
+
+class NodeFacts(Struct, array_like=True, frozen=True):
+    """One node, as it was started."""
+
+    rank: int
+    num_nodes: int
+    address: str  # for other nodes
+    hostname: str
+    quire: str  # version
+    torch: str  # version
+    digest: str  # of the checkpoint; see `digest_of`
+
+    @classmethod
+    def of_this_host(cls, rank: int, num_nodes: int, address: str, folder: Path) -> "NodeFacts":
+        """The facts of this host, with the checkpoint in `folder`."""
+        return cls(
+            rank=rank,
+            num_nodes=num_nodes,
+            address=address,
+            hostname=socket.gethostname(),
+            quire=_version("quire"),
+            torch=_version("torch"),
+            digest=digest_of(folder),
+        )
+
+    def __str__(self) -> str:
+        """For logs."""
+        return f"node {self.rank} ({self.hostname}, {self.address})"
+
+
+def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | None:
+    """Why `node` cannot work with node 0, as a sentence for both sides; None if it can.
+
+    Args:
+        seconds_apart: by how much the node's clock is ahead of node 0's.
+    """
+    if node.num_nodes != head.num_nodes:
+        return f"It was started with --nnodes {node.num_nodes}, and node 0 with {head.num_nodes}; use one number."
+    if not 0 < node.rank < head.num_nodes:
+        return f"Its --node-rank {node.rank} is not between 1 and {head.num_nodes - 1}."
+    for name, theirs, ours in (("Quire", node.quire, head.quire), ("torch", node.torch, head.torch)):
+        if theirs != ours:
+            return f"It runs {name} {theirs}, and node 0 {name} {ours}; install one version on all nodes."
+    if node.digest != head.digest:
+        return "Its checkpoint has other settings or weights than node 0's; copy the same files to all nodes."
+    if abs(seconds_apart) > CLOCKS_APART_SECONDS:
+        return f"Its clock is {seconds_apart:+.0f} s from node 0's; synchronise the clocks (NTP)."
+    return None
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 over config.json and, of each file with weights, name, size and header.
+
+    It tells other files apart in milliseconds, because it does not read the weights themselves.
+    """
+    digest = hashlib.sha256()
+    config = folder / "config.json"
+    if config.is_file():
+        # By content: another program may have written the same settings with other spaces.
+        digest.update(json.dumps(json.loads(config.read_text()), sort_keys=True).encode())
+    for path in sorted({path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)}):
+        with path.open("rb") as file:
+            head = file.read(8)
+            length = int.from_bytes(head, "little") if path.suffix == ".safetensors" else _HEAD_BYTES
+            digest.update(f"{path.name} {path.stat().st_size} ".encode() + head + file.read(min(length, 64 << 20)))
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

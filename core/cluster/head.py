@@ -1,0 +1,200 @@
+"""Node 0's end of a cluster: other nodes join here, are taken in or refused, and are watched."""
+
+import asyncio
+import time
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from quire.core.cluster.facts import NodeFacts, obstacle
+from quire.core.cluster.messages import (
+    WORKER,
+    Beat,
+    Ended,
+    FromNode,
+    HeadStart,
+    Join,
+    Joined,
+    NodeLost,
+    Refused,
+    ToNode,
+    control,
+)
+from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
+from quire.core.errors import ConfigError, EngineError
+from quire.core.logging import get_logger
+from quire.core.wire.channel import Channel, bind_router
+
+logger = get_logger(__name__)
+
+REMINDER_SECONDS = 10.0
+STRANGERS_SECONDS = 60.0
+
+
+class NodeListener(Protocol):
+    """The object that hears a node."""
+
+    def on_output(self, message: bytes) -> None:
+        """A worker of the node has sent a `WorkerOutput`."""
+
+    def on_lost(self, error: EngineError) -> None:
+        """The node has ended, hangs, or cannot be reached. Nothing follows."""
+
+
+class NodeLink:
+    """Node 0's end of one node that has joined.
+
+    Attributes:
+        listener: hears the node from now on.
+    """
+
+    def __init__(self, facts: NodeFacts, identity: bytes, channel: Channel) -> None:
+        self.facts = facts
+        self.listener: NodeListener | None = None
+        self.silence = Silence()
+        self.rivals: dict[bytes, NodeFacts] = {}  # by identity: they have the same rank
+        self._identity = identity
+        self._channel = channel
+
+    def tell(self, message: ToNode) -> None:
+        """Sends a message to the node."""
+        self._channel.send([self._identity, *control(message)])
+
+    def send_to_workers(self, message: bytes) -> None:
+        """Sends a `WorkerInput` to all workers of the node."""
+        self._channel.send([self._identity, WORKER, message])
+
+
+class ClusterHead:
+    """Takes nodes in until all are there, and watches them until `close`. Use from one event loop.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+
+    def __init__(self, start: HeadStart) -> None:
+        self._facts = start.facts
+        self._address = start.address
+        self._nodes: dict[bytes, NodeLink] = {}  # by identity
+        self._changed = asyncio.Event()
+        self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+        self._num_strangers = 0
+        self._strangers_at = 0.0
+        try:
+            self._channel = bind_router(f"tcp://{start.address}", start.keys, self._on_frames, self._on_stranger)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"Nodes cannot join at {start.address}: {error}. --master-addr must be an address of this host, and "
+                "--master-port a free port."
+            ) from None
+        self._beating = asyncio.create_task(self._beat())
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of nodes that are not there."""
+        return sorted(set(range(1, self._facts.num_nodes)) - {node.facts.rank for node in self._nodes.values()})
+
+    async def all_joined(self) -> list[NodeLink]:
+        """All other nodes by rank, once they are there. Says now and then for which it waits."""
+        while self.missing:
+            ranks = ", ".join(map(str, self.missing))
+            logger.info("waiting at %s for node %s of %d", self._address, ranks, self._facts.num_nodes)
+            try:
+                async with asyncio.timeout(REMINDER_SECONDS):
+                    while self.missing:
+                        self._changed.clear()
+                        await self._changed.wait()
+            except TimeoutError:
+                continue
+        return sorted(self._nodes.values(), key=lambda node: node.facts.rank)
+
+    def close(self, reason: str) -> None:
+        """Lets all nodes go, which then wait for another engine. Idempotent."""
+        self._beating.cancel()
+        for node in self._nodes.values():
+            node.tell(Ended(reason))
+        self._nodes.clear()
+        self._channel.close(linger_ms=500)
+
+    # ----------------------------------------------------------------------------------------------------- messages
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        identity, kind, payload = frames
+        node = self._nodes.get(identity)
+        if node is not None:
+            node.silence.broken()
+        if kind == WORKER:
+            if node is not None and node.listener is not None:
+                node.listener.on_output(payload)
+            return
+        match self._decoder.decode(payload):
+            case Join() as join:
+                self._on_join(identity, join)
+            case Beat():
+                self._on_beat(identity, node)
+            case NodeLost(reason):
+                if node is not None:
+                    self._lose(identity, reason)
+
+    def _on_join(self, identity: bytes, join: Join) -> None:
+        facts = join.facts
+        if identity in self._nodes:  # it has not seen our answer yet
+            return
+        if (problem := obstacle(self._facts, facts, join.clock - time.time())) is not None:
+            self._refuse(identity, facts, problem)
+            return
+        if (other := self._node_of(facts.rank)) is not None:
+            other.rivals[identity] = facts  # until the other one shows whether it lives
+            return
+        self._nodes[identity] = node = NodeLink(facts, identity, self._channel)
+        node.tell(Joined())
+        logger.info("%s has joined", facts)
+        self._changed.set()
+
+    def _on_beat(self, identity: bytes, node: NodeLink | None) -> None:
+        if node is None:
+            self._channel.send([identity, *control(Ended("node 0 does not know this node (any more)."))])
+            return
+        for rival, facts in node.rivals.items():
+            self._refuse(rival, facts, f"There is already {node.facts}; give each node a --node-rank of its own.")
+        node.rivals.clear()
+
+    def _refuse(self, identity: bytes, facts: NodeFacts, reason: str) -> None:
+        logger.error("%s is refused: %s", facts, reason)
+        self._channel.send([identity, *control(Refused(reason))])
+
+    def _node_of(self, rank: int) -> NodeLink | None:
+        return next((node for node in self._nodes.values() if node.facts.rank == rank), None)
+
+    def _on_stranger(self) -> None:
+        """Says seldom that somebody without the token was here: a scanner must not fill the log."""
+        self._num_strangers += 1
+        now = time.monotonic()
+        if self._strangers_at and now - self._strangers_at < STRANGERS_SECONDS:
+            return
+        self._strangers_at = now
+        logger.warning(
+            "somebody without the join token was turned away at %s (%d so far); if it is a node, give it the same "
+            "QUIRE_JOIN_TOKEN",
+            self._address,
+            self._num_strangers,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- watching
+
+    async def _beat(self) -> None:
+        while True:
+            for identity, node in list(self._nodes.items()):
+                node.tell(Beat())
+                if node.silence.is_too_long():
+                    self._lose(identity, f"it has been silent for {SILENCE_SECONDS} s, so it hangs or is cut off.")
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _lose(self, identity: bytes, reason: str) -> None:
+        node = self._nodes.pop(identity)
+        logger.error("%s is lost: %s", node.facts, reason)
+        self._changed.set()
+        node.tell(Ended("node 0 takes this node for lost."))
+        if node.listener is not None:
+            node.listener.on_lost(EngineError(f"{str(node.facts).capitalize()} is lost: {reason}"))

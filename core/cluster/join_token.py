@@ -1,0 +1,61 @@
+"""The join token: one secret that all nodes share, and from which the keys of their sockets are derived."""
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from quire.core import envs
+from quire.core.errors import ConfigError
+from quire.core.wire.channel import CurveKeys
+
+MIN_CHARACTERS = 32
+
+
+class JoinToken:
+    """A secret of 32 characters or more. Whoever has it can join, and nobody else can speak to a node.
+
+    Raises:
+        ConfigError: the secret is shorter. The message does not repeat the secret.
+    """
+
+    def __init__(self, secret: str, *, source: str = "QUIRE_JOIN_TOKEN") -> None:
+        if len(secret) < MIN_CHARACTERS:
+            raise ConfigError(
+                f"{source} has {len(secret)} characters and needs {MIN_CHARACTERS} or more, because it is all that "
+                "keeps others from joining; `openssl rand -base64 33` prints a good one."
+            )
+        self._secret = secret
+
+    def keys(self) -> CurveKeys:
+        """The key pairs of the sockets between nodes."""
+        return CurveKeys.derive(self._secret.encode())
+
+    @classmethod
+    def from_environment(cls) -> "JoinToken | None":
+        """The token that the user has set; None if there is none."""
+        secret = envs.read("JOIN_TOKEN")
+        return None if secret is None else cls(secret.strip())
+
+    @classmethod
+    def from_file(cls, path: Path) -> "JoinToken":
+        """The token in `path`, which is made if it is not there. Nobody but its owner may read it.
+
+        Raises:
+            ConfigError: the file cannot be written or read, or others may read it.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(fd, "w") as file:
+                    file.write(secrets.token_urlsafe(33) + "\n")
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                raise ConfigError(f"Others may read the join token in {path}; remove the file, and another is made.")
+            return cls(path.read_text().strip(), source=str(path))
+        except OSError as error:
+            raise ConfigError(
+                f"The join token cannot be kept in {path}: {error.strerror}. Set QUIRE_JOIN_TOKEN on all nodes instead."
+            ) from None

@@ -1,0 +1,144 @@
+"""A node's end of a cluster: joins node 0, hears it, and notices when it is gone."""
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.messages import (
+    WORKER,
+    Beat,
+    Ended,
+    FromNode,
+    Join,
+    Joined,
+    NodeLost,
+    Refused,
+    ShareFile,
+    StartWorkers,
+    ToNode,
+    control,
+)
+from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
+from quire.core.errors import ConfigError
+from quire.core.logging import get_logger
+from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
+
+logger = get_logger(__name__)
+
+JOIN_SECONDS = 1.0
+REMINDER_SECONDS = 10.0
+
+
+class MemberListener(Protocol):
+    """The object that does what node 0 says."""
+
+    def on_order(self, order: StartWorkers | ShareFile) -> None:
+        """Node 0 wants something of this node."""
+
+    def on_input(self, message: bytes) -> None:
+        """A `WorkerInput` for all workers of this node."""
+
+
+class Membership:
+    """One membership, from joining to its end. Use from one event loop.
+
+    Args:
+        head: address and port of node 0.
+        keys: of the join token.
+        facts: this node's.
+    """
+
+    def __init__(self, head: str, keys: CurveKeys, facts: NodeFacts, listener: MemberListener) -> None:
+        self._head = head
+        self._facts = facts
+        self._listener = listener
+        self._decoder: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
+        self._silence = Silence()
+        self._is_rebuffed = False
+        self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._channel: Channel = connect_dealer(f"tcp://{head}", keys, self._on_frames, on_rebuff=self._on_rebuff)
+
+    async def run(self) -> str:
+        """Joins, and returns when this node is no member any more, with the reason.
+
+        Raises:
+            ConfigError: node 0 refuses this node as it was started.
+        """
+        await self._join()
+        if not self._ended.done():
+            logger.info("%s has joined node 0 at %s", self._facts, self._head)
+        while not self._ended.done():
+            if self._silence.is_too_long():
+                return f"node 0 has been silent for {SILENCE_SECONDS} s."
+            self._try_to_tell(Beat())
+            await asyncio.wait([self._ended], timeout=BEAT_SECONDS)
+        return self._ended.result()
+
+    async def _join(self) -> None:
+        """Returns when node 0 has taken this node in, or the membership has ended. Says now and then that it waits."""
+        said_at = time.monotonic() - REMINDER_SECONDS + 2 * JOIN_SECONDS  # nothing if node 0 is there at once
+        while not (self._joined.done() or self._ended.done()):
+            self._try_to_tell(Join(self._facts, time.time()))
+            news: list[asyncio.Future[Any]] = [self._joined, self._ended]
+            await asyncio.wait(news, timeout=JOIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if time.monotonic() - said_at >= REMINDER_SECONDS and not self._joined.done():
+                said_at = time.monotonic()
+                logger.warning("%s", self._what_is_missing())
+        if self._joined.done():
+            self._joined.result()
+
+    def send_output(self, message: bytes) -> None:
+        """Sends a `WorkerOutput` to node 0. Without a connection it is lost, as this membership soon is."""
+        with contextlib.suppress(zmq.Again):
+            self._channel.send([WORKER, message])
+
+    def leave(self, reason: str) -> None:
+        """Tells node 0 that this node does not go on, and has `run` return."""
+        self._try_to_tell(NodeLost(reason))
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    def close(self) -> None:
+        """Closes the connection; what `leave` said gets a moment to go out. Idempotent."""
+        self._channel.close(linger_ms=500)
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        kind, payload = frames
+        self._silence.broken()
+        if kind == WORKER:
+            self._listener.on_input(payload)
+            return
+        match self._decoder.decode(payload):
+            case Joined():
+                if not self._joined.done():
+                    self._joined.set_result(None)
+            case Refused(reason):
+                if not self._joined.done():
+                    self._joined.set_exception(ConfigError(f"Node 0 refuses this node: {reason}"))
+            case Ended(reason):
+                if not self._ended.done():
+                    self._ended.set_result(reason)
+            case StartWorkers() | ShareFile() as order:
+                self._listener.on_order(order)
+
+    def _try_to_tell(self, message: FromNode) -> None:
+        with contextlib.suppress(zmq.Again):  # there is no connection
+            self._channel.send(control(message))
+
+    def _on_rebuff(self) -> None:
+        self._is_rebuffed = True
+
+    def _what_is_missing(self) -> str:
+        if self._is_rebuffed:
+            self._is_rebuffed = False
+            return (
+                f"what listens at {self._head} does not know this node's join token; "
+                "set the same QUIRE_JOIN_TOKEN on all nodes"
+            )
+        return f"node 0 does not answer at {self._head} yet; see --master-addr and --master-port"

@@ -1,0 +1,92 @@
+"""What node 0 and the other nodes say to each other, as Structs in MessagePack.
+
+A message is two frames: its kind and its payload. `WORKER` frames carry bytes for workers or of workers, as the rings
+on each host carry them. `CONTROL` frames carry the Structs below.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.cluster.facts import NodeFacts
+from quire.core.config.resolved import EngineConfig
+from quire.core.logging import LoggingConfig
+from quire.core.wire.channel import CurveKeys
+from quire.core.wire.rank import Rank
+
+CONTROL, WORKER = b"c", b"w"
+
+
+class Beat(Struct, array_like=True, tag="beat", frozen=True):
+    """Sent by both sides every half second, to show that the sender is there."""
+
+
+class Join(Struct, array_like=True, tag="join", frozen=True):
+    """A node wants to join. Repeated until node 0 answers."""
+
+    facts: NodeFacts
+    clock: float  # seconds since the epoch, as the message was sent
+
+
+class NodeLost(Struct, array_like=True, tag="lost", frozen=True):
+    """A node's workers have ended, or the node was told to stop."""
+
+    reason: str
+
+
+class Joined(Struct, array_like=True, tag="joined", frozen=True):
+    """Node 0 has taken the node in."""
+
+
+class Refused(Struct, array_like=True, tag="refused", frozen=True):
+    """Node 0 will not take the node in as it was started."""
+
+    reason: str
+
+
+class StartWorkers(Struct, array_like=True, tag="start", frozen=True):
+    """The node starts these workers."""
+
+    config: EngineConfig  # with node 0's folder of the checkpoint, for which the node puts its own
+    ranks: list[Rank]
+    factory: str
+    init_method: str
+
+
+class ShareFile(Struct, array_like=True, tag="share", frozen=True):
+    """The bytes of a file of node 0's host, which workers will look for under `path`."""
+
+    path: str
+    data: bytes
+
+
+class Ended(Struct, array_like=True, tag="ended", frozen=True):
+    """The engine has ended, or does not know the node: the node ends its workers, and joins again."""
+
+    reason: str
+
+
+FromNode = Join | Beat | NodeLost
+ToNode = Joined | Refused | Beat | StartWorkers | ShareFile | Ended
+
+
+class HeadStart(Struct, array_like=True, frozen=True):
+    """Everything that an engine on node 0 is told of its cluster."""
+
+    address: str  # where nodes join, as address:port
+    keys: CurveKeys
+    facts: NodeFacts
+
+
+class NodeStart(Struct, array_like=True, frozen=True):
+    """Everything that the process of a headless node is told at its start."""
+
+    head: str  # address and port of node 0
+    keys: CurveKeys
+    facts: NodeFacts
+    folder: str  # of the checkpoint on this host
+    logging: LoggingConfig
+
+
+def control(message: FromNode | ToNode) -> list[bytes]:
+    """The frames of a message."""
+    return [CONTROL, msgspec.msgpack.encode(message)]

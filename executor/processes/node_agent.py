@@ -1,0 +1,124 @@
+"""The agent of a headless node: joins node 0, starts the workers that it is told to, and carries their messages.
+
+    engine --ZeroMQ--> agent --ring--> workers
+    engine <--ZeroMQ-- agent <--rings-- workers
+
+When node 0 is gone or lets the node go, the agent ends the workers and joins anew, for as long as it runs.
+"""
+
+import os
+
+from msgspec.structs import replace
+
+from quire.core.cluster.membership import Membership
+from quire.core.cluster.messages import NodeStart, ShareFile, StartWorkers
+from quire.core.errors import EngineError
+from quire.core.logging import get_logger
+from quire.core.wire.protocol import FileCopy, encoder
+from quire.executor.processes.placement import cluster_environment
+from quire.executor.processes.worker_host import LocalHost, Meeting
+
+logger = get_logger(__name__)
+
+
+class NodeAgent:
+    """Runs one membership after another. Use from one event loop."""
+
+    def __init__(self, start: NodeStart) -> None:
+        self._start = start
+        self._environment = cluster_environment(start.facts.address)
+        self._session: _Session | None = None
+        self._is_closing = False
+
+    async def run(self) -> int:
+        """Serves node 0 until `close`. Returns the process's exit code.
+
+        Raises:
+            ConfigError: node 0 refuses this node as it was started.
+        """
+        while not self._is_closing:
+            self._session = session = _Session(self._start, self._environment)
+            reason = await session.run()
+            if not self._is_closing:
+                logger.warning("this node has ended its work: %s It waits for node 0 again.", reason)
+        return 0
+
+    def close(self) -> None:
+        """Has `run` end the workers, tell node 0, and return 0."""
+        self._is_closing = True
+        if self._session is not None:
+            self._session.leave("it was told to stop.")
+
+
+class _Session:
+    """One membership and the workers of its time."""
+
+    def __init__(self, start: NodeStart, environment: dict[str, str]) -> None:
+        self._start = start
+        self._environment = environment
+        self._encoder = encoder()
+        self._membership = Membership(start.head, start.keys, start.facts, self)
+        self._host: LocalHost | None = None
+        self._copies: list[int] = []  # descriptors
+
+    async def run(self) -> str:
+        """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
+        try:
+            return await self._membership.run()
+        finally:
+            if self._host is not None:
+                await self._host.close(hung=False)
+            self._membership.close()
+            for fd in self._copies:
+                os.close(fd)
+
+    def leave(self, reason: str) -> None:
+        """Ends `run`."""
+        self._membership.leave(reason)
+
+    # ----------------------------------------------------------------------------------------- what node 0 says
+
+    def on_order(self, order: StartWorkers | ShareFile) -> None:
+        """See `MemberListener.on_order`."""
+        match order:
+            case StartWorkers():
+                self._start_workers(order)
+            case ShareFile():
+                self._keep(order)
+
+    def on_input(self, message: bytes) -> None:
+        """See `MemberListener.on_input`."""
+        if self._host is not None:
+            self._host.send(message)
+
+    def _start_workers(self, order: StartWorkers) -> None:
+        config = replace(
+            order.config, spec=replace(order.config.spec, path=self._start.folder), logging=self._start.logging
+        )
+        logger.info("this node starts %s", ", ".join(f"worker {rank}" for rank in order.ranks))
+        self._host = LocalHost(
+            config, order.ranks, order.factory, Meeting(order.init_method, []), self._environment, self
+        )
+        try:
+            self._host.start()
+        except OSError as error:
+            self.leave(f"its workers cannot be started: {error}.")
+
+    def _keep(self, file: ShareFile) -> None:
+        """Keeps a copy of the file in memory, and tells the workers its path."""
+        fd = os.memfd_create("quire-copy")
+        self._copies.append(fd)
+        with open(fd, "wb", closefd=False) as copy:
+            copy.write(file.data)
+        if self._host is not None:
+            self._host.send(self._encoder.encode(FileCopy(file.path, f"/proc/{os.getpid()}/fd/{fd}")))
+
+    # --------------------------------------------------------------------------------------- what the workers say
+
+    def on_output(self, message: bytes) -> None:
+        """See `HostListener.on_output`."""
+        self._membership.send_output(message)
+
+    def on_lost(self, error: EngineError) -> None:
+        """See `HostListener.on_lost`."""
+        self.leave(str(error))

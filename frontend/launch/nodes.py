@@ -1,0 +1,74 @@
+"""Several hosts: what their options must say, and what node 0 and the others are told at their start."""
+
+from pathlib import Path
+
+from quire.core import envs
+from quire.core.cluster.addresses import interface_of, own_address, resolve
+from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.join_token import JoinToken
+from quire.core.cluster.messages import HeadStart, NodeStart
+from quire.core.config.parallel import ParallelConfig
+from quire.core.errors import ConfigError
+from quire.core.logging import LoggingConfig, get_logger
+
+logger = get_logger(__name__)
+
+
+def head_start(parallel: ParallelConfig, folder: Path) -> HeadStart | None:
+    """What the engine on node 0 is told; None if there is one node.
+
+    Args:
+        folder: of the checkpoint.
+
+    Raises:
+        ConfigError: the options contradict each other, or this host does not have node 0's address.
+    """
+    if parallel.headless:
+        raise ConfigError("--headless is for `quire serve` on a node without HTTP; leave it out here.")
+    _check_rank(parallel)
+    if parallel.nnodes == 1:
+        return None
+    if parallel.node_rank:
+        raise ConfigError(f"--node-rank {parallel.node_rank} needs --headless: node 0 alone serves.")
+    address = resolve(parallel.master_addr, "--master-addr")
+    interface_of(address)
+    facts = NodeFacts.of_this_host(0, parallel.nnodes, address, folder)
+    return HeadStart(f"{address}:{parallel.master_port}", _token(parallel).keys(), facts)
+
+
+def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
+    """What the process of a headless node is told.
+
+    Raises:
+        ConfigError: the options contradict each other, node 0 has no address, or there is no join token.
+    """
+    if parallel.nnodes == 1:
+        raise ConfigError("--headless needs --nnodes with the number of hosts, 2 or more, and this host's --node-rank.")
+    _check_rank(parallel)
+    if not parallel.node_rank:
+        raise ConfigError("--headless is for nodes 1 and up: give --node-rank, or leave --headless out on node 0.")
+    token = JoinToken.from_environment()
+    if token is None:
+        raise ConfigError("A node needs the join token: set QUIRE_JOIN_TOKEN to what node 0 has or names in its log.")
+    head = resolve(parallel.master_addr, "--master-addr")
+    address = own_address(head)
+    interface_of(address)
+    facts = NodeFacts.of_this_host(parallel.node_rank, parallel.nnodes, address, folder)
+    return NodeStart(f"{head}:{parallel.master_port}", token.keys(), facts, str(folder), logging)
+
+
+def _check_rank(parallel: ParallelConfig) -> None:
+    if parallel.node_rank >= parallel.nnodes:
+        raise ConfigError(
+            f"--node-rank {parallel.node_rank} is not below --nnodes {parallel.nnodes}; nodes are numbered from 0."
+        )
+
+
+def _token(parallel: ParallelConfig) -> JoinToken:
+    """The user's token, else one in a file that node 0 keeps for its next start."""
+    if (token := JoinToken.from_environment()) is not None:
+        return token
+    path = envs.cache_folder() / f"join-token-{parallel.master_port}"
+    token = JoinToken.from_file(path)
+    logger.info("the other nodes need the join token in %s, as QUIRE_JOIN_TOKEN", path)
+    return token

@@ -1,0 +1,207 @@
+"""Nodes join, are refused and are lost, over real sockets."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from quire.core.cluster import silence
+from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.head import ClusterHead
+from quire.core.cluster.join_token import JoinToken
+from quire.core.cluster.membership import Membership
+from quire.core.cluster.messages import HeadStart, ShareFile, StartWorkers
+from quire.core.errors import ConfigError, EngineError
+from quire.core.wire.channel import CurveKeys
+from tests.servers import free_port
+
+KEYS = JoinToken("t" * 32).keys()
+HEAD = NodeFacts(0, 2, "127.0.0.1", "here", "1.0", "2.13", "d1")
+NODE = NodeFacts(1, 2, "127.0.0.2", "there", "1.0", "2.13", "d1")
+
+
+def run(test: Awaitable[None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await test
+
+    asyncio.run(limited())
+
+
+class Heard:
+    """Both kinds of listener: notes what it hears."""
+
+    def __init__(self) -> None:
+        self.inputs: asyncio.Queue[bytes] = asyncio.Queue()
+        self.outputs: asyncio.Queue[bytes] = asyncio.Queue()
+        self.orders: asyncio.Queue[StartWorkers | ShareFile] = asyncio.Queue()
+        self.lost: asyncio.Queue[EngineError] = asyncio.Queue()
+        self.on_input = self.inputs.put_nowait
+        self.on_output = self.outputs.put_nowait
+        self.on_order = self.orders.put_nowait
+        self.on_lost = self.lost.put_nowait
+
+
+@contextlib.asynccontextmanager
+async def head(facts: NodeFacts = HEAD) -> AsyncIterator[tuple[ClusterHead, str]]:
+    address = f"127.0.0.1:{free_port()}"
+    cluster = ClusterHead(HeadStart(address, KEYS, facts))
+    try:
+        yield cluster, address
+    finally:
+        cluster.close("the test is over.")
+
+
+@contextlib.asynccontextmanager
+async def member(
+    address: str, facts: NodeFacts = NODE, keys: CurveKeys = KEYS
+) -> AsyncIterator[tuple[Membership, Heard, "asyncio.Task[str]"]]:
+    heard = Heard()
+    membership = Membership(address, keys, facts, heard)
+    running = asyncio.create_task(membership.run())
+    try:
+        yield membership, heard, running
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        membership.close()
+
+
+def test_bytes_and_files_go_both_ways_in_order() -> None:
+    async def test() -> None:
+        async with head() as (cluster, address), member(address) as (membership, there, running):
+            [node] = await cluster.all_joined()
+            node.listener = here = Heard()
+            node.tell(ShareFile("/a", b"file"))
+            for each in (b"1", b"2"):
+                node.send_to_workers(each)
+            assert await there.orders.get() == ShareFile("/a", b"file")
+            assert [await there.inputs.get(), await there.inputs.get()] == [b"1", b"2"]
+            membership.send_output(b"3")
+            assert await here.outputs.get() == b"3"
+            membership.leave("it was told to stop.")
+            assert "Node 1 (there, 127.0.0.2) is lost: it was told to stop." in str(await here.lost.get())
+            assert await running == "it was told to stop."
+            assert cluster.missing == [1]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (replace(NODE, num_nodes=3), "--nnodes 3, and node 0 with 2"),
+        (replace(NODE, rank=2), "--node-rank 2 is not between 1 and 1"),
+        (replace(NODE, quire="1.1"), "It runs Quire 1.1, and node 0 Quire 1.0"),
+        (replace(NODE, torch="2.12"), "It runs torch 2.12, and node 0 torch 2.13"),
+        (replace(NODE, digest="d2"), "other settings or weights"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_told_why(facts: NodeFacts, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with head() as (cluster, address), member(address, facts) as (_, _, running):
+            with pytest.raises(ConfigError, match=f"Node 0 refuses this node: .*{reason}"):
+                await running
+            assert cluster.missing == [1]
+
+    run(test())
+    assert reason in caplog.text  # node 0 says it, too
+
+
+def test_a_clock_that_is_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = SimpleNamespace(time=lambda: time.time() + 60, monotonic=time.monotonic)
+    monkeypatch.setattr("quire.core.cluster.membership.time", ahead)
+
+    async def test() -> None:
+        async with head() as (_, address), member(address) as (_, _, running):
+            with pytest.raises(ConfigError, match=r"Its clock is \+60 s from node 0's"):
+                await running
+
+    run(test())
+
+
+def test_a_rank_that_is_started_twice_is_refused_while_the_first_lives() -> None:
+    async def test() -> None:
+        async with head(replace(HEAD, num_nodes=3)) as (cluster, address):
+            first, second = (replace(NODE, num_nodes=3, hostname=name) for name in ("first", "second"))
+            async with member(address, first) as (_, _, running):
+                while cluster.missing != [2]:
+                    await asyncio.sleep(0.01)
+                async with member(address, second) as (_, _, refused):
+                    with pytest.raises(ConfigError, match=r"There is already node 1 \(first, 127.0.0.2\)"):
+                        await refused
+                assert not running.done()
+
+    run(test())
+
+
+def test_whoever_lacks_the_token_is_turned_away_and_the_port_survives_rubbish(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        thief = CurveKeys.generate()
+        half = replace(thief, server_public=KEYS.server_public)  # knows the server's key alone
+        async with (
+            head() as (cluster, address),
+            member(address, keys=thief),
+            member(address, keys=half) as (_, _, running),
+        ):
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", int(address.split(":")[1]))) as scanner:
+                    scanner.sendall(os.urandom(4096))
+            while "without the join token was turned away" not in caplog.text:
+                await asyncio.sleep(0.01)
+            async with member(address):  # after them all, a node with the token joins
+                await cluster.all_joined()
+            assert not running.done()
+
+    with caplog.at_level(logging.WARNING):
+        run(test())
+    assert caplog.text.count("turned away") == 1  # and not once for each
+
+
+def test_silence_of_either_side_ends_the_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "SILENCE_SECONDS", 1.2)
+
+    async def test() -> None:
+        async with head() as (cluster, address), member(address) as (membership, _, running):
+            [node] = await cluster.all_joined()
+            node.listener = here = Heard()
+            started = time.monotonic()
+            membership._try_to_tell = lambda message: None  # type: ignore[method-assign]
+            assert "silent" in str(await here.lost.get())
+            assert time.monotonic() - started > 0.6
+            assert "lost" in await running  # node 0 says so, in case that it is heard
+        async with head() as (cluster, address), member(address) as (_, _, running):
+            await cluster.all_joined()
+            cluster._beating.cancel()
+            assert "node 0 has been silent" in await running
+
+    run(test())
+
+
+def test_own_standstill_is_not_the_silence_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    peer = silence.Silence()
+    now += 60.0  # this process was stopped
+    assert not peer.is_too_long()
+    for _ in range(7):
+        now += silence.BEAT_SECONDS
+        is_lost = peer.is_too_long()
+    assert is_lost
+
+
+def test_an_address_that_cannot_be_listened_on_is_named() -> None:
+    async def test() -> None:
+        with pytest.raises(ConfigError, match=r"Nodes cannot join at 192\.0\.2\.1:29501: .*--master-addr must be"):
+            ClusterHead(HeadStart("192.0.2.1:29501", KEYS, HEAD))
+
+    run(test())

@@ -1,0 +1,125 @@
+"""A model on two hosts, as users start it: `quire serve` and `quire serve --headless`, at two loopback addresses."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from os import environ
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.servers import ServerProcess, free_port
+
+SECRET = {"QUIRE_JOIN_TOKEN": "of-the-tests-" + "x" * 32}
+LONG = {"prompt": [5, 6, 7, 8], "max_tokens": 300, "temperature": 0.9, "seed": 4, "extra_body": {"ignore_eos": True}}
+
+
+class Hosts:
+    """Node 0, and node 1 at another address, with the same checkpoint in another folder."""
+
+    def __init__(self, folder: Path, checkpoint: Path) -> None:
+        self._folder = folder
+        self._copy = folder / "copy"
+        self._copy.symlink_to(checkpoint)
+        self._where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        self.node = self.start_node()  # before node 0, whose port nobody listens at
+        options = ["--tensor-parallel-size", "2", "--num-gpu-blocks-override", "256", "--served-model-name", "tiny"]
+        self.server = ServerProcess(folder, str(checkpoint), *options, *self._where, env=SECRET)
+
+    def start_node(self, *arguments: str, env: dict[str, str] = SECRET) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "quire", "serve", str(self._copy), "--headless"]
+        with (self._folder / "node.log").open("ab") as log:
+            return subprocess.Popen(
+                [*command, *self._where, *(arguments or ("--node-rank", "1"))],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environ | {"OMP_NUM_THREADS": "1", "QUIRE_HOST_IP": "127.0.0.2"} | env,
+            )
+
+    def node_log(self) -> str:
+        return (self._folder / "node.log").read_text()
+
+    def engine(self) -> dict[str, Any]:
+        return httpx.get(self.server.base_url + "/health", timeout=30).json()["engine"]
+
+    def close(self) -> None:
+        self.server.stop()
+        self.node.terminate()
+        assert self.node.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def hosts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    made = Hosts(tmp_path_factory.mktemp("hosts"), checkpoint("llama"))
+    made.server.wait_until_ready()
+    yield made
+    made.close()
+
+
+def client_of(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.base_url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def test_answers_are_those_of_one_host_with_and_without_a_grammar(hosts: Hosts, server: ServerProcess) -> None:
+    one, two = client_of(server), client_of(hosts.server)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for more in ({}, {"extra_body": {"response_format": form}}):
+        options: dict[str, Any] = {"model": "tiny", "prompt": "Hello there", "max_tokens": 40, "temperature": 0, **more}
+        texts = [each.completions.create(**options).choices[0].text for each in (one, two)]
+        assert texts[0] == texts[1] != ""
+
+
+def test_a_stream_survives_the_death_of_the_other_host(hosts: Hosts) -> None:
+    client = client_of(hosts.server)
+    whole = client.completions.create(model="tiny", **LONG).choices[0].text
+    text, missed = "", None
+    with ThreadPoolExecutor() as pool:
+        for chunk in client.completions.create(model="tiny", stream=True, **LONG):
+            text += chunk.choices[0].text
+            if missed is None and len(text) > 20:
+                hosts.node.kill()
+                hosts.node.wait()
+                missed = pool.submit(_restart_node_when_it_is_missed, hosts)
+    assert missed is not None
+    assert text == whole
+    state = missed.result()
+    assert (state["state"], state["waits_for"]) == ("restarting", "node 1 of 2")
+    assert "ode 1" in state["reason"] or "Worker tp" in state["reason"]
+    assert "waits_for" not in hosts.engine()
+
+
+def _restart_node_when_it_is_missed(hosts: Hosts) -> dict[str, Any]:
+    """What /health said of the engine meanwhile."""
+    deadline = time.monotonic() + 60
+    while (state := hosts.engine()).get("waits_for") != "node 1 of 2" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    hosts.node = hosts.start_node()
+    return state
+
+
+def test_nodes_that_cannot_join_end_with_a_sentence(hosts: Hosts) -> None:
+    attempts = {
+        ("--node-rank", "0"): "--headless is for nodes 1 and up",
+        ("--node-rank", "2"): "--node-rank 2 is not below --nnodes 2",
+        ("--node-rank", "1"): "There is already node 1",
+    }
+    processes = [hosts.start_node(*arguments) for arguments in attempts]
+    processes.append(hosts.start_node(env={"QUIRE_JOIN_TOKEN": "short"}))
+    assert [process.wait(60) for process in processes] == [1] * 4
+    for sentence in (*attempts.values(), "QUIRE_JOIN_TOKEN has 5 characters and needs 32 or more"):
+        assert sentence in hosts.node_log()
+    assert "There is already node 1" in hosts.server.logs()
+    assert hosts.node.poll() is None
+
+
+def test_a_node_ends_when_told_to(hosts: Hosts) -> None:
+    """And so does the server, which then waits for the node."""
+    hosts.node.send_signal(signal.SIGINT)
+    assert hosts.node.wait(30) == 0
