@@ -1,13 +1,18 @@
 """Chooses an engine for each request: the one with the least work in hand, less the work that its cache saves."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from quire.core.routing.prompt_blocks import BLOCK_TOKENS
 from quire.core.routing.sent_prefixes import SentPrefixes
+
+FEW = 16
+"""Engines with a prefix that are looked at one by one; more are sought in one pass over all engines."""
+_IS_ONE = bytes.maketrans(b"01", bytes([0, 1]))
 
 FULL = math.inf
 """The load of an engine that takes no request."""
@@ -99,8 +104,15 @@ class Router:
         return engine
 
 
-def _bits(number: int) -> Iterator[int]:
-    """The places of the bits that are set."""
+def _bits(number: int) -> Iterable[int]:
+    """The places of the bits that are set, the lowest first."""
+    if number.bit_count() <= FEW:
+        return _few_bits(number)
+    digits = f"{number:b}"[::-1].encode().translate(_IS_ONE)  # each step on a long integer would touch all of it
+    return compress(range(len(digits)), digits)
+
+
+def _few_bits(number: int) -> Iterator[int]:
     while number:
         lowest = number & -number
         yield lowest.bit_length() - 1

@@ -134,3 +134,18 @@ def test_load_is_the_last_report_and_what_was_sent_since() -> None:
     assert (load.value, load.num_own) == (4, 4)
     load.remove(4)
     assert load.value == 0
+
+
+def test_a_prefix_that_hundreds_of_engines_have_leads_to_the_least_loaded_of_them() -> None:
+    drawn = random.Random(2)
+    loads = [drawn.randrange(5, 400) for _ in range(700)]
+    router = router_of(*loads, most_sequences=1e9, tokens_per_sequence=0.1)
+    blocks = prompt_blocks(TOKENS[:640])
+    holders = sorted(drawn.sample(range(700), 300))
+    for engine in holders:
+        router.sent(engine, blocks)
+    for _ in range(20):
+        least = min(holders, key=lambda engine: (loads[engine], engine))
+        assert chosen(router, blocks) == (least, 640)
+        loads[least] += 50
+        router.set_load(least, loads[least])
