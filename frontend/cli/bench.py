@@ -36,6 +36,9 @@ BENCH = Program(
         "host": Command(
             "quire.frontend.bench.host.command", "What everything but the model costs, stage by stage.", ("bench",)
         ),
+        "fleet": Command(
+            "quire.frontend.bench.fleet.command", "The router before a thousand engines without a model.", ("bench",)
+        ),
         "grammar": Command(
             "quire.frontend.bench.grammar", "What schemas cost a token, and hostile ones everybody else.", ("bench",)
         ),
