@@ -116,7 +116,7 @@ class Worker:
             ModelLoadError: the checkpoint is unusable, or does not fit in memory.
         """
         config, spec = self._config, self._config.spec
-        free = memory.device_memory(self._device, config.layout.num_local)
+        free = memory.device_memory(self._device, config.layout.num_local * config.num_engines_loading)
         started = time.monotonic()
         context = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
         self._processors = load_processors(config.logits_processors, context)

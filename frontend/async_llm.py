@@ -18,7 +18,7 @@ from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.not_offered import explain
 from quire.frontend.launch.setup import EngineSetup
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.arguments import Tokenization, refuse
 from quire.frontend.requests.beam_params import BeamSearchParams
@@ -57,7 +57,7 @@ class AsyncLLM(EngineControl):
         model: ServedModel,
         client: EngineClient,
         tokenizer: Tokenizer | None,
-        metrics: EngineMetrics | None = None,
+        metrics: Metrics | None = None,
         log: RequestLog | None = None,
     ) -> None:
         self._intake = RequestIntake(config, model, client, tokenizer, metrics, log, _after_reasoning(model, tokenizer))
@@ -124,8 +124,11 @@ class AsyncLLM(EngineControl):
         if not args.model.skip_tokenizer_init:
             tokenizer = Tokenizer.from_folder(setup.tokenizer_folder, args.model.tokenizer_mode)
         model = ServedModel.from_args(args, setup.folder)
-        metrics = EngineMetrics(model.name, config.max_model_len) if config.log_stats else None
-        client = EngineClient(setup.launcher, on_stats=metrics.on_stats if metrics else None)
+        ranks = range(config.place.data, config.place.data + config.place.num_local)
+        metrics = Metrics(model.name, config.max_model_len, ranks) if config.log_stats else None
+        client = EngineClient(
+            setup.launchers, num_slots=config.limits.max_num_seqs, on_stats=metrics.on_stats if metrics else None
+        )
         log = None
         if args.observability.enable_log_requests:
             log = RequestLog(max_length=max_log_len, outputs=log_outputs, deltas=log_deltas)
@@ -166,6 +169,7 @@ class AsyncLLM(EngineControl):
         fit_context: bool = False,
         grammar_is_whole: bool = False,
         arrival_time: float | None = None,
+        data_parallel_rank: int | None = None,
     ) -> RequestStream:
         """Validates a request and submits it to the engine; arguments, result and errors are `RequestIntake.open`'s."""
         await self.start()
@@ -180,6 +184,7 @@ class AsyncLLM(EngineControl):
             fit_context=fit_context,
             grammar_is_whole=grammar_is_whole,
             arrival_time=arrival_time,
+            data_parallel_rank=data_parallel_rank,
         )
 
     async def open_beams(
@@ -234,7 +239,6 @@ class AsyncLLM(EngineControl):
         refuse(
             lora_request=lora_request,
             trace_headers=trace_headers,
-            data_parallel_rank=data_parallel_rank,
             session_id=session_id,
             kv_hints=kv_hints,
             reasoning_ended=reasoning_ended,
@@ -249,6 +253,7 @@ class AsyncLLM(EngineControl):
             cache_salt=cache_salt,
             add_special_tokens=tokenization.add_special_tokens,
             truncation=tokenization.truncation,
+            data_parallel_rank=data_parallel_rank,
         )
         try:
             async for output in stream:

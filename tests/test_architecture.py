@@ -24,7 +24,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "kv": "wire",
         "routing": "wire",
         "scheduling": "wire config kv",
-        "engine": "wire config scheduling",
+        "engine": "wire config routing scheduling",
     },
     "executor": {
         "parallel": "",

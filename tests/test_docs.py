@@ -21,7 +21,7 @@ from quire.frontend.cli.main import QUIRE
 from quire.frontend.cli.program import Command, Program
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.unsupported import UnsupportedFlag, unsupported
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from tests.servers import ServerProcess
 
@@ -183,7 +183,7 @@ def test_missing_fields_are_refused() -> None:
 
 
 def test_metrics_to_switch_to_exist() -> None:
-    there = {sample.name for family in EngineMetrics("model", 100).collect() for sample in family.samples}
+    there = {sample.name for family in Metrics("model", 100).collect() for sample in family.samples}
     named = column(SWITCHING, "Quire's metric")
     assert len(named) > 10
     assert [name for name in named if not {name, f"{name}_sum"} & there] == []

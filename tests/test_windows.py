@@ -27,7 +27,7 @@ def test_a_long_request_holds_a_quarter_of_the_pages(checkpoint: Callable[..., P
     async def generate() -> tuple[EngineReady, list[int]]:
         options = {"device": "cpu", "max_num_batched_tokens": 256, "num_gpu_blocks_override": 1000}
         setup = EngineSetup.from_args(read_keywords({"model": str(folder), "block_size": BLOCK_SIZE, **options}), "llm")
-        async with client_of(setup.launcher, on_stats=stats.append) as client:
+        async with client_of(setup.launchers[0], on_stats=stats.append) as client:
             ready = await client.start()
             stream = Stream(client, "long", prompt, 60)
             assert await stream.finish_reason() in (FinishReason.LENGTH, FinishReason.STOP)

@@ -7,11 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from quire.core.config.types import Positive
+from quire.core.config.types import NotNegative, Positive
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, LogLevel
-
-NotNegative = Annotated[int, Meta(ge=0)]
 
 
 class ProfilerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +47,9 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
     """What is logged and counted."""
 
     disable_log_stats: Annotated[bool, Meta(description="Neither collect nor log engine statistics.")] = False
+    aggregate_engine_logging: Annotated[
+        bool, Meta(description="Log one line of statistics for all engines together, and not one for each.")
+    ] = False
     show_hidden_metrics_for_version: Annotated[
         str | None,
         Meta(

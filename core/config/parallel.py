@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from quire.core.config.types import Positive
+from quire.core.config.types import NotNegative, Positive
 
 ExpertPlacementStrategy = Literal["linear", "round_robin"]
 """Which experts of a layer a rank holds: a run of neighbours, or every so-many-th one."""
@@ -38,6 +38,48 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, description="Workers that each hold a shard of every layer.", extra={"aliases": ["-tp"]})
     ] = 1
+    data_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Engines that each hold the whole model and divide the requests.",
+            extra={"aliases": ["-dp"]},
+        ),
+    ] = 1
+    data_parallel_size_local: Annotated[
+        Positive | None,
+        Meta(
+            description="How many of these engines this server runs; all when unset.",
+            extra={"aliases": ["-dpl"]},
+        ),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        NotNegative | None,
+        Meta(description="Number of this server's first engine among all.", extra={"aliases": ["-dpr"]}),
+    ] = None
+    data_parallel_rank: Annotated[
+        NotNegative | None,
+        Meta(
+            description="Run this one of the engines alone; another program divides the requests between servers.",
+            extra={"aliases": ["-dpn"]},
+        ),
+    ] = None
+    data_parallel_hybrid_lb: Annotated[
+        bool,
+        Meta(
+            description="Divide requests between the engines of this server alone; another program divides them "
+            "between servers. Needs --data-parallel-size-local.",
+            extra={"aliases": ["-dph"]},
+        ),
+    ] = False
+    data_parallel_external_lb: Annotated[
+        bool,
+        Meta(
+            description="Another program divides the requests between servers of one engine each. Implied by "
+            "--data-parallel-rank, which it needs.",
+            extra={"aliases": ["-dpe"]},
+        ),
+    ] = False
     enable_expert_parallel: Annotated[
         bool,
         Meta(

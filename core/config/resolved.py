@@ -10,7 +10,7 @@ from quire.core.config.model import LogprobsMode, ModelImplementation, Quantizat
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig, ExpertPlacement
 from quire.core.logging import LoggingConfig
-from quire.core.wire.rank import Layout
+from quire.core.wire.rank import EnginePlace, Layout
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
@@ -68,11 +68,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     cache: CacheConfig
     device: Literal["cpu", "cuda"]
     layout: Layout
+    place: EnginePlace = EnginePlace()
     executor: Literal["uni", "mp"]
     max_model_len: int  # tokens; when `fit_max_model_len`, an upper bound that the memory plan may lower
     fit_max_model_len: bool
     seed: int
     log_stats: bool = True
+    aggregate_engine_logging: bool = False
     quantization: Quantization | None = None
     expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
     eplb: EplbConfig | None = None  # None: experts stay where they are
@@ -84,3 +86,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     torch_profile: ProfilerConfig | None = None  # of torch's profiler, with an absolute folder; None: no such profiles
     allow_insecure_serialization: bool = False  # workers run functions that the program sends
     first_touch_seconds: float = 1.0  # for having the KV cache's memory at hand, beside the first requests; CPUs only
+
+    @property
+    def process_name(self) -> str:
+        """The engine's name in logs: `engine`, or with others `engine-dp1`."""
+        return "engine" if self.layout.data == 1 else f"engine-dp{self.place.data}"
+
+    @property
+    def num_engines_loading(self) -> int:
+        """Engines that divide the memory that is free on this host now. One that is started again is alone: it finds
+        free what the others have left to it."""
+        return 1 if self.is_restart else self.place.num_local

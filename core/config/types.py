@@ -5,3 +5,4 @@ from typing import Annotated
 from msgspec import Meta
 
 Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]

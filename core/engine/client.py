@@ -1,25 +1,27 @@
-"""A frontend's handle on the engine: submits requests, hands back deltas, and survives the engine's death.
+"""A frontend's handle on its engines: submits requests, hands back deltas, and survives an engine's death.
 
-The client keeps, for each unfinished sequence, the tokens delivered so far. When the engine dies or goes silent, its
-supervisor starts another, and every unfinished sequence is submitted anew with those tokens; sampling is a function of
-(seed, position), so a stream goes on as if nothing had happened. A sequence that two engines held as they crashed fails
-instead.
+The client keeps, for each unfinished sequence, the tokens delivered so far. When an engine dies or goes silent, its
+supervisor starts another. Meanwhile its sequences go on elsewhere, if other engines have room, and wait for the next
+engine otherwise; either way they are submitted with the tokens delivered. Sampling is a function of (seed, position),
+so a stream goes on as if nothing had happened. A sequence that two engines held as they crashed fails instead.
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from quire.core.engine.lent_grammars import LentGrammars
-from quire.core.engine.pending_answers import PendingAnswers
+from quire.core.engine.fleet_status import FleetStatus, agreed
+from quire.core.engine.link import EngineLink
+from quire.core.engine.placement import placement_on
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor, Launcher
-from quire.core.errors import EngineError, QuireError
+from quire.core.engine.supervisor import Launcher
+from quire.core.errors import QuireError
 from quire.core.logging import get_logger
-from quire.core.wire import protocol
+from quire.core.routing.router import RoutingRules
 from quire.core.wire.protocol import (
     EngineReady,
     EngineRequest,
@@ -42,6 +44,8 @@ class _Submitted(Struct):
 
     request: EngineRequest
     num_unfinished: int
+    blocks: list[int]  # see `Placement.blocks`
+    link: EngineLink  # the engine that has it, or will have it when it is ready
 
 
 class _Tracked(Struct):
@@ -58,35 +62,41 @@ class EngineClient:
     """Use from one event loop.
 
     Args:
-        launcher: starts the engine, the first time and after a crash.
-        on_stats: called with the scheduler's statistics of every step and heartbeat.
-        restarts: decides whether an engine that ended is followed by another; the usual rules when None.
+        launchers: of each engine; each starts its engine, the first time and after a crash.
+        num_slots: sequences that an engine runs at once: an engine that has so many takes none from one that died.
+        on_stats: called with an engine's number and its scheduler's statistics of every step and heartbeat.
+        restarts: makes the rules that decide whether an engine that ended is followed by another.
+        rules: how requests are divided between engines; the usual rules when None.
+
+    Attributes:
+        ready: what each engine can do, by number; empty until all have started.
     """
 
     def __init__(
         self,
-        launcher: Launcher,
+        launchers: Sequence[Launcher],
         *,
-        on_stats: Callable[[SchedulerStats], None] | None = None,
-        restarts: Restarts | None = None,
+        num_slots: int,
+        on_stats: Callable[[int, SchedulerStats], None] | None = None,
+        restarts: Callable[[], Restarts] = Restarts,
+        rules: RoutingRules | None = None,
     ) -> None:
-        self._on_stats = on_stats or (lambda stats: None)
+        self._on_stats = on_stats or (lambda engine, stats: None)
         self._tracked: dict[str, _Tracked] = {}
-        self._grammars = LentGrammars()
-        self._num_calls = 0
-        self._calls: dict[int, asyncio.Future[list[bytes]]] = {}  # of the workers, by their number
-        self._profiles: PendingAnswers[protocol.Profiled] = PendingAnswers()
-        self._cache_resets: PendingAnswers[protocol.PrefixCacheReset] = PendingAnswers()
-        self._supervisor = EngineSupervisor(launcher, self, restarts or Restarts())
+        self.ready: list[EngineReady] = []
+        self._links = [EngineLink(number, each, self, restarts()) for number, each in enumerate(launchers)]
+        self._placement = placement_on(self._links, num_slots, rules)
 
     async def start(self) -> EngineReady:
-        """Starts the engine, once; later calls wait for the same start.
+        """Starts the engines, once; later calls wait for the same start. Returns what they can do together: sums of
+        their capacities, and the shortest of their limits on a request.
 
         Raises:
-            ConfigError: a setting, the checkpoint or the memory is at fault.
-            EngineDeadError: the engine ended without saying why.
+            ConfigError: a setting, the checkpoint or the memory is at fault, or the engines differ.
+            EngineDeadError: an engine ended without saying why.
         """
-        return await self._supervisor.start()
+        self.ready = await asyncio.gather(*(link.start() for link in self._links))
+        return agreed(self.ready)
 
     @property
     def num_unfinished(self) -> int:
@@ -94,158 +104,167 @@ class EngineClient:
         return len(self._tracked)
 
     @property
-    def engine_pid(self) -> int | None:
-        """Process id of the running engine; changes after a crash. None while none runs."""
-        return self._supervisor.pid
+    def engine_pids(self) -> list[int | None]:
+        """Process ids of the running engines, by number; another one after a crash. None where none runs."""
+        return [link.pid for link in self._links]
 
-    def submit(self, request: EngineRequest, on_deltas: Sequence[OnDelta]) -> None:
+    def submit(self, request: EngineRequest, on_deltas: Sequence[OnDelta], *, engine: int | None = None) -> int:
         """Hands over a request. `on_deltas` has a callback for each sequence, which gets the sequence's deltas in
         order, on this loop; the last delta has a `finish_reason`.
 
+        Args:
+            engine: the number of the engine that shall have it, unless that dies; None lets the router choose.
+
+        Returns:
+            The number of the engine that has it. If that dies, another may finish it.
+
         Raises:
-            EngineDeadError: the engine is gone for good.
+            EngineDeadError: the engines are gone for good.
         """
         self.check_health()
-        submitted = _Submitted(request, len(request.sequences))
+        blocks = self._placement.blocks(request)
+        link = self._placement.choose(blocks) if engine is None else self._links[engine]
+        submitted = _Submitted(request, len(request.sequences), blocks, link)
         for start, on_delta in zip(request.sequences, on_deltas, strict=True):
             self._tracked[start.request_id] = _Tracked(submitted, start, on_delta, list(start.output_token_ids))
-        self._grammars.add_user(request)
-        if self._supervisor.is_ready:  # else `on_ready` submits it
-            self._supervisor.send(self._grammars.without_known(request))
+        self._place(submitted, request)
+        return link.number
 
     def abort(self, request_ids: list[str]) -> None:
         """Forgets sequences, here at once and in the engine within a step. Unknown ids are ignored."""
-        known = [request_id for request_id in request_ids if request_id in self._tracked]
-        if known and self._supervisor.is_ready:
-            self._supervisor.send(protocol.AbortRequests(known))
-        for request_id in known:
-            self._forget(request_id)
+        by_link: defaultdict[int, list[str]] = defaultdict(list)
+        for request_id in request_ids:
+            if (tracked := self._tracked.get(request_id)) is not None:
+                by_link[tracked.submitted.link.number].append(request_id)
+        for number, known in by_link.items():
+            self._links[number].abort(known)
+            for request_id in known:
+                self._forget(request_id)
 
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Drops cached pages that no request uses. Returns whether that was all of them.
+        """Drops cached pages that no request uses. Returns whether that was all of them, in all engines.
 
         Args:
             preempt_running: take the pages of running requests too; they are computed again, and their streams go on.
 
         Raises:
-            EngineDeadError: the engine is gone for good.
+            EngineDeadError: the engines are gone for good.
         """
         await self.start()
         self.check_health()
-        if not self._supervisor.is_ready:
-            return True  # the next engine's cache is empty
-        answer = self._cache_resets.expect()
-        self._supervisor.send(protocol.ResetPrefixCache(preempt_running))
-        return (await answer).is_empty
+        links = [link for link in self._links if not link.is_dead]
+        answers = await asyncio.gather(*(link.reset_prefix_cache(preempt_running=preempt_running) for link in links))
+        for link in links:
+            self._placement.on_empty(link)
+        return all(answers)
 
     async def profile(self, active: bool) -> str | None:
-        """Starts or ends a recording of the engine's timeline; returns the path of the file at the end.
+        """Starts or ends a recording of each engine's timeline; returns the path of the first one's file at the end.
 
         Raises:
-            EngineError: the file cannot be written, or the engine went away; EngineDeadError if it is gone for good.
+            EngineError: a file cannot be written, or an engine went away; EngineDeadError if it is gone for good.
         """
         await self.start()
-        self.check_health()
-        if not self._supervisor.is_ready:
-            raise EngineError("The engine is being restarted, and records no timeline; try again when it is up.")
-        answer = self._profiles.expect()
-        self._supervisor.send(protocol.Profile(active))
-        done = await answer
-        if done.error is not None:
-            raise EngineError(done.error)
-        return done.path
+        first, *_ = await asyncio.gather(*(link.profile(active) for link in self._links))
+        return first
 
     async def call_workers(self, name: str, payload: bytes = b"") -> list[bytes]:
-        """Has every worker do something between two steps, and returns the answers by rank; see `WorkerCall`.
+        """Has every worker do something between two steps, and returns the answers engine by engine, by rank; see
+        `WorkerCall`.
 
         Raises:
-            EngineError: a worker failed at it, or the engine went away; EngineDeadError if it is gone for good.
+            EngineError: a worker failed at it, or an engine went away; EngineDeadError if it is gone for good.
         """
         await self.start()
-        self.check_health()
-        if not self._supervisor.is_ready:
-            raise EngineError("The engine is being restarted; call its workers again when it is up.")
-        self._num_calls += 1
-        call_id = self._num_calls
-        self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._supervisor.send(protocol.CallWorkers(call_id, name, payload))
-        try:
-            return await self._calls[call_id]
-        finally:
-            del self._calls[call_id]
+        return list(chain(*await asyncio.gather(*(link.call_workers(name, payload) for link in self._links))))
 
     def check_health(self) -> None:
-        """Raises EngineDeadError when the engine is gone for good. An engine being restarted is healthy."""
-        self._supervisor.check_alive()
+        """Raises EngineDeadError when all engines are gone for good. An engine being restarted is healthy."""
+        if all(link.is_dead for link in self._links):
+            self._links[0].check_alive()
 
-    def status(self) -> EngineStatus:
-        """The engine's state, and the time since its last message."""
-        return self._supervisor.status()
+    def status(self) -> FleetStatus:
+        """The state of all engines, and of each."""
+        return FleetStatus.of([link.status() for link in self._links])
 
     async def close(self) -> None:
-        """Fails unfinished requests and stops the engine: politely when it is serving, by force otherwise."""
+        """Fails unfinished requests and stops the engines: politely those that serve, by force all others."""
         self._fail(self._tracked, "The server shut down while the request ran.")
-        await self._supervisor.close()
+        await asyncio.gather(*(link.close() for link in self._links))
 
     def close_nowait(self) -> None:
-        """Ends the engine by force, without waiting for anything; for interpreter exit and signals."""
-        self._supervisor.close_nowait()
+        """Ends the engines by force, without waiting for anything; for interpreter exit and signals."""
+        for link in self._links:
+            link.close_nowait()
 
-    # ------------------------------------------------------------------------------- what the supervisor asks and tells
+    # ------------------------------------------------------------------------------------ what the engines' links tell
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._tracked)
+    def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
+        self._placement.on_ready(link, ready)
+        for submitted, sequences in self._unfinished_on(link):
+            link.send(_continued(submitted.request, sequences))
+        for other in self._links:
+            if not other.holds_requests:
+                self._evacuate(other)
 
-    def on_ready(self) -> None:
-        unfinished: defaultdict[int, list[_Tracked]] = defaultdict(list)  # by id() of the `_Submitted`
-        for tracked in self._tracked.values():
-            unfinished[id(tracked.submitted)].append(tracked)
-        for sequences in unfinished.values():
-            starts = [replace(each.start, output_token_ids=each.delivered) for each in sequences]
-            request = replace(sequences[0].submitted.request, sequences=starts)
-            self._supervisor.send(self._grammars.without_known(request))
+    def on_deltas(self, deltas: list[RequestDelta]) -> None:
+        self._deliver(deltas)
 
-    def on_message(self, message: EngineNews) -> None:
-        match message:
-            case protocol.StepOutputs():
-                self._deliver(message.deltas)
-                self._on_stats(message.stats)
-            case protocol.Heartbeat():
-                self._on_stats(message.stats)
-            case protocol.Profiled():
-                self._profiles.give(message)
-            case protocol.PrefixCacheReset():
-                self._cache_resets.give(message)
-            case protocol.WorkersAnswered():
-                self._answer_call(message)
+    def on_stats(self, link: EngineLink, stats: SchedulerStats) -> None:
+        self._placement.on_load(link)
+        self._on_stats(link.number, stats)
 
-    def on_crash(self) -> None:
-        self._profiles.give_all(protocol.Profiled(error="The engine ended while it recorded a timeline."))
-        self._cache_resets.give_all(protocol.PrefixCacheReset(is_empty=True))
-        for call_id in self._calls:
-            self._answer_call(
-                protocol.WorkersAnswered(call_id, [], error="The engine ended before its workers answered.")
-            )
-        self._grammars.forget_sent()
-        for tracked in self._tracked.values():
-            tracked.crashes += 1
-        poison = [key for key, tracked in self._tracked.items() if tracked.crashes >= MAX_CRASHES_PER_REQUEST]
+    def on_crash(self, link: EngineLink) -> None:
+        self._placement.on_empty(link)
+        poison = []
+        for request_id, tracked in self._tracked.items():
+            if tracked.submitted.link is link:
+                tracked.crashes += 1
+                if tracked.crashes >= MAX_CRASHES_PER_REQUEST:
+                    poison.append(request_id)
         self._fail(poison, "The engine crashed twice while it held this request, so it is not tried again.")
+        self._evacuate(link)
 
-    def on_dead(self, error: QuireError) -> None:
-        self._fail(self._tracked, f"The engine is gone: {error}")
+    def on_dead(self, link: EngineLink, error: QuireError) -> None:
+        if all(each.is_dead for each in self._links):
+            self._fail(self._tracked, f"The engine is gone: {error}")
+            return
+        if not self.ready:
+            return  # `start` raises it
+        logger.error("engine %d is gone for good, and the others serve on: %s", link.number, error)
+        self._evacuate(link)
 
     # ---------------------------------------------------------------------------------------------------- the requests
 
-    def _answer_call(self, answer: protocol.WorkersAnswered) -> None:
-        waiter = self._calls.get(answer.call_id)
-        if waiter is None or waiter.done():  # the caller is gone
-            return
-        if answer.error is None:
-            waiter.set_result(answer.results)
-        else:
-            waiter.set_exception(EngineError(answer.error))
+    def _place(self, submitted: _Submitted, request: EngineRequest) -> None:
+        """Sends a request, or what is left of it, to its engine; `on_ready` does when the engine is not ready."""
+        link = submitted.link
+        link.place(request)
+        self._placement.on_placed(link, submitted.blocks)
+        if link.is_ready:
+            link.send(request)
+
+    def _evacuate(self, link: EngineLink) -> None:
+        """Moves the requests of an engine that does not run to others. Those that others have no room for stay: they
+        wait for the next engine. If there will be none, they move all the same."""
+        for submitted, sequences in self._unfinished_on(link):
+            if link.is_dead:
+                refuge = self._placement.refuge(submitted.blocks, len(sequences), even_full=True)
+                refuge = refuge or self._placement.choose(submitted.blocks)
+            else:
+                refuge = self._placement.refuge(submitted.blocks, len(sequences), even_full=False)
+            if refuge is not None:
+                link.remove(submitted.request, len(sequences), is_last=True)
+                submitted.link = refuge
+                self._place(submitted, _continued(submitted.request, sequences))
+
+    def _unfinished_on(self, link: EngineLink) -> list[tuple[_Submitted, list[_Tracked]]]:
+        """The requests of an engine, with their unfinished sequences."""
+        found: dict[int, tuple[_Submitted, list[_Tracked]]] = {}
+        for tracked in self._tracked.values():
+            if tracked.submitted.link is link:
+                found.setdefault(id(tracked.submitted), (tracked.submitted, []))[1].append(tracked)
+        return list(found.values())
 
     def _fail(self, request_ids: Iterable[str], message: str) -> None:
         failure = RequestFailure("internal", message)
@@ -255,10 +274,8 @@ class EngineClient:
     def _forget(self, request_id: str) -> None:
         submitted = self._tracked.pop(request_id).submitted
         submitted.num_unfinished -= 1
-        if not submitted.num_unfinished:
-            unused = self._grammars.remove_user(submitted.request)
-            if unused is not None and self._supervisor.is_ready:
-                self._supervisor.send(protocol.DropGrammars([unused]))
+        submitted.link.remove(submitted.request, 1, is_last=not submitted.num_unfinished)
+        self._placement.on_load(submitted.link)
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         """Hands each delta to its sequence: the only place where sequences end. The loop runs once per token.
@@ -279,3 +296,9 @@ class EngineClient:
             except Exception:  # one request's text must not stop the others' deltas
                 logger.exception("request %s failed while its output was processed", delta.request_id)
                 self.abort([delta.request_id])
+
+
+def _continued(request: EngineRequest, sequences: Sequence[_Tracked]) -> EngineRequest:
+    """A request with these of its sequences alone, each after the tokens that were delivered."""
+    starts = [replace(each.start, output_token_ids=each.delivered) for each in sequences]
+    return replace(request, sequences=starts)

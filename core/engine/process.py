@@ -1,7 +1,8 @@
 """The engine process: an actor whose inbox is a ZeroMQ socket and whose work is an `Engine`.
 
 Each frontend says Hello, is told EngineReady once the model is loaded, and from then on gets the deltas of its own
-requests. The process ends with exit code 0 when told to shut down or when its parent dies, and 1 when the engine fails.
+requests. A frontend that is gone is noticed when a message is due to it, within a heartbeat; its requests are aborted.
+The process ends with exit code 0 when told to shut down or when its parent dies, and 1 when the engine fails.
 """
 
 import asyncio
@@ -96,7 +97,7 @@ class EngineProcess:
         )
         calm_garbage_collector()
         self._ready = ready
-        for frontend in self._frontends:
+        for frontend in list(self._frontends):
             self._send(frontend, ready)
         await self._engine.run()
 
@@ -193,7 +194,7 @@ class EngineProcess:
             by_owner[owner].append(delta)
             if delta.finish_reason is not None:
                 del self._owners[delta.request_id]
-        for frontend in self._frontends:
+        for frontend in list(self._frontends):
             self._send(frontend, self._outputs(by_owner[frontend], stats))
 
     def _outputs(self, deltas: list[protocol.RequestDelta], stats: protocol.SchedulerStats) -> protocol.StepOutputs:
@@ -201,7 +202,20 @@ class EngineProcess:
 
     def _send(self, frontend: bytes, message: protocol.EngineOutput) -> None:
         self._sent_at = time.monotonic()
-        self._channel.send([frontend, self._encoder.encode(message)])
+        if not self._channel.send([frontend, self._encoder.encode(message)]):
+            self._forget(frontend)
+
+    def _forget(self, frontend: bytes) -> None:
+        """A frontend is gone: its requests end, and what it lent is dropped."""
+        if frontend not in self._frontends:
+            return
+        self._frontends.remove(frontend)
+        mine = [request_id for request_id, owner in self._owners.items() if owner == frontend]
+        if mine:
+            logger.warning("a frontend is gone; requests of its that are aborted: %d", len(mine))
+        for place in [place for place in self._grammars if place[0] == frontend]:
+            del self._grammars[place]
+        self._abort(mine)
 
     async def _beat(self) -> None:
         """Shows the frontends that this event loop is alive, whatever the workers are doing."""
@@ -210,7 +224,7 @@ class EngineProcess:
             if time.monotonic() - self._sent_at < HEARTBEAT_SECONDS:
                 continue
             stats = self._scheduler.stats() if self._scheduler is not None else protocol.SchedulerStats()
-            for frontend in self._frontends:
+            for frontend in list(self._frontends):
                 self._send(frontend, protocol.Heartbeat(stats, self._executor.waits_for))
 
     async def _wait_for_frontend(self) -> None:
@@ -227,5 +241,5 @@ class EngineProcess:
             logger.error("%s", error)
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
         failed = protocol.EngineFailed(text, fatal=isinstance(error, ConfigError))
-        for frontend in self._frontends:
+        for frontend in list(self._frontends):
             self._send(frontend, failed)

@@ -46,23 +46,30 @@ EngineNews = (
 
 
 class EngineHandle(Protocol):
-    """One running engine process."""
+    """One running engine process, our own child or one that somebody else launched and will end.
+
+    Attributes:
+        pid: None for an engine whose process is not on this host.
+        is_owned: whether the engine ends with its user. Another one's engine only loses this user.
+    """
 
     address: str
     keys: CurveKeys | None
-    pid: int
+    pid: int | None
+    is_owned: bool
 
     async def wait(self) -> int:
         """The exit code, once the process has ended (negative: the signal that killed it)."""
 
     def kill(self) -> None:
-        """Ends the process and its workers at once. Harmless when it has ended."""
+        """Ends the process and its workers at once; of another one's engine, makes `wait` return. Harmless when it has
+        ended."""
 
 
 class Launcher(Protocol):
-    """Starts engine processes."""
+    """Starts engine processes, or waits for those that somebody else starts."""
 
-    def launch(self) -> EngineHandle:
+    async def launch(self) -> EngineHandle:
         """Any exception counts as a failed start."""
 
     def close(self) -> None:
@@ -76,7 +83,7 @@ class EngineUser(Protocol):
     def has_work(self) -> bool:
         """Whether the engine holds requests."""
 
-    def on_ready(self) -> None:
+    def on_ready(self, ready: EngineReady) -> None:
         """An engine is ready, and holds no request yet."""
 
     def on_message(self, message: EngineNews) -> None:
@@ -164,6 +171,11 @@ class EngineSupervisor:
         assert self._life is not None
         self._life.channel.send([self._encoder.encode(message)])
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is gone for good."""
+        return self._dead is not None
+
     def check_alive(self) -> None:
         """Raises EngineDeadError when the engine is gone for good. An engine being restarted is alive."""
         if self._dead is not None:
@@ -188,7 +200,7 @@ class EngineSupervisor:
         """Stops the engine: politely when it is serving, by force while it loads or when it does not answer."""
         self._dead = self._dead or EngineDeadError("the engine was shut down.")
         try:
-            if self._task is not None and self.is_ready:
+            if self._task is not None and self.is_ready and self._life is not None and self._life.handle.is_owned:
                 self.send(protocol.Shutdown())
                 await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
         finally:
@@ -226,7 +238,7 @@ class EngineSupervisor:
     async def _run_one_engine(self) -> QuireError:
         """Launches an engine, waits for its end and returns why it ended. Any error ends this engine alone."""
         try:
-            self._life = life = self._launch()
+            self._life = life = await self._launch()
         except Exception as error:
             self._restarts.add(ready_seconds=None, had_work=False, had_output=False)
             return _explain(error)
@@ -237,9 +249,11 @@ class EngineSupervisor:
         finally:
             self._bury(life)
 
-    def _launch(self) -> _Life:
-        handle = self._launcher.launch()
+    async def _launch(self) -> _Life:
+        handle = await self._launcher.launch()
         try:
+            if self._dead is not None:  # closed meanwhile
+                raise self._dead
             channel = connect_dealer(handle.address, handle.keys, self._on_frames)
         except BaseException:
             handle.kill()
@@ -312,15 +326,14 @@ class EngineSupervisor:
     def _on_message(self, life: _Life, message: protocol.EngineOutput) -> None:
         match message:
             case protocol.StepOutputs():
-                if not life.had_output:
-                    life.had_output = any(delta.failure is None for delta in message.deltas)
+                life.had_output = life.had_output or message.stats.num_steps > 0
                 self._user.on_message(message)
             case EngineReady():
                 life.ready_at = time.monotonic()
                 assert self._started is not None
                 if not self._started.done():
                     self._started.set_result(message)
-                self._user.on_ready()
+                self._user.on_ready(message)
             case protocol.Heartbeat():
                 life.waits_for = message.waits_for
                 self._user.on_message(message)

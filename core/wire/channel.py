@@ -63,16 +63,25 @@ class Channel:
         """The endpoint, with the port that a wildcard bind was given."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def send(self, frames: Sequence[bytes]) -> None:
-        """Queues one message. It is lost if the peer is gone; the request's owner notices that by other means.
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """Queues one message. It is lost if the peer goes before the message arrives.
+
+        Returns:
+            False if a router has no such peer any more. A dealer does not know.
 
         Raises:
             zmq.Again: the channel keeps no messages for a peer to come, and none is there.
         """
-        self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
+        try:
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
         # ZeroMQ's descriptor is edge-triggered and a send may swallow the edge, so look again.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._drain)
+        return True
 
     def close(self, linger_ms: int = 0) -> None:
         """Stops listening. Unsent messages get `linger_ms` to leave."""
@@ -115,6 +124,7 @@ def bind_router(
     if keys is None:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         _unbounded(socket)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.bind(address)
         return Channel(socket, on_message)
     context = zmq.Context()  # of its own, because a context has one door
@@ -122,6 +132,7 @@ def bind_router(
     door.bind("inproc://zeromq.zap.01")
     socket = context.socket(zmq.ROUTER)
     _unbounded(socket)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # tells of peers that are gone: see `Channel.send`
     socket.zap_domain = b"quire"
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret

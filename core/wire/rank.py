@@ -80,3 +80,17 @@ class Layout(Struct, frozen=True, kw_only=True):
             for stage in range(self.pipeline)
             for place in range(self.tensor)
         ]
+
+
+class EnginePlace(Struct, array_like=True, frozen=True):
+    """Which engine of the layout this is, and which of those on its host.
+
+    Attributes:
+        data: its number among all engines; the data coordinate of its workers.
+        local: its number among the engines on this host.
+        num_local: engines on this host, which share its cores and memory.
+    """
+
+    data: int = 0
+    local: int = 0
+    num_local: int = 1

@@ -124,7 +124,7 @@ class MultiProcExecutor:
         return self._placement.waits_for
 
     async def _start_workers(self) -> None:
-        self._expect_ready(self._config.layout.ranks())
+        self._expect_ready(self._config.layout.ranks(self._config.place.data))
         self._hosts = await self._placement.find_hosts(self._factory, self)
         for host in self._hosts:
             host.start()

@@ -43,7 +43,9 @@ class OneHost:
         """See `Placement.find_hosts`."""
         fd = self._rendezvous_fd = os.memfd_create("quire-rendezvous")
         meeting = Meeting(f"file:///proc/self/fd/{fd}", [fd])
-        return [LocalHost(self._config, self._config.layout.ranks(), factory, meeting, {}, listener)]
+        return [
+            LocalHost(self._config, self._config.layout.ranks(self._config.place.data), factory, meeting, {}, listener)
+        ]
 
     def close(self) -> None:
         """See `Placement.close`."""

@@ -151,9 +151,9 @@ class UniProcExecutor:
 
     def _load_and_step(self, started: asyncio.Future[WorkerReady]) -> None:
         try:
-            share_out_cores(os.environ, 1)
+            share_out_cores(os.environ, self._config.place.num_local)
             # Resolved here and not at the top of the file: importing torch takes seconds that the loop can use.
-            worker = pkgutil.resolve_name(self._factory)(self._config, Rank(), "")
+            worker = pkgutil.resolve_name(self._factory)(self._config, Rank(data=self._config.place.data), "")
             ready = worker.load()
             worker.allocate(ready.num_pages, ready.max_model_len)
         except ConfigError as error:

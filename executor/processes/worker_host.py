@@ -124,7 +124,7 @@ class LocalHost:
         self._closed = False
         self._ranks = ranks
         self._environment = {**os.environ, **environment}
-        share_out_cores(self._environment, len(ranks))
+        share_out_cores(self._environment, len(ranks) * config.place.num_local)
         self._plans_handle = create_ring(len(ranks))
         interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
@@ -172,7 +172,7 @@ class LocalHost:
             plans=self._plans_handle,
             reader=reader,
             results=results,
-            num_local=len(self._ranks),
+            num_local=len(self._ranks) * self._config.place.num_local,
         )
         # A memfd and not a pipe: writing it never waits for the child. A command and not a fork or multiprocessing:
         # nothing of this process leaks into the child, and a user's script needs no `if __name__ == "__main__"`.

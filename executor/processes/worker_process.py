@@ -56,7 +56,7 @@ class WorkerAssignment(Struct, frozen=True, array_like=True):
     plans: RingHandle
     reader: int
     results: RingHandle
-    num_local: int  # workers of the engine on this host
+    num_local: int  # workers on this host, of all its engines
 
     @property
     def fds(self) -> list[int]:

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> None:
     listener = bind(args.server_config)
     try:
         setup = EngineSetup.from_args(args.engine_args, "server")
-        with contextlib.closing(setup.launcher):
-            setup.launcher.launch_ahead()
+        with contextlib.closing(setup):
+            setup.launch_ahead()
             _serve(setup, args.server_config, listener)
     finally:
         release(listener, args.server_config)

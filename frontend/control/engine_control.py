@@ -1,4 +1,4 @@
-"""One engine and its control: its life and health, its profiles, calls to its workers, and what it counts."""
+"""The engines and their control: life and health, profiles, calls to workers, and what is counted."""
 
 import asyncio
 import weakref
@@ -7,12 +7,12 @@ from typing import Any
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
-from quire.core.engine.supervisor import EngineStatus
+from quire.core.engine.fleet_status import FleetStatus
 from quire.core.errors import ConfigError, EngineDeadError
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.control.profilers import profiler_of
 from quire.frontend.control.worker_calls import WorkerCalls
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.metrics.reader import Metric, read_metrics
 from quire.frontend.metrics.stats_log import StatsLog
 from quire.frontend.requests.context_limit import ContextLimit
@@ -27,7 +27,7 @@ class EngineControl:
     """
 
     def __init__(
-        self, config: EngineConfig, client: EngineClient, limit: ContextLimit, metrics: EngineMetrics | None
+        self, config: EngineConfig, client: EngineClient, limit: ContextLimit, metrics: Metrics | None
     ) -> None:
         self.config = config
         self.client = client
@@ -36,7 +36,9 @@ class EngineControl:
         self._profiler = profiler_of(config, client)
         self._worker_calls = WorkerCalls(client, allowed=config.allow_insecure_serialization)
         self._ready: EngineReady | None = None
-        self._stats_log = StatsLog(metrics) if metrics is not None else None
+        self._stats_log: StatsLog | None = None
+        if metrics is not None:
+            self._stats_log = StatsLog(metrics.engines, aggregate=config.aggregate_engine_logging)
         self._logging_stats: asyncio.Task[None] | None = None
         self._end_at_exit = weakref.finalize(self, client.close_nowait)
 
@@ -60,8 +62,8 @@ class EngineControl:
         """Raises EngineDeadError if the engine is dead and will not be restarted."""
         self.client.check_health()
 
-    def engine_status(self) -> EngineStatus:
-        """The engine's state, and the time since its last message."""
+    def engine_status(self) -> FleetStatus:
+        """The state of the engines, and the time since their last messages."""
         return self.client.status()
 
     @property

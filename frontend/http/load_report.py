@@ -1,4 +1,4 @@
-"""The engine's load in the headers of an answer: ORCA load reports, which load balancers read.
+"""The engines' load in the headers of an answer: ORCA load reports, which load balancers read.
 
 Format: https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto, as text or JSON.
 """
@@ -13,7 +13,7 @@ _REPORT = "endpoint-load-metrics"
 
 
 class LoadReport:
-    """Tells the load of one engine to those who ask for it with the header `endpoint-load-metrics-format`."""
+    """Tells the load of all engines to those who ask for it with the header `endpoint-load-metrics-format`."""
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._metrics = engine.metrics
@@ -23,8 +23,8 @@ class LoadReport:
         asked = request.headers.get(_ASKED_FORMAT, "").lower()
         if not asked or self._metrics is None:
             return {}
-        stats = self._metrics.stats
-        named = {"num_requests_waiting": float(stats.num_waiting), "kv_cache_usage_perc": float(stats.kv_cache_usage)}
+        waiting, usage = self._metrics.num_waiting, self._metrics.kv_cache_usage
+        named = {"num_requests_waiting": float(waiting), "kv_cache_usage_perc": float(usage)}
         match asked:
             case "text":
                 return {_REPORT: "TEXT " + ", ".join(f"named_metrics.{name}={each}" for name, each in named.items())}

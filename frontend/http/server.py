@@ -94,7 +94,8 @@ class HttpServer:
     def _on_ready(self, ready: EngineReady) -> None:
         config = self._engine.config
         if self._engine.metrics is not None:
-            self._engine.metrics.cache_info = _cache_info(self._engine, ready)
+            for statistics, each in zip(self._engine.metrics.engines, self._engine.client.ready, strict=True):
+                statistics.cache_info = _cache_info(self._engine, each)
         calm_garbage_collector()
         self._state.ready = True
         num_tokens, num_requests = cache_room(ready, config.limits)

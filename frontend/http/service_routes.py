@@ -7,7 +7,7 @@ from litestar import Request, get, post, route
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
-from msgspec import Struct
+from msgspec import Struct, field
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -23,16 +23,18 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 
 
-class Health(Struct):
+class Health(Struct, omit_defaults=True):
     """Answer of GET /health when requests can be served."""
 
-    engine: EngineStatus
+    engine: EngineStatus  # of all engines as one
+    engines: list[EngineStatus] = field(default_factory=list)  # of each, where there are several
 
 
 class Unhealthy(ErrorBody):
     """Answer of GET /health when they cannot: why, and how the engine is."""
 
     engine: EngineStatus
+    engines: list[EngineStatus] = field(default_factory=list)
 
 
 class Version(Struct):
@@ -87,9 +89,9 @@ def monitoring_routes(
             engine.client.check_health()
         except (UnavailableError, EngineDeadError) as error:
             problem = describe(error)
-            body = Unhealthy(problem.detail(), status)
+            body = Unhealthy(problem.detail(), status.engine, status.engines)
             return json_answer(body, status_code=problem.status, headers=problem.headers)
-        return json_answer(Health(status))
+        return json_answer(Health(status.engine, status.engines))
 
     answers = {200: ResponseSpec(Health, description="Requests are served.", generate_examples=False)}
     answers[503] = ResponseSpec(Unhealthy, description="Not now.", generate_examples=False)
@@ -100,6 +102,7 @@ def monitoring_routes(
 
         While an engine that died is being restarted the answer is 200: requests wait, and are answered. The body tells
         the engine's state and the seconds since its last message; a healthy one sends some every two seconds at least.
+        With several engines, one that serves is enough, and `engines` tells the state of each.
         """
         return check()
 

@@ -28,7 +28,8 @@ class EngineSubprocess:
         self._process = process
         self.address = address
         self.keys = keys
-        self.pid = process.pid
+        self.pid: int | None = process.pid
+        self.is_owned = True
         self._is_over = False
 
     async def wait(self) -> int:
@@ -37,7 +38,7 @@ class EngineSubprocess:
             return code
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        pidfd = os.pidfd_open(self.pid)
+        pidfd = os.pidfd_open(self._process.pid)
         loop.add_reader(pidfd, ended.set)
         try:
             await ended.wait()
@@ -52,14 +53,15 @@ class EngineSubprocess:
             return
         self._is_over = True
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
 
 
 class EngineLauncher:
-    """Starts engine processes, each at an address of its own inside a private folder (or on loopback TCP).
+    """Starts the engine processes of one place, one after another, each at an address of its own: inside a private
+    folder, or on loopback TCP.
 
     Args:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
@@ -86,7 +88,7 @@ class EngineLauncher:
         """Starts the engine that the first `launch` returns, so that it loads while the frontend starts."""
         self._ahead = self._start()
 
-    def launch(self) -> EngineSubprocess:
+    async def launch(self) -> EngineSubprocess:
         """Starts an engine. The engine dies with this process, because its standard input closes."""
         ahead, self._ahead = self._ahead, None
         return ahead or self._start()
@@ -102,6 +104,7 @@ class EngineLauncher:
                 "quire.frontend.launch.engine_main",
             ],  # -P: no module of the user's folder shadows ours
             stdin=subprocess.PIPE,
+            env=os.environ | _devices(self._config),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )
         assert process.stdin is not None
@@ -128,6 +131,22 @@ class EngineLauncher:
         if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary files may remove it
             self.folder = _private_folder()
         return f"ipc://{self.folder}/engine-{self._launched}.sock"
+
+
+def _devices(config: EngineConfig) -> dict[str, str]:
+    """The environment that shows an engine its own GPUs, where several engines share those of this host."""
+    if config.device != "cuda" or config.place.num_local == 1:
+        return {}
+    number = config.layout.num_local
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(device) for device in range(number * config.place.num_local)]
+    own = devices[config.place.local * number :][:number]
+    if len(own) < number:
+        raise ConfigError(
+            f"--data-parallel-size-local {config.place.num_local} engines of {number} workers need "
+            f"{number * config.place.num_local} GPUs, and CUDA_VISIBLE_DEVICES names {len(devices)}."
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 def _private_folder() -> str:

@@ -11,7 +11,7 @@ from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import ExpertPlacement, ParallelConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
-from quire.core.wire.rank import Layout
+from quire.core.wire.rank import EnginePlace, Layout
 from quire.frontend.launch import device
 
 UsageContext = Literal["llm", "server"]
@@ -30,11 +30,21 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
     tensor, has_experts = args.parallel.tensor_parallel_size, args.parallel.enable_expert_parallel
-    layout = Layout(tensor=tensor, expert=tensor if has_experts else 1, nodes=args.parallel.nnodes)
+    layout = Layout(
+        data=args.parallel.data_parallel_size,
+        tensor=tensor,
+        expert=tensor if has_experts else 1,
+        nodes=args.parallel.nnodes,
+    )
     if layout.num_workers % layout.nodes:
         raise ConfigError(
             f"--nnodes {layout.nodes} does not divide the {layout.num_workers} workers of the model evenly; raise "
             "--tensor-parallel-size, or lower --nnodes."
+        )
+    if layout.nodes > 1 and layout.data > 1:
+        raise ConfigError(
+            "--nnodes spreads the workers of one engine, and --data-parallel-size asks for several engines: give "
+            "one of the two."
         )
     executor = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
     if executor == "uni" and layout.num_workers > 1:
@@ -49,6 +59,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         cache=args.cache,
         device=kind,
         layout=layout,
+        place=engine_places(args.parallel)[0],
         executor=executor,
         max_model_len=max_model_len,
         fit_max_model_len=fit,
@@ -57,6 +68,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         expert_placement=_expert_placement(args.parallel),
         eplb=args.parallel.eplb_config if args.parallel.enable_eplb else None,
         log_stats=not args.observability.disable_log_stats,
+        aggregate_engine_logging=args.observability.aggregate_engine_logging,
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],
         allow_insecure_serialization=args.parallel.allow_insecure_serialization
@@ -67,6 +79,40 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         # Offline work has all its requests at the start; a server's first ones are seldom many.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
+
+
+def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
+    """The engines that this command runs.
+
+    Raises:
+        ConfigError: the options contradict each other, or ask for engines on other hosts.
+    """
+    size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
+    local, start = parallel.data_parallel_size_local, parallel.data_parallel_start_rank
+    if parallel.data_parallel_external_lb and rank is None:
+        raise ConfigError("--data-parallel-external-lb: --data-parallel-rank must say which of the engines this is.")
+    if rank is not None:
+        if parallel.data_parallel_hybrid_lb or local not in (None, 1) or start not in (None, rank):
+            raise ConfigError(
+                "--data-parallel-rank runs that engine alone; leave out --data-parallel-hybrid-lb, "
+                "--data-parallel-size-local and --data-parallel-start-rank."
+            )
+        if rank >= size:
+            raise ConfigError(f"--data-parallel-rank {rank} must be below --data-parallel-size {size}.")
+        return [EnginePlace(rank)]
+    if parallel.data_parallel_hybrid_lb and local is None:
+        raise ConfigError("--data-parallel-hybrid-lb: --data-parallel-size-local must say how many engines run here.")
+    first, number = start or 0, size if local is None else local
+    if first + number > size:
+        raise ConfigError(
+            f"--data-parallel-start-rank {first} and {number} engines from there on exceed --data-parallel-size {size}."
+        )
+    if number < size and not parallel.data_parallel_hybrid_lb:
+        raise ConfigError(
+            f"--data-parallel-size-local {number} of --data-parallel-size {size}: engines on other hosts are served by "
+            "servers of their own, with --data-parallel-hybrid-lb, or one each with --data-parallel-rank."
+        )
+    return [EnginePlace(first + index, index, number) for index in range(number)]
 
 
 def _check_heads(world_size: int, num_heads: int) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
@@ -11,7 +13,7 @@ from quire.frontend.checkpoint import model_source
 from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.nodes import head_start
-from quire.frontend.launch.options import UsageContext, resolve
+from quire.frontend.launch.options import UsageContext, engine_places, resolve
 
 logger = get_logger(__name__)
 
@@ -24,7 +26,7 @@ class EngineSetup:
     folder: Path
     tokenizer_folder: Path
     config: EngineConfig
-    launcher: EngineLauncher
+    launchers: list[EngineLauncher]
 
     @classmethod
     def from_args(cls, args: EngineArgs, usage: UsageContext) -> "EngineSetup":
@@ -37,9 +39,22 @@ class EngineSetup:
         folder = model_source.find_model(args.model, args.load)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
-        cluster = head_start(args.parallel, folder)
-        launcher = EngineLauncher(config, args.parallel.engine_transport, cluster=cluster)
-        return cls(args, folder, tokenizer_folder, config, launcher)
+        cluster, transport = head_start(args.parallel, folder), args.parallel.engine_transport
+        launchers = [
+            EngineLauncher(replace(config, place=place), transport, cluster=cluster)
+            for place in engine_places(args.parallel)
+        ]
+        return cls(args, folder, tokenizer_folder, config, launchers)
+
+    def launch_ahead(self) -> None:
+        """Starts the engines now, so that they load while the frontend starts."""
+        for launcher in self.launchers:
+            launcher.launch_ahead()
+
+    def close(self) -> None:
+        """Ends engines that were launched and never used, and removes what the launchers made on disk."""
+        for launcher in self.launchers:
+            launcher.close()
 
 
 def _check_environment() -> None:

@@ -12,7 +12,6 @@ _REASONS = {
     "trace_headers": "Quire sends no traces.",
     "session_id": "there is one engine, so requests of a session need not meet again.",
     "kv_hints": "Quire's KV cache takes no hints.",
-    "data_parallel_rank": "there is one engine.",
     "reasoning_ended": "the end of the prompt tells the parser of reasoning_parser whether reasoning goes on.",
     "reasoning_parser_kwargs": "the parser of reasoning_parser takes none, and reads the end of the prompt.",
     "stat_loggers": "Quire logs its statistics itself; get_metrics returns them.",

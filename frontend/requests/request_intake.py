@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
+from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
@@ -53,11 +54,12 @@ class RequestIntake:
         model: ServedModel,
         client: EngineClient,
         tokenizer: Tokenizer | None,
-        metrics: EngineMetrics | None,
+        metrics: Metrics | None,
         log: RequestLog | None,
         after_reasoning: AfterReasoning | None,
     ) -> None:
         self._spec = config.spec
+        self._place = config.place
         self._tokenizer = tokenizer
         self._log = log
         self._after_reasoning = after_reasoning
@@ -99,6 +101,7 @@ class RequestIntake:
         fit_context: bool = False,
         grammar_is_whole: bool = False,
         arrival_time: float | None = None,
+        data_parallel_rank: int | None = None,
     ) -> RequestStream:
         """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.
 
@@ -113,6 +116,7 @@ class RequestIntake:
             fit_context: reduce a `max_tokens` that does not fit the context, instead of refusing it.
             grammar_is_whole: the constraint describes the whole output, reasoning included.
             arrival_time: Unix seconds, from which latencies count; None for now.
+            data_parallel_rank: the engine that shall have the request; None for the one that the router chooses.
 
         Returns:
             The stream of outputs. Close a stream that is not read to its end: that aborts the request.
@@ -136,8 +140,19 @@ class RequestIntake:
             cache_salt=cache_salt,
             fit_context=fit_context,
             arrival_time=arrival_time,
+            engine=None if data_parallel_rank is None else self._engine(data_parallel_rank),
             log=self._log,
         )
+
+    def _engine(self, rank: int) -> int:
+        """The number here of the engine with a rank among all."""
+        first, number = self._place.data, self._place.num_local
+        if not 0 <= rank - first < number:
+            raise ParameterError(
+                f"data_parallel_rank is {rank}, but the engines here have the ranks {first} to {first + number - 1}.",
+                param="data_parallel_rank",
+            )
+        return rank - first
 
     async def open_beams(
         self,

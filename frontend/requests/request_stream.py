@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from quire.core.errors import EngineError, OverloadedError, ParameterError, QuireError
 from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
-from quire.frontend.metrics.metrics import EngineMetrics, FinishedRequest
+from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetrics
 from quire.frontend.outputs import FlatLogprobs, PromptLogprobs, RequestOutput, RequestTimes
 from quire.frontend.requests.completion import Completion, Watch
 from quire.frontend.requests.prompt import Prompt
@@ -27,6 +27,7 @@ class RequestStream:
 
     Args:
         completions: one for each of the n sequences, in order.
+        metrics: counts the request; None counts nothing. `count_by` may name others later.
         abort: tells the engine to forget requests, by id.
         on_close: called once, when no more deltas will come.
         arrival_time: Unix seconds, from which latencies count; None for now.
@@ -45,7 +46,7 @@ class RequestStream:
         sampling: SamplingParams,
         completions: Sequence[Completion],
         *,
-        metrics: EngineMetrics | None,
+        metrics: RequestMetrics | None,
         abort: Callable[[list[str]], None],
         on_close: Callable[["RequestStream"], None],
         arrival_time: float | None = None,
@@ -77,6 +78,10 @@ class RequestStream:
             self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text, num_named)
         # Whether a reader may take outputs before the end: the prompt's log-probabilities come first.
         self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
+
+    def count_by(self, metrics: RequestMetrics | None) -> None:
+        """Names the metrics of the engine that has the request; see `metrics`."""
+        self._metrics = metrics
 
     @property
     def on_deltas(self) -> list[Callable[[RequestDelta], None]]:

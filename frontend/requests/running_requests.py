@@ -9,7 +9,7 @@ from quire.core.wire.protocol import EngineRequest
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder
@@ -41,7 +41,7 @@ class RunningRequests:
         tokenizer: Tokenizer | None,
         *,
         takes_priority: bool,
-        metrics: EngineMetrics | None,
+        metrics: Metrics | None,
     ) -> None:
         self._client = client
         self._builder = builder
@@ -67,6 +67,7 @@ class RunningRequests:
         limit_logprobs: bool = True,
         log: RequestLog | None = None,
         arrival_time: float | None = None,
+        engine: int | None = None,
     ) -> RequestStream:
         """Hands a request to the engine, all its n sequences.
 
@@ -76,6 +77,7 @@ class RunningRequests:
             limit_logprobs: refuse more logprobs than the server allows.
             log: logs the request; None logs nothing.
             arrival_time: Unix seconds, from which latencies count; None for now.
+            engine: the number of the engine that shall have the request; None lets the router choose.
 
         Raises:
             ParameterError: a parameter is wrong, by name.
@@ -101,7 +103,7 @@ class RunningRequests:
             limit_logprobs=limit_logprobs,
             grammar=grammar,
         )
-        return await self._submit(request_id, prompt, sampling, request, log, arrival_time)
+        return await self._submit(request_id, prompt, sampling, request, log, arrival_time, engine)
 
     async def _submit(
         self,
@@ -111,6 +113,7 @@ class RunningRequests:
         request: EngineRequest,
         log: RequestLog | None,
         arrival_time: float | None,
+        engine: int | None,
     ) -> RequestStream:
         """Hands the engine a request. Thousands of sequences are opened in turns: other requests do not wait."""
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
@@ -124,7 +127,7 @@ class RunningRequests:
             prompt,
             sampling,
             completions,
-            metrics=self._metrics,
+            metrics=None if self._metrics is None else self._metrics.requests[0],
             abort=self._client.abort,
             on_close=functools.partial(self._on_closed, log),
             arrival_time=arrival_time,
@@ -133,10 +136,12 @@ class RunningRequests:
             raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
         self._streams[request_id] = stream
         try:
-            self._client.submit(request, stream.on_deltas)
+            engine = self._client.submit(request, stream.on_deltas, engine=engine)
         except BaseException:
             stream.close()
             raise
+        if self._metrics is not None:
+            stream.count_by(self._metrics.requests[engine])
         return stream
 
     def _on_closed(self, log: RequestLog | None, stream: RequestStream) -> None:

@@ -49,7 +49,7 @@ async def idle(llm: AsyncLLM) -> None:
     """Waits until the engine has no running request."""
     assert llm.metrics is not None
     async with asyncio.timeout(60):
-        while llm.metrics.stats.num_running or llm.metrics.stats.num_waiting or llm.num_unfinished:
+        while llm.metrics.engines[0].stats.num_running or llm.metrics.num_waiting or llm.num_unfinished:
             await asyncio.sleep(0.05)
 
 
@@ -143,8 +143,8 @@ def test_a_full_queue_says_when_to_come_back(llm: AsyncLLM, run: Run) -> None:
 
 def test_metrics_count_requests(llm: AsyncLLM, run: Run) -> None:
     async def work() -> None:
-        metrics = llm.metrics
-        assert metrics is not None
+        assert llm.metrics is not None
+        metrics = llm.metrics.requests[0]
         before = metrics.generation_tokens, metrics.prompt_tokens
         await collect(llm, "counted", [5, 6, 7])
         assert (metrics.generation_tokens - before[0], metrics.prompt_tokens - before[1]) == (12, 3)
@@ -160,8 +160,8 @@ def test_streams_survive_the_engines_death(llm: AsyncLLM, run: Run) -> None:
         async for output in llm.generate("Hello", sampling, "disturbed"):
             texts.append(output.outputs[0].text)
             if len(texts) == 5:
-                assert llm.client.engine_pid
-                os.kill(llm.client.engine_pid, signal.SIGKILL)
+                assert llm.client.engine_pids[0]
+                os.kill(llm.client.engine_pids[0], signal.SIGKILL)
         assert "".join(texts) == expected
 
     run(work())
@@ -180,8 +180,8 @@ def test_n_sequences_are_n_requests_with_their_seeds_though_the_engine_dies(llm:
             for each in output.outputs:
                 texts[each.index] += each.text
             if not killed and all(texts[:4]):
-                assert llm.client.engine_pid
-                os.kill(llm.client.engine_pid, signal.SIGKILL)
+                assert llm.client.engine_pids[0]
+                os.kill(llm.client.engine_pids[0], signal.SIGKILL)
                 killed = True
         assert killed
         assert texts == ["".join(each.outputs[0].text for each in outputs) for outputs in expected]
@@ -199,7 +199,7 @@ def test_after_shutdown_requests_fail_and_nothing_is_left(checkpoint: Callable[.
         async with AsyncLLM.from_engine_args(model=str(checkpoint("llama")), device="cpu") as llm:
             running = asyncio.ensure_future(collect(llm, "running", sampling=LONG.replace(n=64)))
             await asyncio.sleep(0.3)
-            pid = llm.client.engine_pid
+            pid = llm.client.engine_pids[0]
         assert (await running)[-1].outputs[0].finish_reason == "abort"
         assert llm.errored
         with pytest.raises(EngineDeadError):

@@ -169,7 +169,7 @@ def run_script(body: str, folder: str) -> tuple[int, list[int], str]:
     head = f"""
         from quire import LLM, SamplingParams
         llm = LLM({folder!r}, **{OPTIONS!r})
-        print("PID", llm._llm.client.engine_pid)
+        print("PID", llm._llm.client.engine_pids[0])
     """
     script = textwrap.dedent(head) + textwrap.dedent(body)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90, check=False)

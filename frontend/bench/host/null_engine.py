@@ -13,7 +13,7 @@ from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.options import resolve
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.text.tokenizer import Tokenizer
 
 NULL_WORKER = "quire.executor.processes.null_worker:NullWorker"
@@ -52,14 +52,15 @@ class NullSetup(Struct, frozen=True):
     def client(self) -> EngineClient:
         """A client of the engine, for token ids."""
         config, _ = self.resolve()
-        return EngineClient(EngineLauncher(config, worker_factory=NULL_WORKER))
+        return EngineClient([EngineLauncher(config, worker_factory=NULL_WORKER)], num_slots=self.max_num_seqs)
 
     def llm(self) -> AsyncLLM:
         """The engine with tokenizer and metrics, as in a server."""
         config, tokenizer_folder = self.resolve()
         model = ServedModel.from_args(self.engine_args, tokenizer_folder)
-        metrics = EngineMetrics(model.name, config.max_model_len)
-        client = EngineClient(EngineLauncher(config, worker_factory=NULL_WORKER), on_stats=metrics.on_stats)
+        metrics = Metrics(model.name, config.max_model_len)
+        launcher = EngineLauncher(config, worker_factory=NULL_WORKER)
+        client = EngineClient([launcher], num_slots=self.max_num_seqs, on_stats=metrics.on_stats)
         return AsyncLLM(
             config,
             model,

@@ -39,7 +39,9 @@ def engine_config(executor: Literal["uni", "mp"] = "uni", max_model_len: int = 2
 
 @asynccontextmanager
 async def client_of(launcher: Launcher, **options: Any) -> AsyncIterator[EngineClient]:
-    client = EngineClient(launcher, **options)
+    if (on_stats := options.pop("on_stats", None)) is not None:
+        options["on_stats"] = lambda engine, stats: on_stats(stats)
+    client = EngineClient([launcher], num_slots=8, **options)
     try:
         yield client
     finally:

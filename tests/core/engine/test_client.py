@@ -36,7 +36,7 @@ def test_unfinished_requests_go_on_after_the_engine_is_killed() -> None:
         async with client_of(EngineLauncher(config, worker_factory=NULL_WORKER)) as client:
             await client.start()
             stream = Stream(client, "a", [1, 2, 3], 8000)
-            victim = client.engine_pid
+            victim = client.engine_pids[0]
             assert victim is not None
 
             def kill_once() -> None:
@@ -47,7 +47,7 @@ def test_unfinished_requests_go_on_after_the_engine_is_killed() -> None:
             stream.on_tokens = kill_once
             assert await stream.finish_reason() is FinishReason.LENGTH
             assert len(stream.token_ids) == 8000
-            assert client.engine_pid != victim
+            assert client.engine_pids[0] != victim
             client.check_health()
 
     asyncio.run(scenario())

@@ -6,7 +6,7 @@ from quire.core.engine.supervisor import EngineHandle
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.metrics import Metrics
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
 
 
@@ -17,6 +17,7 @@ class _Visitor:
         self.address: str = engine.address
         self.keys: CurveKeys | None = engine.keys
         self.pid = engine.pid
+        self.is_owned = False
         self._left = asyncio.Event()
 
     async def wait(self) -> int:
@@ -32,8 +33,8 @@ class _HostLauncher(EngineLauncher):
 
     engine: EngineHandle
 
-    def launch(self) -> EngineHandle:
-        self.engine = super().launch()
+    async def launch(self) -> EngineHandle:
+        self.engine = await super().launch()
         return self.engine
 
 
@@ -41,7 +42,7 @@ class _VisitingLauncher:
     def __init__(self, host: _HostLauncher) -> None:
         self._host = host
 
-    def launch(self) -> EngineHandle:
+    async def launch(self) -> EngineHandle:
         return _Visitor(self._host.engine)
 
     def close(self) -> None:
@@ -53,12 +54,12 @@ def test_every_frontend_counts_what_the_engine_did_once() -> None:
 
     async def scenario() -> None:
         launcher = _HostLauncher(engine_config(), worker_factory=NULL_WORKER)
-        metrics = [EngineMetrics("null", 256) for _ in range(2)]
+        metrics = [Metrics("null", 256) for _ in range(2)]
         latest: list[SchedulerStats] = [SchedulerStats(), SchedulerStats()]
 
         def listener(index: int):
             def on_stats(stats: SchedulerStats) -> None:
-                metrics[index].on_stats(stats)
+                metrics[index].on_stats(0, stats)
                 latest[index] = stats
 
             return on_stats
@@ -79,7 +80,7 @@ def test_every_frontend_counts_what_the_engine_did_once() -> None:
                 told = latest[0]
         assert (told.num_prompt_tokens, told.num_generated_tokens) == (40 + 8 + 8, 10 + 30 + 20)
         for each in metrics:
-            assert (each.prefix_cache_queries, each.prefix_cache_hits) == (3 * 40, 2 * 32)
+            assert (each.engines[0].prefix_cache_queries, each.engines[0].prefix_cache_hits) == (3 * 40, 2 * 32)
             values = {sample.name: sample.value for family in each.collect() for sample in family.samples}
             assert values["vllm:iteration_tokens_total_count"] == told.num_steps
             assert values["vllm:iteration_tokens_total_sum"] == (40 + 8 + 8) + (10 + 30 + 20)

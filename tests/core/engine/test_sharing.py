@@ -151,7 +151,7 @@ def test_a_crash_in_the_middle_resumes_all_unfinished_sequences(monkeypatch: pyt
         async with client_of(EngineLauncher(config, worker_factory=NULL_WORKER)) as client:
             await client.start()
             sequences = Sequences(client, request_of(6, max_tokens=8000, grammar=GRAMMAR))
-            victim = client.engine_pid
+            victim = client.engine_pids[0]
             assert victim is not None
             while len(sequences.token_ids["r_5"]) < 5:
                 await asyncio.sleep(0.001)
@@ -160,7 +160,7 @@ def test_a_crash_in_the_middle_resumes_all_unfinished_sequences(monkeypatch: pyt
             os.kill(victim, signal.SIGKILL)
             await sequences.until(5)
             assert {len(tokens) for name, tokens in sequences.token_ids.items() if name != "r_2"} == {8000}
-            assert client.engine_pid != victim
+            assert client.engine_pids[0] != victim
             requests = [message for message in sent.take()[0] if isinstance(message, EngineRequest)]
             assert [start.request_id for start in requests[0].sequences] == ["r_0", "r_1", "r_3", "r_4", "r_5"]
             assert all(start.output_token_ids for start in requests[0].sequences)

@@ -32,11 +32,11 @@ class LimitedLauncher(EngineLauncher):
         super().__init__(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
         self._num_left = num_engines
 
-    def launch(self) -> EngineSubprocess:
+    async def launch(self) -> EngineSubprocess:
         if not self._num_left:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._num_left -= 1
-        return super().launch()
+        return await super().launch()
 
 
 def launcher() -> EngineLauncher:
@@ -51,10 +51,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def kill(client: EngineClient) -> None:
     """Kills the engine; returns when another one serves."""
-    victim = client.engine_pid
+    victim = client.engine_pids[0]
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
-    await until(lambda: client.engine_pid != victim and client.status().state == "serving")
+    await until(lambda: client.engine_pids[0] != victim and client.status().engine.state == "serving")
 
 
 async def answers(client: EngineClient) -> bool:
@@ -105,7 +105,7 @@ def test_sequences_of_one_request_fail_together_when_the_client_is_closed() -> N
         async with client_of(launcher()) as client:
             await client.start()
             first, second = open_pair(client)
-            pid = client.engine_pid
+            pid = client.engine_pids[0]
         assert await first.finish_reason() is FinishReason.ERROR
         assert second.last is None
         with pytest.raises(EngineDeadError, match="shut down"):
@@ -129,12 +129,12 @@ def test_idle_engine_may_be_killed_as_often_as_one_likes() -> None:
 
 def test_engine_that_crashes_with_work_and_no_output_is_given_up() -> None:
     async def scenario() -> None:
-        async with client_of(launcher(), restarts=Restarts(max_fruitless_lives=0)) as client:
+        async with client_of(launcher(), restarts=lambda: Restarts(max_fruitless_lives=0)) as client:
             await client.start()
-            assert client.engine_pid is not None
-            os.kill(client.engine_pid, signal.SIGSTOP)
+            assert client.engine_pids[0] is not None
+            os.kill(client.engine_pids[0], signal.SIGSTOP)
             pair = open_pair(client)
-            os.kill(client.engine_pid, signal.SIGKILL)
+            os.kill(client.engine_pids[0], signal.SIGKILL)
             assert await pair[0].finish_reason() is FinishReason.ERROR
             assert pair[0].last is not None
             assert "signal 9" in pair[0].last.failure.message
@@ -151,12 +151,12 @@ def test_without_descriptors_the_engine_is_restarted_when_there_are_some(caplog:
             await client.start()
             stream = Stream(client, "a", [1, 2], LONG)
             await until(lambda: bool(stream.token_ids))
-            assert client.engine_pid is not None
+            assert client.engine_pids[0] is not None
             with no_free_descriptors():
-                os.kill(client.engine_pid, signal.SIGKILL)
+                os.kill(client.engine_pids[0], signal.SIGKILL)
                 await until(lambda: caplog.text.count("Too many open files") >= 3)
-                assert client.status().state == "restarting"
-                assert "ulimit -n" in (client.status().reason or "")
+                assert client.status().engine.state == "restarting"
+                assert "ulimit -n" in (client.status().engine.reason or "")
                 client.check_health()
             assert await stream.finish_reason() is FinishReason.LENGTH
             assert len(stream.token_ids) == LONG
@@ -184,18 +184,18 @@ def test_removed_socket_folder_is_made_anew() -> None:
 
 def test_engine_that_cannot_be_launched_any_more_is_given_up() -> None:
     async def scenario() -> None:
-        async with client_of(LimitedLauncher(1), restarts=Restarts(max_failed_starts=2)) as client:
+        async with client_of(LimitedLauncher(1), restarts=lambda: Restarts(max_failed_starts=2)) as client:
             await client.start()
             pair = open_pair(client)
-            assert client.engine_pid is not None
-            os.kill(client.engine_pid, signal.SIGKILL)
+            assert client.engine_pids[0] is not None
+            os.kill(client.engine_pids[0], signal.SIGKILL)
             assert await pair[0].finish_reason() is FinishReason.ERROR
             assert pair[0].last is not None
             assert "3 starts in a row failed" in pair[0].last.failure.message
             with pytest.raises(EngineDeadError, match="Too many open files"):
                 client.check_health()
-            assert client.status().state == "dead"
-            assert client.engine_pid is None
+            assert client.status().engine.state == "dead"
+            assert client.engine_pids[0] is None
 
     asyncio.run(scenario())
 
@@ -206,10 +206,10 @@ def test_failed_starts_are_not_held_against_requests() -> None:
             await client.start()
             stream = Stream(client, "a", [1, 2], LONG)
             for _ in range(3):  # the first holds the request, the others are killed while they load
-                victim = client.engine_pid
+                victim = client.engine_pids[0]
                 assert victim is not None
                 os.kill(victim, signal.SIGKILL)
-                await until(lambda victim=victim: client.engine_pid not in (None, victim))
+                await until(lambda victim=victim: client.engine_pids[0] not in (None, victim))
             assert await stream.finish_reason() is FinishReason.LENGTH
             assert len(stream.token_ids) == LONG
 
@@ -234,15 +234,15 @@ def test_closing_ends_a_start_and_a_restart() -> None:
         own = launcher()
         async with client_of(own) as client:
             starting = asyncio.create_task(client.start())
-            await until(lambda: client.engine_pid is not None)
+            await until(lambda: client.engine_pids[0] is not None)
         with pytest.raises(EngineDeadError, match="shut down"):
             await starting
         async with client_of(LimitedLauncher(1)) as client:
             await client.start()
-            os.kill(client.engine_pid or 0, signal.SIGKILL)
-            await until(lambda: client.status().state == "restarting")
-        assert client.status().state == "dead"
-        assert client.engine_pid is None
+            os.kill(client.engine_pids[0] or 0, signal.SIGKILL)
+            await until(lambda: client.status().engine.state == "restarting")
+        assert client.status().engine.state == "dead"
+        assert client.engine_pids[0] is None
 
     asyncio.run(scenario())
 
@@ -253,10 +253,10 @@ def test_supervision_that_fails_leaves_nothing_healthy(caplog: pytest.LogCapture
             raise ArithmeticError("a fault of its own")
 
     async def scenario() -> None:
-        async with client_of(launcher(), restarts=Faulty()) as client:
+        async with client_of(launcher(), restarts=Faulty) as client:
             await client.start()
             pair = open_pair(client)
-            os.kill(client.engine_pid or 0, signal.SIGKILL)
+            os.kill(client.engine_pids[0] or 0, signal.SIGKILL)
             assert await pair[0].finish_reason() is FinishReason.ERROR
             with pytest.raises(EngineDeadError, match="supervision failed"):
                 client.check_health()
@@ -279,11 +279,11 @@ def test_message_that_cannot_be_handled_costs_an_engine_and_no_token() -> None:
     async def scenario() -> None:
         async with client_of(launcher(), on_stats=on_stats) as client:
             await client.start()
-            pid = client.engine_pid
+            pid = client.engine_pids[0]
             stream = Stream(client, "a", [1, 2], max_tokens=500)
             assert await stream.finish_reason() is FinishReason.LENGTH
             assert failed
-            assert client.engine_pid != pid
+            assert client.engine_pids[0] != pid
             assert stream.token_ids == list(range(2, 502))
 
     asyncio.run(scenario())
@@ -292,22 +292,23 @@ def test_message_that_cannot_be_handled_costs_an_engine_and_no_token() -> None:
 def test_status_tells_how_the_engine_is_and_when_it_spoke() -> None:
     async def scenario() -> None:
         async with client_of(launcher()) as client:
-            assert (client.status().state, client.status().silent_seconds) == ("starting", None)
+            assert (client.status().engine.state, client.status().engine.silent_seconds) == ("starting", None)
             await client.start()
-            assert client.status().state == "serving"
-            pid = client.engine_pid
+            assert client.status().engine.state == "serving"
+            pid = client.engine_pids[0]
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
-            await until(lambda: (client.status().silent_seconds or 0) > 2.5)  # one that runs speaks at least every two
+            # One that runs speaks at least every two seconds.
+            await until(lambda: (client.status().engine.silent_seconds or 0) > 2.5)
             os.kill(pid, signal.SIGCONT)
-            await until(lambda: (client.status().silent_seconds or 0) < 1.0)
+            await until(lambda: (client.status().engine.silent_seconds or 0) < 1.0)
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: client.status().state == "restarting")
-            assert "signal 9" in (client.status().reason or "")
-            await until(lambda: client.status().state == "serving")
-            assert client.status().reason is None
-        assert client.status().state == "dead"
-        assert "shut down" in (client.status().reason or "")
+            await until(lambda: client.status().engine.state == "restarting")
+            assert "signal 9" in (client.status().engine.reason or "")
+            await until(lambda: client.status().engine.state == "serving")
+            assert client.status().engine.reason is None
+        assert client.status().engine.state == "dead"
+        assert "shut down" in (client.status().engine.reason or "")
 
     asyncio.run(scenario())
 
@@ -319,11 +320,11 @@ def test_silent_engine_is_killed_and_restarted(monkeypatch: pytest.MonkeyPatch) 
         async with client_of(launcher()) as client:
             await client.start()
             stream = Stream(client, "a", [1, 2], max_tokens=5000)
-            pid = client.engine_pid
+            pid = client.engine_pids[0]
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
-            await until(lambda: client.status().state == "restarting")
-            assert "silent for 3 s" in (client.status().reason or "")
+            await until(lambda: client.status().engine.state == "restarting")
+            assert "silent for 3 s" in (client.status().engine.reason or "")
             assert await stream.finish_reason() is FinishReason.LENGTH
             assert len(stream.token_ids) == 5000
 

@@ -51,4 +51,4 @@ def test_a_place_for_sockets_that_does_not_exist_is_refused(
     monkeypatch.setenv("QUIRE_RPC_BASE_PATH", "/no/such/folder")
     setup = EngineSetup.from_args(EngineArgs.from_flat(model=str(checkpoint())), "llm")
     with pytest.raises(ConfigError, match=r"'/no/such/folder', which cannot be made.*QUIRE_RPC_BASE_PATH"):
-        setup.launcher.launch_ahead()
+        setup.launch_ahead()

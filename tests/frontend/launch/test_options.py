@@ -11,7 +11,8 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
-from quire.frontend.launch.options import resolve
+from quire.core.wire.rank import EnginePlace
+from quire.frontend.launch.options import engine_places, resolve
 
 SPEC = ModelSpec(
     path="", name="tiny", architecture="", hf_config={}, dtype="float32", vocab_size=8, num_layers=1,
@@ -61,3 +62,30 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
 def test_contradictory_options_of_experts_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(EngineArgs(model=ModelConfig(model="tiny"), parallel=ParallelConfig(**options)), SPEC, "server")
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        ({}, [EnginePlace(0, 0, 1)]),
+        ({"data_parallel_size": 2}, [EnginePlace(0, 0, 2), EnginePlace(1, 1, 2)]),
+        ({"data_parallel_size": 4, "data_parallel_rank": 3}, [EnginePlace(3, 0, 1)]),
+        (
+            {"data_parallel_size": 4, "data_parallel_hybrid_lb": True, "data_parallel_size_local": 2}
+            | {"data_parallel_start_rank": 1},
+            [EnginePlace(1, 0, 2), EnginePlace(2, 1, 2)],
+        ),
+        ({"data_parallel_external_lb": True}, "--data-parallel-rank must say which"),
+        ({"data_parallel_size": 4, "data_parallel_rank": 4}, "must be below --data-parallel-size 4"),
+        ({"data_parallel_size": 4, "data_parallel_rank": 1, "data_parallel_size_local": 2}, "runs that engine alone"),
+        ({"data_parallel_size": 4, "data_parallel_hybrid_lb": True}, "--data-parallel-size-local must say"),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, "engines on other hosts"),
+        ({"data_parallel_size": 2, "data_parallel_start_rank": 1}, "exceed --data-parallel-size 2"),
+    ],
+)
+def test_the_engines_of_a_server(options: dict[str, Any], places: list[EnginePlace] | str) -> None:
+    if isinstance(places, str):
+        with pytest.raises(ConfigError, match=places):
+            engine_places(ParallelConfig(**options))
+    else:
+        assert engine_places(ParallelConfig(**options)) == places

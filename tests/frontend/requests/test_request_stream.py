@@ -10,7 +10,8 @@ import pytest
 from quire.core.errors import EngineError, OverloadedError, ParameterError
 from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
-from quire.frontend.metrics.metrics import EngineMetrics
+from quire.frontend.metrics.families import Labelled
+from quire.frontend.metrics.request_metrics import RequestMetrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.prompt import Prompt
@@ -30,7 +31,7 @@ def encode(text: str) -> list[int]:
 class Engine:
     """The engine's end of one stream: hands deltas over, and remembers what it was told to abort."""
 
-    def __init__(self, metrics: EngineMetrics | None = None, interval: int = 1, **sampling: Any) -> None:
+    def __init__(self, metrics: RequestMetrics | None = None, interval: int = 1, **sampling: Any) -> None:
         params = SamplingParams(**sampling)
         completions = [
             Completion(index, f"r_{index}", [5, 6], params, TOKENIZER, interval) for index in range(params.n)
@@ -161,7 +162,7 @@ def test_a_watch_ends_a_sequence_at_its_token_however_tokens_come(size: int) -> 
 
 def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
     async def work() -> None:
-        metrics = EngineMetrics("m", 100)
+        metrics = RequestMetrics(Labelled("m", 0), 100)
         engine = Engine(metrics, output_kind=DELTA, stop=["STOP"], logprobs=0)
         tokens = encode("one ST")
         engine.give(tokens, logprobs=[TokenLogprobs([t], [-1.0], 1) for t in tokens])
@@ -270,7 +271,7 @@ def test_logprobs_name_tokens_and_ranks() -> None:
 )
 def test_failures_are_raised_at_the_reader(kind: str, error: type[Exception]) -> None:
     async def work() -> None:
-        metrics = EngineMetrics("m", 100)
+        metrics = RequestMetrics(Labelled("m", 0), 100)
         engine = Engine(metrics, n=2)
         engine.give([], FinishReason.ERROR, failure=RequestFailure(kind, "what went wrong", 2.5))
         with pytest.raises(error, match="what went wrong") as caught:

@@ -134,12 +134,12 @@ class Server:
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
         """No request ends by itself here, however slow the machine is: the engine's process is stopped meanwhile."""
-        assert self.llm.client.engine_pid
-        os.kill(self.llm.client.engine_pid, signal.SIGSTOP)
+        assert self.llm.client.engine_pids[0]
+        os.kill(self.llm.client.engine_pids[0], signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(self.llm.client.engine_pid, signal.SIGCONT)
+            os.kill(self.llm.client.engine_pids[0], signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,212 @@
+"""One engine, seen from a frontend that may have several: what was sent to it, and the answers that it owes.
+
+The link keeps its supervisor, counts the sequences that are placed on the engine, and sends each grammar once. Its user
+holds the requests, and decides which engine gets them.
+"""
+
+import asyncio
+from typing import Protocol
+
+from quire.core.engine.lent_grammars import LentGrammars
+from quire.core.engine.pending_answers import PendingAnswers
+from quire.core.engine.restarts import Restarts
+from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor, Launcher
+from quire.core.errors import EngineError, QuireError
+from quire.core.routing.engine_load import EngineLoad
+from quire.core.wire import protocol
+from quire.core.wire.protocol import EngineReady, EngineRequest, RequestDelta, SchedulerStats
+
+
+class LinkUser(Protocol):
+    """The object whose requests the engine runs."""
+
+    def on_ready(self, link: "EngineLink", ready: EngineReady) -> None:
+        """The engine is ready, and holds no request yet."""
+
+    def on_deltas(self, deltas: list[RequestDelta]) -> None:
+        """The engine did a step."""
+
+    def on_stats(self, link: "EngineLink", stats: SchedulerStats) -> None:
+        """The engine has reported."""
+
+    def on_crash(self, link: "EngineLink") -> None:
+        """The engine was ready and has ended: it holds no request any more."""
+
+    def on_dead(self, link: "EngineLink", error: QuireError) -> None:
+        """The engine is gone, and no other follows."""
+
+
+class EngineLink:
+    """A frontend's link to one engine after another with the same number. Use from one event loop.
+
+    Args:
+        number: the engine's number among the frontend's engines, from 0.
+
+    Attributes:
+        load: how busy the engine is.
+        holds_requests: whether an engine may hold requests that were sent to it: from its readiness to its end.
+    """
+
+    def __init__(self, number: int, launcher: Launcher, user: LinkUser, restarts: Restarts) -> None:
+        self.number = number
+        self.load = EngineLoad()
+        self.holds_requests = False
+        self._user = user
+        self._grammars = LentGrammars()
+        self._num_calls = 0
+        self._calls: dict[int, asyncio.Future[list[bytes]]] = {}  # of the workers, by their number
+        self._profiles: PendingAnswers[protocol.Profiled] = PendingAnswers()
+        self._cache_resets: PendingAnswers[protocol.PrefixCacheReset] = PendingAnswers()
+        self._supervisor = EngineSupervisor(launcher, self, restarts)
+
+    # ------------------------------------------------------------------------------------------------------------ life
+
+    async def start(self) -> EngineReady:
+        """See `EngineSupervisor.start`."""
+        return await self._supervisor.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes messages now."""
+        return self._supervisor.is_ready
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running engine; another one after a crash. None while none runs, or none is known."""
+        return self._supervisor.pid
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is gone for good."""
+        return self._supervisor.is_dead
+
+    def check_alive(self) -> None:
+        """Raises EngineDeadError when the engine is gone for good. An engine being restarted is alive."""
+        self._supervisor.check_alive()
+
+    def status(self) -> EngineStatus:
+        """The engine's state, and the time since its last message."""
+        return self._supervisor.status()
+
+    async def close(self) -> None:
+        """See `EngineSupervisor.close`."""
+        await self._supervisor.close()
+
+    def close_nowait(self) -> None:
+        """See `EngineSupervisor.close_nowait`."""
+        self._supervisor.close_nowait()
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def place(self, request: EngineRequest) -> None:
+        """Counts the sequences of a request as the engine's. Each leaves with `remove`, all at once or one by one."""
+        self.load.add(len(request.sequences))
+        self._grammars.add_user(request)
+
+    def send(self, request: EngineRequest) -> None:
+        """Sends a request that was placed here to the engine, which must be ready."""
+        self._supervisor.send(self._grammars.without_known(request))
+
+    def remove(self, request: EngineRequest, num_sequences: int, *, is_last: bool) -> None:
+        """Sequences of a request that was placed here have ended, or go elsewhere.
+
+        Args:
+            is_last: no sequence of the request is left here.
+        """
+        self.load.remove(num_sequences)
+        if is_last and (unused := self._grammars.remove_user(request)) is not None and self.is_ready:
+            self._supervisor.send(protocol.DropGrammars([unused]))
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Has the engine forget sequences."""
+        if self.is_ready:
+            self._supervisor.send(protocol.AbortRequests(request_ids))
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    async def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
+        """See `EngineClient.reset_prefix_cache`."""
+        self.check_alive()
+        if not self.is_ready:
+            return True  # the next engine's cache is empty
+        answer = self._cache_resets.expect()
+        self._supervisor.send(protocol.ResetPrefixCache(preempt_running))
+        return (await answer).is_empty
+
+    async def profile(self, active: bool) -> str | None:
+        """See `EngineClient.profile`."""
+        self.check_alive()
+        if not self.is_ready:
+            raise EngineError("The engine is being restarted, and records no timeline; try again when it is up.")
+        answer = self._profiles.expect()
+        self._supervisor.send(protocol.Profile(active))
+        done = await answer
+        if done.error is not None:
+            raise EngineError(done.error)
+        return done.path
+
+    async def call_workers(self, name: str, payload: bytes) -> list[bytes]:
+        """See `EngineClient.call_workers`."""
+        self.check_alive()
+        if not self.is_ready:
+            raise EngineError("The engine is being restarted; call its workers again when it is up.")
+        self._num_calls += 1
+        call_id = self._num_calls
+        self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._supervisor.send(protocol.CallWorkers(call_id, name, payload))
+        try:
+            return await self._calls[call_id]
+        finally:
+            del self._calls[call_id]
+
+    # ------------------------------------------------------------------------------- what the supervisor asks and tells
+
+    @property
+    def has_work(self) -> bool:
+        return self.load.num_own > 0
+
+    def on_ready(self, ready: EngineReady) -> None:
+        self.holds_requests = True
+        self._user.on_ready(self, ready)
+
+    def on_message(self, message: EngineNews) -> None:
+        match message:
+            case protocol.StepOutputs():
+                self._user.on_deltas(message.deltas)
+                self._report(message.stats)
+            case protocol.Heartbeat():
+                self._report(message.stats)
+            case protocol.Profiled():
+                self._profiles.give(message)
+            case protocol.PrefixCacheReset():
+                self._cache_resets.give(message)
+            case protocol.WorkersAnswered():
+                self._answer_call(message)
+
+    def on_crash(self) -> None:
+        self.holds_requests = False
+        self.load.forget()
+        self._profiles.give_all(protocol.Profiled(error="The engine ended while it recorded a timeline."))
+        self._cache_resets.give_all(protocol.PrefixCacheReset(is_empty=True))
+        for call_id in self._calls:
+            self._answer_call(
+                protocol.WorkersAnswered(call_id, [], error="The engine ended before its workers answered.")
+            )
+        self._grammars.forget_sent()
+        self._user.on_crash(self)
+
+    def on_dead(self, error: QuireError) -> None:
+        self._user.on_dead(self, error)
+
+    def _report(self, stats: SchedulerStats) -> None:
+        self.load.report(stats)
+        self._user.on_stats(self, stats)
+
+    def _answer_call(self, answer: protocol.WorkersAnswered) -> None:
+        waiter = self._calls.get(answer.call_id)
+        if waiter is None or waiter.done():  # the caller is gone
+            return
+        if answer.error is None:
+            waiter.set_result(answer.results)
+        else:
+            waiter.set_exception(EngineError(answer.error))

@@ -1,0 +1,89 @@
+"""What an engine reports of itself, whoever its requests come from."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from quire.core.wire.protocol import SchedulerStats
+from quire.frontend.metrics.families import Labelled
+from quire.frontend.metrics.histogram import Histogram
+
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class EngineStatistics:
+    """The statistics of one engine. All its frontends are told the same, so a sum over frontends must take one's alone.
+
+    Args:
+        families: makes families with the engine's labels.
+        cache_info: labels of `vllm:cache_config_info`: facts about the KV cache.
+    """
+
+    def __init__(self, families: Labelled, cache_info: dict[str, str] | None = None) -> None:
+        self._families = families
+        self.cache_info = cache_info or {}
+        self.stats = SchedulerStats()  # the latest gauges
+        self.computed_prompt_tokens = 0  # as chunks are done
+        self.generated_tokens = 0
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self.num_preemptions = 0
+        self._step_tokens = Histogram(STEP_TOKENS)
+
+    @property
+    def label(self) -> str:
+        """The engine's number among all."""
+        return self._families.labels["engine"]
+
+    def on_stats(self, stats: SchedulerStats) -> None:
+        """Takes statistics of a step, a refusal or a heartbeat. An engine that was started again counts from zero."""
+        before = self.stats if stats.started_at == self.stats.started_at else SchedulerStats()
+        self.stats = stats
+        self.prefix_cache_queries += stats.prefix_cache_queries - before.prefix_cache_queries
+        self.prefix_cache_hits += stats.prefix_cache_hits - before.prefix_cache_hits
+        self.num_preemptions += stats.num_preemptions - before.num_preemptions
+        self.computed_prompt_tokens += stats.num_prompt_tokens - before.num_prompt_tokens
+        num_generated = stats.num_generated_tokens - before.num_generated_tokens
+        self.generated_tokens += num_generated
+        num_steps = stats.num_steps - before.num_steps  # more than one when this frontend has just come
+        if num_steps:
+            num_prefilled = stats.num_prefilled_tokens - before.num_prefilled_tokens
+            self._step_tokens.observe((num_prefilled + num_generated) / num_steps, num_steps)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the families for one scrape."""
+        stats, families = self.stats, self._families
+        yield families.gauge("num_requests_running", "Requests in the running batch.", stats.num_running)
+        yield families.gauge("num_requests_waiting", "Requests in the queue.", stats.num_waiting)
+        yield families.gauge(
+            "num_requests_waiting_by_reason",
+            "Requests in the queue, by what they wait for.",
+            {"capacity": stats.num_waiting, "deferred": 0},
+            "reason",
+        )
+        yield families.gauge("kv_cache_usage_perc", "Share of KV-cache pages in use; 1 is full.", stats.kv_cache_usage)
+        yield families.gauge(
+            "engine_sleep_state",
+            "1 for the state the engine is in.",
+            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            "sleep_state",
+        )
+        yield families.info("cache_config_info", "Facts about the KV cache, as labels.", self.cache_info, 1)
+        looked_up, found = "Prompt tokens looked up in the prefix cache.", "Prompt tokens found in the prefix cache."
+        for name, text, value in (
+            ("prefix_cache_queries", looked_up, self.prefix_cache_queries),
+            ("prefix_cache_hits", found, self.prefix_cache_hits),
+            ("external_prefix_cache_queries", "Tokens looked up in caches of other engines.", 0),
+            ("external_prefix_cache_hits", "Tokens found in caches of other engines.", 0),
+            ("mm_cache_queries", "Multimodal items looked up.", 0),
+            ("mm_cache_hits", "Multimodal items found.", 0),
+            ("num_preemptions", "Times that a request lost its pages to another.", self.num_preemptions),
+        ):
+            yield families.counter(name, text, value)
+        places = {"device": self.prefix_cache_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
+        yield families.counter(
+            "prompt_tokens_cached_by_source", "Tokens found in a cache, by its place.", places, "source"
+        )
+        yield families.histogram(
+            "iteration_tokens_total", "Tokens a step generated, and those of prompts it ended.", self._step_tokens
+        )

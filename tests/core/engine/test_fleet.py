@@ -1,0 +1,177 @@
+"""Several engine processes behind one client: where requests go, and what happens when engines die. No model."""
+
+import asyncio
+import math
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from quire.core.engine.client import EngineClient
+from quire.core.engine.restarts import Restarts
+from quire.core.errors import EngineDeadError
+from quire.core.routing.router import RoutingRules
+from quire.core.wire.protocol import FinishReason, SchedulerStats
+from quire.core.wire.rank import EnginePlace, Layout
+from quire.frontend.launch.launcher import EngineLauncher
+from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
+
+MAX_LENGTH = 100_000
+ENDLESS = 90_000
+
+
+def launchers(number: int = 2, num_pages: int | None = None, max_model_len: int = MAX_LENGTH) -> list[EngineLauncher]:
+    config = replace(engine_config(max_model_len=max_model_len), layout=Layout(data=number))
+    config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_pages))
+    places = [EnginePlace(rank, rank, number) for rank in range(number)]
+    return [EngineLauncher(replace(config, place=place), worker_factory=NULL_WORKER) for place in places]
+
+
+@asynccontextmanager
+async def fleet(engines: list[EngineLauncher], **options: object) -> AsyncIterator[EngineClient]:
+    client = EngineClient(engines, **{"num_slots": 8, **options})  # type: ignore[arg-type]
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def end(client: EngineClient, engine: int, number: signal.Signals = signal.SIGKILL) -> None:
+    pid = client.engine_pids[engine]
+    assert pid is not None
+    os.kill(pid, number)
+
+
+def test_requests_are_divided_and_followed_on_the_engine_that_has_them() -> None:
+    async def scenario() -> None:
+        stats: dict[int, SchedulerStats] = {}
+        async with fleet(launchers(), on_stats=stats.__setitem__) as client:
+            assert client.status().engine.state == "serving"
+            assert [each.state for each in client.status().engines] == ["serving", "serving"]
+            assert len(set(client.engine_pids)) == 2
+            streams = [Stream(client, f"{number}", [number] * 20, 10) for number in range(6)]
+            assert {await stream.finish_reason() for stream in streams} == {FinishReason.LENGTH}
+            await until(lambda: sum(each.num_generated_tokens for each in stats.values()) == 60)
+            assert [stats[engine].num_generated_tokens for engine in (0, 1)] == [30, 30]
+            endless = [Stream(client, f"endless {number}", [number] * 20, ENDLESS) for number in range(2)]
+            await until(lambda: all(each.num_running for each in stats.values()))
+            client.abort(["endless 0", "endless 1"])
+            await until(lambda: not any(each.num_running for each in stats.values()))
+            assert all(each.last is None for each in endless)
+            assert await client.reset_prefix_cache()
+
+    asyncio.run(scenario())
+
+
+def test_streams_of_a_dead_engine_go_on_elsewhere_while_it_is_restarted() -> None:
+    async def scenario() -> None:
+        async with fleet(launchers()) as client:
+            streams = [Stream(client, f"{number}", [1, 2], 8000) for number in range(2)]
+            await until(lambda: all(stream.token_ids for stream in streams))
+            victim = client.engine_pids[1]
+            end(client, 0, signal.SIGSTOP)  # a hung engine does nothing, and its streams wait
+            end(client, 0)
+            await until(lambda: client.status().engines[0].state == "restarting")
+            assert client.status().engine.state == "serving"
+            assert "engine 0 is restarting" in (client.status().engine.reason or "")
+            assert [await stream.finish_reason() for stream in streams] == [FinishReason.LENGTH] * 2
+            assert [len(stream.token_ids) for stream in streams] == [8000, 8000]
+            assert client.engine_pids[1] == victim
+            await until(lambda: client.status().engine.reason is None)
+            assert await Stream(client, "next", [3], 3).finish_reason() is FinishReason.LENGTH
+
+    asyncio.run(scenario())
+
+
+def test_streams_stay_where_the_other_engines_are_full() -> None:
+    async def scenario() -> None:
+        async with fleet(launchers(), num_slots=1) as client:
+            streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
+            await until(lambda: all(stream.token_ids for stream in streams))
+            end(client, 0)
+            await until(lambda: client.status().engines[0].state == "restarting")
+            streams[0].token_ids.clear()
+            await until(lambda: client.status().engines[0].state == "serving")
+            await until(lambda: bool(streams[0].token_ids))
+            end(client, 1)  # a first crash for its stream, and none for the other
+            await until(lambda: client.status().engines[1].state == "restarting")
+            assert not any(stream.is_failed for stream in streams)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_two_engines_held_as_they_crashed_fails() -> None:
+    async def scenario() -> None:
+        async with fleet(launchers()) as client:
+            stream = Stream(client, "poison", [1], ENDLESS)
+            await until(lambda: bool(stream.token_ids))
+            end(client, 0)
+            await until(lambda: client.status().engines[0].state == "restarting")
+            stream.token_ids.clear()
+            await until(lambda: bool(stream.token_ids))
+            end(client, 1)
+            assert await stream.finish_reason() is FinishReason.ERROR
+            assert stream.last is not None
+            assert "crashed twice" in str(stream.last.failure)
+
+    asyncio.run(scenario())
+
+
+def test_the_others_serve_on_when_one_engine_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with fleet(launchers(), restarts=lambda: Restarts(max_fruitless_lives=-1), num_slots=1) as client:
+            streams = [Stream(client, f"{number}", [number], 8000) for number in range(2)]
+            await until(lambda: all(stream.token_ids for stream in streams))
+            end(client, 0)
+            await until(lambda: client.status().engines[0].state == "dead")
+            client.check_health()
+            assert [await stream.finish_reason() for stream in streams] == [FinishReason.LENGTH] * 2  # even where full
+            assert await Stream(client, "next", [3], 3).finish_reason() is FinishReason.LENGTH
+            end(client, 1)
+            await until(lambda: client.status().engine.state == "dead")
+            with pytest.raises(EngineDeadError):
+                client.check_health()
+
+    asyncio.run(scenario())
+    assert "engine 0 is gone for good, and the others serve on" in caplog.text
+
+
+def hits(engines: list[EngineLauncher], rules: RoutingRules | None = None) -> int:
+    """Tokens that the prefix caches had for 160 requests, which draw one of eight prefixes of 2,000 tokens each."""
+    prefixes = [[each * 31 % 997 for each in range(number, number + 2000)] for number in range(0, 800, 100)]
+    draw = random.Random(1)
+
+    async def scenario() -> int:
+        stats: dict[int, SchedulerStats] = {}
+        async with fleet(engines, on_stats=stats.__setitem__, rules=rules) as client:
+            for start in range(0, 160, 4):
+                prompts = [[*draw.choice(prefixes), number] for number in range(start, start + 4)]
+                for stream in [Stream(client, f"{prompt[-1]}", prompt, 2) for prompt in prompts]:
+                    assert await stream.finish_reason() is FinishReason.LENGTH
+            await until(lambda: sum(each.num_generated_tokens for each in stats.values()) == 320)
+        return sum(each.prefix_cache_hits for each in stats.values())
+
+    return asyncio.run(scenario())
+
+
+def test_two_engines_find_nine_tenths_of_what_one_of_their_size_finds() -> None:
+    """Each of the two has room for five of the eight prefixes and a little more, and the one for all of them."""
+    room = 5 * 2000 // 16 + 50
+    one = hits(launchers(1, num_pages=2 * room, max_model_len=2100))
+    two = hits(launchers(2, num_pages=room, max_model_len=2100))
+    by_load = RoutingRules(tokens_per_sequence=math.inf)
+    two_by_load = hits(launchers(2, num_pages=room, max_model_len=2100), by_load)
+    assert one == 152 * 2000
+    assert two >= 0.9 * one
+    assert two_by_load < 0.9 * one
