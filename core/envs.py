@@ -33,7 +33,7 @@ FLAGS = {
 }
 TEXTS = (
     *("API_KEY", "CACHE_ROOT", "CPU_ISA", "DISABLED_KERNELS", "HOST_IP", "JOIN_TOKEN", "LOGGING_CONFIG_PATH"),
-    *("LOGGING_LEVEL", "LOGGING_PREFIX", "RPC_BASE_PATH", "WHEEL_ISA"),
+    *("LOGGING_LEVEL", "LOGGING_PREFIX", "PP_LAYER_PARTITION", "RPC_BASE_PATH", "WHEEL_ISA"),
 )
 NAMES = frozenset((*NUMBERS, *FLAGS, *TEXTS))
 """Every variable that is read, without its prefix."""

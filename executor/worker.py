@@ -1,6 +1,7 @@
 """One rank: chooses device and types, loads the model, plans its memory, and runs steps."""
 
 import contextlib
+import dataclasses
 import functools
 import platform
 import time
@@ -29,13 +30,13 @@ from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
 from quire.executor.layers.expert_balancer import ExpertBalancer
 from quire.executor.memory import plan as memory
-from quire.executor.memory.dry_build import dry_build, held_bytes
+from quire.executor.memory.dry_build import dry_stages, held_bytes
 from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
-from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.registry import build_model
-from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.groups import ParallelGroup, StageNeighbours
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
@@ -49,7 +50,10 @@ from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
 from quire.executor.step.slot_state import SlotState
+from quire.executor.step.stage import Stage
+from quire.executor.step.stage_runner import StageRunner
 from quire.executor.step.state_snapshots import StateSnapshots
+from quire.executor.step.step_inputs import StepInputs
 from quire.executor.timed_ops import timed
 from quire.executor.torch_profile import TorchProfile
 from quire.executor.transfers import Transfers, transfers_from
@@ -69,6 +73,7 @@ class Worker:
         config: the same for all ranks.
         rank: which of them this is.
         group: those with which it shares each layer's weights; already joined.
+        stages: the ranks with the layers before and after this one's; None: this one has all layers.
         transfers: bring values to the host; None: the usual ones for the device.
         drafter: proposes drafts; None: no drafts.
     """
@@ -80,12 +85,16 @@ class Worker:
         group: ParallelGroup,
         transfers: Transfers | None = None,
         drafter: Drafter | None = None,
+        *,
+        stages: StageNeighbours | None = None,
     ) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
         self._config = config
         self._rank = rank
         self._group = group
+        self._stages = stages
+        self._is_last = rank.pipeline == config.layout.pipeline - 1
         self._device = torch.device(f"cuda:{config.layout.local_index(rank)}" if config.device == "cuda" else "cpu")
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
@@ -102,7 +111,7 @@ class Worker:
         self._balancer: ExpertBalancer | None = None
         self._memory: RankMemory | None = None
         self._processors: list[CustomFeature] = []
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | StageRunner | None = None
         self._calls: dict[str, Callable[[bytes], bytes]] = {}
         if self._profile is not None:
             self._calls |= {START_PROFILE: self._profile.start, STOP_PROFILE: self._profile.stop}
@@ -118,18 +127,19 @@ class Worker:
         config, spec = self._config, self._config.spec
         free = memory.device_memory(self._device, config.layout.num_local * config.num_engines_loading)
         started = time.monotonic()
-        context = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
-        self._processors = load_processors(config.logits_processors, context)
-        self._model, weights_bytes = self._build_model(free)
+        if self._is_last:
+            processors = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
+            self._processors = load_processors(config.logits_processors, processors)
+        self._model, weights_bytes, stages = self._build_model(free)
         ops.settle(config.device)
         seconds = time.monotonic() - started
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(weights_bytes), seconds)
-        if self._model.state_layers and self._drafter is not None:
+        if self._drafter is not None and any(model.state_layers for model in stages):
             raise ModelLoadError(
                 f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
                 "without drafts."
             )
-        held = self._memory = RankMemory.of(config, self._model, weights_bytes, self._ops, self._device)
+        held = self._memory = RankMemory.of(config, stages, self._rank.pipeline, weights_bytes, self._ops, self._device)
         if self._rank.is_first:
             logger.info("KV cache: %s", "; ".join([str(held.pages), *describe_states(held.groups)]))
         plan = held.plan(config, free)
@@ -148,15 +158,29 @@ class Worker:
         assert self._model is not None, "load() comes before allocate()"
         assert self._memory is not None
         spec, limits = self._config.spec, self._config.limits
-        tensors, caches = self._memory.pages.allocate(num_pages)
+        tensors, caches = self._memory.allocate_pages(num_pages)
         states = self._memory.states.allocate(limits.max_num_seqs)
         if self._device.type == "cpu" and num_pages:
             touch_behind(tensors, limits.block_size, self._config.first_touch_seconds)
-        mode = self._config.logprobs_mode
         table = RequestTable(
-            limits.max_num_seqs, max_model_len, limits.block_size, self._device, len(self._memory.pages.groups)
+            limits.max_num_seqs, max_model_len, limits.block_size, self._device, self._memory.num_block_tables
         )
-        forward = Forward(self._model, self._ops, caches, limits.block_size, states)
+        forward = Forward(self._model, self._ops, caches, limits.block_size, states, self._stage(self._model))
+        embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device)
+
+        def inputs(*others: SlotState) -> StepInputs:
+            return StepInputs(
+                table,
+                embedded,
+                [table, embedded, *others],
+                DecodeInputs(table) if self._device.type == "cpu" else None,
+                StateSnapshots(states, tensors) if states else None,
+            )
+
+        if not self._is_last:
+            self._runner = StageRunner(forward, inputs(), self._transfers, self._spans)
+            return
+        mode = self._config.logprobs_mode
         sampler = Sampler(
             limits.max_num_seqs,
             spec.vocab_size,
@@ -167,27 +191,20 @@ class Worker:
             transfers=self._transfers,
         )
         scorer = PromptScorer(spec.vocab_size, mode, self._transfers)
-        embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device)
-        slot_states: list[SlotState] = [table, sampler, scorer, embedded]
-        if self._drafter is not None:
-            slot_states.append(self._drafter)
+        drafters = [] if self._drafter is None else [self._drafter]
         self._runner = ModelRunner(
             forward,
             RecordedSteps(
                 forward,
                 self._ops,
-                enabled=self._group.size == 1,  # collectives cannot be recorded
+                enabled=self._config.layout.num_workers == 1,  # what ranks say to each other cannot be recorded
                 is_paused=self._is_profiled,
             ),
-            table,
+            inputs(sampler, scorer, *drafters),
             RowSampler(sampler, table, self._transfers, self._drafter),
             scorer,
-            embedded,
-            slot_states,
             self._transfers,
             self._spans,
-            DecodeInputs(table) if self._device.type == "cpu" else None,
-            StateSnapshots(states, tensors) if states else None,
         )
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -227,15 +244,32 @@ class Worker:
         """The result of `function` on the model."""
         return function(self.get_model())
 
-    def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int]:
-        """The model, and the bytes of its weights, which are counted before any weight is read."""
-        config, spec = self._config, self._config.spec
+    def _stage(self, model: Model) -> Stage:
+        """This rank's place in the pipeline."""
+        if self._stages is None:
+            return Stage()
+        assert isinstance(model, StagedModel)
+        spec = self._config.spec
+        return Stage(
+            self._stages,
+            is_first=self._rank.pipeline == 0,
+            is_last=self._is_last,
+            token_size=model.handover_size(spec.hidden_size),
+            dtype=getattr(torch, spec.dtype),
+            device=self._device,
+        )
+
+    def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int, list[Model]]:
+        """The model, the bytes of its weights, which are counted before any weight is read, and the models of all
+        pipeline stages, of which others are dry."""
+        config, spec, stage = self._config, self._config.spec, self._rank.pipeline
         packed = open_packed(config, self._group.rank, self._ops)
         if packed is not None:
             memory.check_weights(packed.num_bytes, free, spec.name)
             with contextlib.closing(packed), torch.inference_mode():
                 context = ModelContext.of(config, self._ops, self._group, self._device, packed, packed)
-                return self._balanced(build_model(spec, context), context), packed.num_bytes
+                model = self._balanced(build_model(spec, context), context)
+                return model, packed.num_bytes, [model]
         dtype = getattr(torch, spec.dtype)
         weights = open_weights(
             spec,
@@ -250,12 +284,15 @@ class Worker:
         )
         with contextlib.closing(weights), torch.inference_mode():
             context = ModelContext.of(config, self._ops, self._group, self._device, weights)
-            weights_bytes = held_bytes(dry_build(spec, context))
+            stages = dry_stages(config, context)
+            weights_bytes = held_bytes(stages[stage])
             memory.check_weights(weights_bytes, free, spec.name)
             num_ahead = num_layers_ahead(spec.hf_config, weights.shapes or ())
             if num_ahead and self._rank.is_first:
                 logger.info("layers for multi-token prediction are not loaded: %d", num_ahead)
-            return self._balanced(build_model(spec, context), context), weights_bytes
+            own = dataclasses.replace(context, layers=config.layers_of(stage))
+            stages[stage] = self._balanced(build_model(spec, own), own)
+            return stages[stage], weights_bytes, stages
 
     def _balanced(self, model: Model, context: ModelContext) -> Model:
         """The model, whose experts will be placed anew between steps if that is wanted."""

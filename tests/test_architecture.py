@@ -37,7 +37,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "layers": "parallel weights",
         "models": "weights layers",
         "memory": "parallel weights layers models",
-        "step": "transfers sampling models",
+        "step": "transfers sampling models parallel",
         "worker": "backends parallel weights transfers sampling timed_ops torch_profile layers models memory step",
         "inspection": "backends parallel weights layers models memory",
         "processes": "parallel worker",

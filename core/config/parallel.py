@@ -38,6 +38,15 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, description="Workers that each hold a shard of every layer.", extra={"aliases": ["-tp"]})
     ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Stages that each hold some of the layers, as many as possible alike; "
+            "QUIRE_PP_LAYER_PARTITION=4,6,6 says how many each holds.",
+            extra={"aliases": ["-pp"]},
+        ),
+    ] = 1
     data_parallel_size: Annotated[
         int,
         Meta(

@@ -70,6 +70,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     layout: Layout
     place: EnginePlace = EnginePlace()
     executor: Literal["uni", "mp"]
+    layers_by_stage: list[int] = []  # numbers of layers, one for each of several pipeline stages
     max_model_len: int  # tokens; when `fit_max_model_len`, an upper bound that the memory plan may lower
     fit_max_model_len: bool
     seed: int
@@ -97,3 +98,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         """Engines that divide the memory that is free on this host now. One that is started again is alone: it finds
         free what the others have left to it."""
         return 1 if self.is_restart else self.place.num_local
+
+    def layers_of(self, stage: int) -> range:
+        """Indices of the layers that a pipeline stage computes."""
+        if self.layout.pipeline == 1:
+            return range(self.spec.num_layers)
+        first = sum(self.layers_by_stage[:stage])
+        return range(first, first + self.layers_by_stage[stage])

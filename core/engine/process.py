@@ -87,6 +87,7 @@ class EngineProcess:
             num_pages=ready.num_pages,
             max_model_len=ready.max_model_len,
             eos_token_ids=self._config.spec.eos_token_ids,
+            num_stages=self._config.layout.pipeline,
         )
         self._engine = Engine(
             self._scheduler,

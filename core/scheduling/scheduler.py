@@ -15,6 +15,10 @@ Plans are made ahead. That is correct because workers execute plans strictly in 
 - Pages of a preempted, finished or aborted request are free at once, though steps in flight may still use them. The
   next owner writes to them in a later plan, thus after the last old reader and writer.
 - A slot goes back to the stack at once too. Only a plan hands it out again, and that plan carries the release.
+
+Of several pipeline stages, the last one samples, and the first needs the tokens. So a request is not planned while one
+of its tokens is being sampled: the plan for a token tells its value. The running requests are divided over as many
+plans as there are stages, so that each stage has one of them in hand. Parts of prompts are planned ahead as always.
 """
 
 import time
@@ -56,6 +60,7 @@ class Scheduler:
         num_pages: pages in the pool, for all groups together.
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a sequence unless it ignores them.
+        num_stages: pipeline stages that divide the layers.
         clock: seconds, monotonic.
     """
 
@@ -67,10 +72,12 @@ class Scheduler:
         num_pages: int,
         max_model_len: int,
         eos_token_ids: Collection[int],
+        num_stages: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
         self._ends = Ends(eos_token_ids)
+        self._num_stages = num_stages
         self._clock = clock
         self._priority_key_of = POLICIES[limits.policy]
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
@@ -209,10 +216,15 @@ class Scheduler:
         slots, num_computed = plan.slots.append, plan.num_computed.append
         num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
         take, sample, drafting = self._prefill.take, sampling.append, self._drafting
+        staged, room = self._num_stages > 1, -(-len(self._running) // self._num_stages)
         for request in self._running:  # preemption removes from its end, at the earliest this request
             start = request.num_planned_tokens
             end = request.num_tokens
             num_new = end - start
+            if staged and start >= request.num_prompt_tokens:
+                if not room or start >= request.num_known_tokens:
+                    continue
+                room -= 1
             if num_new != 1:
                 if request.num_drafts:
                     num_new = request.take_drafts(budget)
@@ -225,6 +237,8 @@ class Scheduler:
                 continue  # its last token is being sampled
             if end > request.pages_settled_until and not self._grow(request, end, plan):
                 break
+            if staged and start >= request.num_prompt_tokens:
+                plan.sampled.append((len(plan.slots), request.known_tokens(start, start + 1)[0]))
             slots(request.slot)
             num_computed(start)
             num_scheduled(num_new)

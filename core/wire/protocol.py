@@ -292,7 +292,8 @@ class StepPlan(Struct, array_like=True, tag="step"):
     to the first that differs from the draft after it.
 
     The worker also writes sampled tokens into its own table, because a later plan may refer to them before their values
-    have come back.
+    have come back. Of several pipeline stages, the last one samples. So a plan for a token that was sampled tells its
+    value in `sampled`, and is made when the value is known.
     """
 
     step_id: int
@@ -304,6 +305,7 @@ class StepPlan(Struct, array_like=True, tag="step"):
     num_wanted: list[int]
     appended_pages: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
     snapshots: list[tuple[int, list[int]]] = []  # (slot, pages that its recurrent state is copied to)
+    sampled: list[tuple[int, int]] = []  # (row, the token at its first position), which another stage has sampled
 
 
 class StepResult(Struct, array_like=True, tag="result"):

@@ -16,7 +16,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.inspection import LoadPlan, RankPlan
 from quire.executor.backends import bind
 from quire.executor.layers.context import ModelContext
-from quire.executor.memory.dry_build import ShapeReader, dry_build, held_bytes
+from quire.executor.memory.dry_build import ShapeReader, dry_build, dry_stages, held_bytes
 from quire.executor.memory.plan import CachePlan, DeviceMemory, check_weights, device_memory
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.models.registry import build_model, is_native
@@ -40,25 +40,25 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
     Raises:
         ModelLoadError: the model cannot be built at all, for another reason than a lack of memory.
     """
-    size, device = config.layout.tensor, torch.device(config.device)
+    size, device = config.layout.num_workers, torch.device(config.device)
     method, _ = own_config(config.spec)
     held, memories, grants, obstacle = [], [], [], None
     quantization, ops = config.quantization if method is None else method, bind(config.device)
-    for rank in range(size):
-        group, packed = ParallelGroup(rank, size), open_packed(config, rank, ops)
+    for rank in config.layout.ranks():
+        group, packed = ParallelGroup(rank.tensor, config.layout.tensor), open_packed(config, rank.tensor, ops)
         if packed is not None:
             with contextlib.closing(packed), torch.inference_mode():
                 context = ModelContext.of(config, ops, group, device, packed, packed)
-                model, weights_bytes = build_model(config.spec, context), packed.num_bytes
+                stages, weights_bytes = [build_model(config.spec, context)], packed.num_bytes
                 quantization = packed.quantization or method
         else:
             with stored_tensors(config, is_quantised=method is not None) as stored, torch.inference_mode():
                 reader = ShapeReader(getattr(torch, config.spec.dtype), stored)
                 context = ModelContext.of(config, ops, group, device, reader)
-                model = dry_build(config.spec, context, reader)
-                weights_bytes = held_bytes(model)
+                stages = dry_stages(config, context)
+                weights_bytes = held_bytes(stages[rank.pipeline])
         memory = _memory(device, size, device_bytes)
-        rank_memory = RankMemory.of(config, model, weights_bytes, ops, device)
+        rank_memory = RankMemory.of(config, stages, rank.pipeline, weights_bytes, ops, device)
         grant = NOTHING
         try:
             check_weights(rank_memory.needs.weights_bytes, memory, config.spec.name)

@@ -74,7 +74,7 @@ def _count_shard(config: EngineConfig, cost: ModelCost, size: int) -> ShardCost:
         context = ModelContext.of(config, ops, ParallelGroup(0, size), device, reader, counter)
         model = dry_build(spec, context, reader)
     weights_bytes = held_bytes(model) + counter.left_out_bytes
-    memory = RankMemory.of(config, model, weights_bytes, ops, device)
+    memory = RankMemory.of(config, [model], 0, weights_bytes, ops, device)
     if counter.mixtures:
         cost.num_experts, cost.num_expert_layers = counter.num_experts, len(counter.mixtures)
         cost.experts_per_token = _experts_per_token(spec)

@@ -44,8 +44,11 @@ class ModelContext:
         device: torch.device,
         weights: WeightReader,
         packing: Packing | None = None,
+        layers: range | None = None,
     ) -> "ModelContext":
         """The context that `config` asks for; without `packing`, weights are packed as they are read.
+
+        Without `layers`, the rank builds all.
 
         Raises ModelLoadError for a quantisation that is not supported.
         """
@@ -58,10 +61,15 @@ class ModelContext:
             weights=weights,
             scheme=choose_scheme(spec, config.quantization),
             packing=packing or PackAtLoad(ops),
-            layers=range(spec.num_layers),
+            layers=range(spec.num_layers) if layers is None else layers,
             max_model_len=config.max_model_len,
             experts=ExpertParallel.of(config, group),
         )
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank builds the first layers, and so the embedding."""
+        return self.layers.start == 0
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None

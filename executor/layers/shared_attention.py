@@ -107,7 +107,10 @@ def sharing_places(context: ModelContext, types: list[str], num_layers: int, num
     def place(index: int) -> LayerPlace:
         source = index if index < first_shared else sources[types[index]]
         if source not in keepers:
-            raise ModelLoadError(f"layer {index} reads keys and values of layer {source}, which is on another rank.")
+            raise ModelLoadError(
+                f"Layer {index} reads keys and values of layer {source}, which is in another pipeline stage: name "
+                "stages of which one has both in QUIRE_PP_LAYER_PARTITION, or use a smaller --pipeline-parallel-size."
+            )
         return LayerPlace(index, keepers.index(source), is_last=index == first_shared - 1)
 
     return [place(index) for index in context.layers]

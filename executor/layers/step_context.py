@@ -57,6 +57,9 @@ class StepContext:
         given: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
         states: by recurrent layer that the rank builds, its tensors; the first dimension is the slot of a sequence.
+        received: what the pipeline stage before hands over, numbers of the model's type, as `StagedModel` says; None in
+            the first stage.
+        hands_over: a later stage goes on with this one's result.
         selection: the tokens that the last layer with an indexer attended to, for layers that share its choice.
     """
 
@@ -70,6 +73,8 @@ class StepContext:
         wanted: Wanted | None = None,
         states: Sequence[Sequence[Tensor]] = (),
         rows: StateRows | None = None,
+        received: Tensor | None = None,
+        hands_over: bool = False,
     ) -> None:
         self.positions = positions
         self.caches = caches
@@ -77,6 +82,8 @@ class StepContext:
         self.given = given
         self.wanted = wanted
         self.states = states
+        self.received = received
+        self.hands_over = hands_over
         self.selection: Selection | None = None
         self._rows = rows
         self._rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}

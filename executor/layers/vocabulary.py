@@ -1,6 +1,7 @@
 """The two ends of a model, split over ranks by token id: embedding and language-model head."""
 
 import functools
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,6 +59,36 @@ def _read_rows(context: ModelContext, name: str, vocab_size: int, hidden_size: i
     return context.read_numbers(part, hidden_size)
 
 
+class Embedding(Protocol):
+    """What makes a hidden state of a token and its place."""
+
+    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        """See `VocabEmbedding.__call__`."""
+        ...
+
+
+class Head(Protocol):
+    """What makes logits of hidden states."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """See `LanguageModelHead`."""
+        ...
+
+
+class ElsewhereEmbedding:
+    """Stands for the embedding in all pipeline stages but the first. Nothing calls it."""
+
+    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
+        raise AssertionError("the first stage has the embedding")
+
+
+class ElsewhereHead:
+    """Stands for the head in all pipeline stages but the last. Nothing calls it."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        raise AssertionError("the last stage has the head")
+
+
 class VocabEmbedding:
     """Token ids [num_tokens] → [num_tokens, hidden], times `scale`, the same on every rank.
 
@@ -91,7 +122,7 @@ class PositionedEmbedding:
     """Token embeddings plus learned position embeddings: [num_tokens] → [num_tokens, hidden]."""
 
     def __init__(
-        self, context: ModelContext, embed: VocabEmbedding, name: str, num_positions: int, size: int, *, first: int = 0
+        self, context: ModelContext, embed: Embedding, name: str, num_positions: int, size: int, *, first: int = 0
     ) -> None:
         """Position 0 has row `first` of the weight called `name`, and `num_positions` rows follow from there.
 
@@ -109,6 +140,15 @@ class PositionedEmbedding:
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         return self._ops.add(self._ops.take_rows(self._rows, step.positions), self._embed(token_ids, step))
+
+
+def positioned_embedding(
+    context: ModelContext, embed: Embedding, name: str, num_positions: int, size: int, *, first: int = 0
+) -> Embedding:
+    """The `PositionedEmbedding` of `embed`; in a later pipeline stage, `embed` itself, which nothing calls."""
+    if not context.is_first_stage:
+        return embed
+    return PositionedEmbedding(context, embed, name, num_positions, size, first=first)
 
 
 class LanguageModelHead:

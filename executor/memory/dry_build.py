@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from quire.core.config.resolved import ModelSpec
+from quire.core.config.resolved import EngineConfig, ModelSpec
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.base import Model
+from quire.executor.models.base import Model, StagedModel
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader, shard_shape
@@ -85,6 +86,22 @@ def dry_build(spec: ModelSpec, context: ModelContext, reader: ShapeReader | None
                 experts=context.experts and context.experts.without_layers(),
             ),
         )
+
+
+def dry_stages(config: EngineConfig, context: ModelContext) -> list[Model]:
+    """The models of all pipeline stages for one tensor coordinate, without memory; see `dry_build`.
+
+    Raises:
+        ModelLoadError: as `dry_build`, or there are several stages and the model's class cannot build one.
+    """
+    stages = range(config.layout.pipeline)
+    models = [dry_build(config.spec, replace(context, layers=config.layers_of(stage))) for stage in stages]
+    if len(models) > 1 and not all(isinstance(model, StagedModel) for model in models):
+        raise ModelLoadError(
+            f"{config.spec.name}: the class of {config.spec.architecture} cannot be divided into pipeline stages; use "
+            "--tensor-parallel-size instead of --pipeline-parallel-size."
+        )
+    return models
 
 
 def held_bytes(thing: object) -> int:

@@ -1,14 +1,19 @@
 """The memory of one rank: how its pages and states lie, what it holds beside them, and how many pages fit."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_dtypes import layer_dtypes
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.memory.plan import CachePlan, DeviceMemory, MemoryNeeds, RequestPages, plan_cache, workspace_bytes
+from quire.executor.memory.stage_groups import group_numbers, join_stages
 from quire.executor.memory.state_layout import StateLayout, StatePages
 from quire.executor.models.base import Model
 from quire.ops.backend import Backend
@@ -16,7 +21,11 @@ from quire.ops.backend import Backend
 
 @dataclass(frozen=True)
 class RankMemory:
-    """How one rank's states and pages lie in memory, the KV groups that they serve, and the bytes that it needs."""
+    """How one rank's states and pages lie in memory, and the bytes that it needs.
+
+    Attributes:
+        groups: the KV groups of the whole model, on all pipeline stages.
+    """
 
     states: StateLayout
     pages: KVLayout | StatePages
@@ -25,18 +34,32 @@ class RankMemory:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, model: Model, weights_bytes: int, ops: Backend, device: torch.device
+        cls,
+        config: EngineConfig,
+        stages: Sequence[Model],
+        stage: int,
+        weights_bytes: int,
+        ops: Backend,
+        device: torch.device,
     ) -> "RankMemory":
-        """The memory of a rank that runs `model`, which may be a dry one."""
-        spec, limits = config.spec, config.limits
-        states = StateLayout(model.state_layers, device)
-        pages: KVLayout | StatePages = StatePages(states.state_bytes, device)
-        if model.kv_layers:
-            dtypes = layer_dtypes(config.cache, model.kv_layers, getattr(torch, spec.dtype))
-            pages = KVLayout(model.kv_layers, ops, block_size=limits.block_size, dtypes=dtypes, device=device)
-        groups = [*pages.groups, *states.groups(pages.groups, pages.page_bytes, config.cache, limits)]
+        """The memory of a rank that runs `stages[stage]`. All of them are ranks of the model, and may be dry ones."""
+        model, spec, limits = stages[stage], config.spec, config.limits
+        layouts = _layouts(config, stages, ops, device)
+        groups = join_stages([_groups(config, layouts, states, pages) for states, pages in layouts])
+        states, pages = layouts[stage]
         workspace = workspace_bytes(spec, model, limits, config.max_model_len)
         return cls(states, pages, groups, MemoryNeeds(weights_bytes, workspace, pages.page_bytes, states.state_bytes))
+
+    @property
+    def num_block_tables(self) -> int:
+        """Block tables of a request."""
+        return sum(not group.is_recurrent for group in self.groups)
+
+    def allocate_pages(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
+        """See `KVLayout.allocate`; the caches name groups of the whole model."""
+        tensors, caches = self.pages.allocate(num_pages)
+        numbers = group_numbers(self.pages.groups, self.groups)
+        return tensors, [cache._replace(group=numbers[cache.group]) for cache in caches]
 
     def plan(self, config: EngineConfig, memory: DeviceMemory) -> CachePlan:
         """The pages that fit. Raises ModelLoadError if no request of the longest length does."""
@@ -51,3 +74,43 @@ class RankMemory:
             max_model_len=config.max_model_len,
             fit_max_model_len=config.fit_max_model_len,
         )
+
+
+_Layouts = list[tuple[StateLayout, KVLayout | StatePages]]
+
+
+def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device: torch.device) -> _Layouts:
+    """The states and pages of each stage."""
+    layers = [layer for model in stages for layer in model.kv_layers]
+    dtypes = iter(layer_dtypes(config.cache, layers, getattr(torch, config.spec.dtype)))
+    paged = [
+        KVLayout(
+            model.kv_layers,
+            ops,
+            block_size=config.limits.block_size,
+            dtypes=list(itertools.islice(dtypes, len(model.kv_layers))),
+            device=device,
+        )
+        if model.kv_layers
+        else None
+        for model in stages
+    ]
+    most = max((pages.page_bytes for pages in paged if pages is not None), default=0)
+    layouts: _Layouts = []
+    for model, pages in zip(stages, paged, strict=True):
+        states = StateLayout(model.state_layers, device)
+        # Beside stages with keys and values, pages have the size that they have there. A stage with nothing to keep has
+        # pages in name only.
+        page_bytes = (most or states.state_bytes) if states.state_bytes else 1
+        layouts.append((states, pages or StatePages(page_bytes, device)))
+    return layouts
+
+
+def _groups(
+    config: EngineConfig, layouts: _Layouts, states: StateLayout, pages: KVLayout | StatePages
+) -> list[KVGroupSpec]:
+    """One stage's groups. Raises ModelLoadError for options about states if no stage has any."""
+    recurrent: list[KVGroupSpec] = []
+    if states.state_bytes or not any(other.state_bytes for other, _ in layouts):
+        recurrent = states.groups(pages.groups, pages.page_bytes, config.cache, config.limits)
+    return [*pages.groups, *recurrent]

@@ -72,16 +72,16 @@ class StateLayout:
 
 
 class StatePages:
-    """The pages of a model without keys and values, where `KVLayout` has those of other models: each is a snapshot.
+    """The pages of a rank without keys and values, where `KVLayout` has those of others: they hold snapshots alone.
 
     Attributes:
         groups: none with block tables.
         page_bytes: of a page.
     """
 
-    def __init__(self, state_bytes: int, device: torch.device) -> None:
+    def __init__(self, page_bytes: int, device: torch.device) -> None:
         self.groups: list[KVGroupSpec] = []
-        self.page_bytes = state_bytes
+        self.page_bytes = page_bytes
         self._device = device
 
     def allocate(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:

@@ -1,7 +1,7 @@
 """The interface of a model, as the model runner sees it."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -10,7 +10,17 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import GivenRows, LayerCache, StepContext, Wanted
 
-__all__ = ["AttentionKV", "GivenRows", "LayerCache", "LayerState", "Model", "ModelContext", "StepContext", "Wanted"]
+__all__ = [
+    "AttentionKV",
+    "GivenRows",
+    "LayerCache",
+    "LayerState",
+    "Model",
+    "ModelContext",
+    "StagedModel",
+    "StepContext",
+    "Wanted",
+]
 
 
 class Model(Protocol):
@@ -26,7 +36,8 @@ class Model(Protocol):
     """The most numbers that a layer makes of each token; the residual stream does not count."""
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted.
+        """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted if
+        this rank has the last layer that mixes tokens.
 
         Writes the new keys and values of all tokens into the step's caches. `token_ids` is [num_tokens] int64. Rows
         that the step gives replace the embeddings of their tokens, whatever the ids.
@@ -35,4 +46,17 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """`hidden` [num_sampled, hidden] → logits [num_sampled, vocab_size]: the whole vocabulary, on every rank."""
+        ...
+
+
+@runtime_checkable
+class StagedModel(Model, Protocol):
+    """A model that can build a range of its layers, as a pipeline stage.
+
+    In a stage before the last, `forward` returns what the next stage needs of each token, as one message of
+    `num_tokens * handover_size` numbers of the model's type. The next one finds it in `StepContext.received`.
+    """
+
+    def handover_size(self, hidden_size: int) -> int:
+        """Numbers of each token in such a message; `hidden_size` is the model's."""
         ...

@@ -7,6 +7,7 @@ families here share.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
@@ -17,7 +18,15 @@ from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle, RMSNorm
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
+from quire.executor.layers.vocabulary import (
+    ElsewhereEmbedding,
+    ElsewhereHead,
+    Embedding,
+    Head,
+    LanguageModelHead,
+    VocabEmbedding,
+    VocabularyWeight,
+)
 from quire.ops.backend import PlainActivation
 
 
@@ -54,14 +63,6 @@ MLPMaker = Callable[[LayerPlace], FeedForward]
 """Builds the feed-forward block of one layer."""
 
 
-class Embedding(Protocol):
-    """What makes a hidden state of a token and its place."""
-
-    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `VocabEmbedding.__call__`."""
-        ...
-
-
 class DecoderLayer(Protocol):
     """One layer of a `Decoder`."""
 
@@ -85,9 +86,9 @@ class DecoderLayer(Protocol):
 
 
 class Decoder:
-    """Embedding, layers, final norm and head. Implements `quire.executor.models.base.Model`."""
+    """Embedding, layers, final norm and head. Implements `quire.executor.models.base.StagedModel`."""
 
-    def __init__(self, embed: Embedding, layers: Sequence[DecoderLayer], norm: Norm, head: LanguageModelHead) -> None:
+    def __init__(self, embed: Embedding, layers: Sequence[DecoderLayer], norm: Norm, head: Head) -> None:
         self._embed = embed
         self._layers = layers
         self._norm = norm
@@ -98,15 +99,39 @@ class Decoder:
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        x, residual = self._embed(token_ids, step), None
+        x, residual = enter_stage(self._embed, token_ids, step)
         for layer in self._layers:
             x, residual = layer(x, residual, step)
-        assert residual is not None
-        return self._norm.add(x, residual)[0]
+        return leave_stage(self._norm, x, residual, step)
+
+    def handover_size(self, hidden_size: int) -> int:
+        """See `StagedModel.handover_size`: output and residual."""
+        return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
         return self._head(hidden)
+
+
+def enter_stage(embed: Embedding, token_ids: Tensor, step: StepContext) -> tuple[Tensor, Tensor | None]:
+    """The input of a stage's first layer, see `DecoderLayer`: embeddings, or what the stage before hands over."""
+    if step.received is None:
+        return embed(token_ids, step), None
+    x, residual = step.received.view(2, len(token_ids), -1)
+    return x, residual
+
+
+def leave_stage(norm: Norm, x: Tensor, residual: Tensor | None, step: StepContext) -> Tensor:
+    """The result of a stage after its last layer: hidden states, or what the stage after needs."""
+    assert residual is not None
+    if step.hands_over:
+        return hand_over(x, residual)
+    return norm.add(x, residual)[0]
+
+
+def hand_over(*tensors: Tensor) -> Tensor:
+    """One message of `tensors`, each [num_tokens, ...] or [..., num_tokens, size], one after the other."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 class PreNormLayer:
@@ -168,13 +193,15 @@ def vocabulary_ends(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     head_bias: bool = False,
-) -> tuple[VocabEmbedding, LanguageModelHead]:
+) -> tuple[Embedding, Head]:
     """A model's embedding, which multiplies by `scale`, and its head, which has the same weight if it is tied.
 
-    `logit_scale`, `softcap` and `head_bias` are the head's.
+    `logit_scale`, `softcap` and `head_bias` are the head's. A pipeline stage reads the end that it has.
     """
     weight = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-    embed = VocabEmbedding(context, weight, scale)
+    embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else ElsewhereEmbedding()
+    if context.layers.stop < spec.num_layers:
+        return embed, ElsewhereHead()
     if not is_tied:
         weight = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
     bias = "lm_head.bias" if head_bias else None

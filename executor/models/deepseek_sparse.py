@@ -53,6 +53,13 @@ def selector_maker(spec: ModelSpec, context: ModelContext, types: Sequence[str])
         top_k=size_of(spec, "index_topk"),
     )
 
+    if types[context.layers.start] == _SHARED:
+        raise ModelLoadError(
+            f"{spec.name}: layer {context.layers.start} attends to the tokens that an earlier layer's indexer chooses, "
+            "so it cannot be the first of a pipeline stage: begin stages at layers with an indexer of their own "
+            f"({', '.join(str(i) for i in range(spec.num_layers) if types[i] == _FULL)}), in QUIRE_PP_LAYER_PARTITION."
+        )
+
     def make(place: LayerPlace, rotary: RotaryEmbedding) -> TokenSelector:
         if types[place.index] == _SHARED:
             return SharedSelection(context, place)

@@ -24,6 +24,7 @@ from quire.executor.models.decoder import (
     SelfAttention,
     activation_of,
     attention_shape,
+    hand_over,
     layer_windows,
     vocabulary_ends,
 )
@@ -88,7 +89,7 @@ class Gemma3nLayer:
 
 
 class Gemma3nForCausalLM:
-    """The last layers have no keys and values of their own. Implements `quire.executor.models.base.Model`."""
+    """The last layers have no keys and values of their own. Implements `quire.executor.models.base.StagedModel`."""
 
     SIZES = ("max_position_embeddings",)
 
@@ -113,26 +114,42 @@ class Gemma3nForCausalLM:
             spec, context, is_tied=config.get("tie_word_embeddings", True), scale=gemma_factor(spec, context),
             softcap=config.get("final_logit_softcapping", 30.0),
         )  # fmt: skip
-        self._inputs = PerLayerInputs(
-            context, style, hidden_size=size, size=config.get("hidden_size_per_layer_input", 256),
-            num_layers=spec.num_layers, vocab_size=spec.vocab_size,
-            table_size=config.get("vocab_size_per_layer_input", 262_144),
-        )  # fmt: skip
-        num_streams = config.get("altup_num_inputs", 4)
-        self._ends = StreamEnds(context, size, num_streams)
+        input_size, self._num_streams = (
+            config.get("hidden_size_per_layer_input", 256),
+            config.get("altup_num_inputs", 4),
+        )
+        self._inputs_size = spec.num_layers * input_size
+        self._inputs: PerLayerInputs | None = None
+        if context.is_first_stage:
+            self._inputs = PerLayerInputs(
+                context, style, hidden_size=size, size=input_size, num_layers=spec.num_layers,
+                vocab_size=spec.vocab_size, table_size=config.get("vocab_size_per_layer_input", 262_144),
+            )  # fmt: skip
+        self._ends = StreamEnds(context, size, self._num_streams)
         self._norm = RMSNorm(context, "model.norm", size, style)
         self.kv_layers = [kv for layer in self._layers if (kv := layer.attention.kv) is not None]
         self.state_layers = ()
         blocks = max(layer.attention.activation_size + layer.mlp.activation_size for layer in self._layers)
-        self.activation_size = blocks + self._inputs.activation_size + 3 * num_streams * size
+        self.activation_size = blocks + self._inputs_size + 3 * self._num_streams * size
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        x = self._embed(token_ids, step)
-        inputs, streams = self._inputs(token_ids, x, step), self._ends.expand(x)
+        if self._inputs is not None:
+            x = self._embed(token_ids, step)
+            inputs, streams = self._inputs(token_ids, x, step), self._ends.expand(x)
+        else:
+            assert step.received is not None
+            inputs = step.received[: len(token_ids) * self._inputs_size].view(len(token_ids), -1)
+            streams = step.received[inputs.numel() :].view(self._num_streams, len(token_ids), -1)
         for layer in self._layers:
             streams, inputs = layer(streams, inputs, step)
+        if step.hands_over:
+            return hand_over(inputs, streams)
         return self._norm(self._ends.collapse(streams))
+
+    def handover_size(self, hidden_size: int) -> int:
+        """See `StagedModel.handover_size`: the layers' inputs, and all streams."""
+        return self._inputs_size + self._num_streams * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""

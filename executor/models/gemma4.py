@@ -19,7 +19,14 @@ from quire.executor.layers.per_layer_inputs import PerLayerBlock, PerLayerInputs
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.shared_attention import SharedAttention, ValueNormAttention, sharing_places
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.decoder import SelfAttention, activation_of, layer_windows, size_of, vocabulary_ends
+from quire.executor.models.decoder import (
+    SelfAttention,
+    activation_of,
+    hand_over,
+    layer_windows,
+    size_of,
+    vocabulary_ends,
+)
 from quire.executor.models.gemma2 import gemma_factor
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm
@@ -104,7 +111,7 @@ class Gemma4Layer:
 
 
 class Gemma4ForCausalLM:
-    """The last layers may share keys and values. Implements `quire.executor.models.base.Model`."""
+    """The last layers may share keys and values. Implements `quire.executor.models.base.StagedModel`."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size, style = spec.hf_config, spec.hidden_size, _norm(spec)
@@ -143,7 +150,9 @@ class Gemma4ForCausalLM:
             softcap=config.get("final_logit_softcapping"),
         )  # fmt: skip
         self._inputs: PerLayerInputs | None = None
-        if input_size := _input_size(spec):
+        input_size = _input_size(spec)
+        self._inputs_size = spec.num_layers * input_size
+        if input_size and context.is_first_stage:
             self._inputs = PerLayerInputs(
                 context, style, hidden_size=size, size=input_size, num_layers=spec.num_layers,
                 vocab_size=spec.vocab_size, table_size=config.get("vocab_size_per_layer_input", spec.vocab_size),
@@ -152,16 +161,27 @@ class Gemma4ForCausalLM:
         self.kv_layers = [kv for layer in self._layers if (kv := layer.attention.kv) is not None]
         self.state_layers = ()
         self.activation_size = max(layer.activation_size for layer in self._layers)
-        if self._inputs is not None:
-            self.activation_size += self._inputs.activation_size
+        self.activation_size += self._inputs_size
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        x = self._embed(token_ids, step)
-        inputs = None if self._inputs is None else self._inputs(token_ids, x, step)
+        inputs: Tensor | None
+        if step.received is None:
+            x = self._embed(token_ids, step)
+            inputs = None if self._inputs is None else self._inputs(token_ids, x, step)
+        else:
+            num_inputs = len(token_ids) * self._inputs_size
+            inputs = step.received[:num_inputs].view(len(token_ids), -1) if num_inputs else None
+            x = step.received[num_inputs:].view(len(token_ids), -1)
         for layer in self._layers:
             x, inputs = layer(x, inputs, step)
+        if step.hands_over:
+            return x.flatten() if inputs is None else hand_over(inputs, x)
         return self._norm(x)
+
+    def handover_size(self, hidden_size: int) -> int:
+        """See `StagedModel.handover_size`: the layers' inputs, and the residual stream."""
+        return self._inputs_size + hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""

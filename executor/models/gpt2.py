@@ -7,7 +7,7 @@ from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import NormStyle
-from quire.executor.layers.vocabulary import PositionedEmbedding
+from quire.executor.layers.vocabulary import positioned_embedding
 from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import Decoder, activation_of, attention_shape, layer_places, vocabulary_ends
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
@@ -48,7 +48,7 @@ class GPT2LMHeadModel(Decoder):
             )  # fmt: skip
 
         embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
-        positioned = PositionedEmbedding(
+        positioned = positioned_embedding(
             context, embed, "transformer.wpe.weight", spec.max_position_embeddings, size
         )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]

@@ -12,8 +12,8 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.recurrent import RecurrentLayer
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding
-from quire.executor.models.decoder import Embedding, FeedForward, MLPMaker, norm_style
+from quire.executor.layers.vocabulary import Embedding, Head
+from quire.executor.models.decoder import FeedForward, MLPMaker, enter_stage, leave_stage, norm_style
 from quire.ops.backend import Backend
 
 LayerKind = Literal["attention", "recurrent", "feed_forward"]
@@ -87,14 +87,14 @@ class ScaledBlock:
 
 
 class HybridDecoder:
-    """Embedding, blocks, final norm and head. Implements `quire.executor.models.base.Model`."""
+    """Embedding, blocks, final norm and head. Implements `quire.executor.models.base.StagedModel`."""
 
     def __init__(
         self,
         embed: Embedding,
         blocks: Sequence[Block],
         norm: Norm,
-        head: LanguageModelHead,
+        head: Head,
         mixers: Sequence[Attention | RecurrentLayer],
     ) -> None:
         """`mixers` are those of all blocks, in the order of their places."""
@@ -108,11 +108,14 @@ class HybridDecoder:
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        x, residual = self._embed(token_ids, step), None
+        x, residual = enter_stage(self._embed, token_ids, step)
         for block in self._blocks:
             x, residual = block(x, residual, step)
-        assert residual is not None
-        return self._norm.add(x, residual)[0]
+        return leave_stage(self._norm, x, residual, step)
+
+    def handover_size(self, hidden_size: int) -> int:
+        """See `StagedModel.handover_size`: output and residual."""
+        return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
@@ -129,7 +132,7 @@ class PairedDecoder(HybridDecoder):
         places: Sequence[LayerPlace],
         make_mixer: Callable[[LayerPlace], Attention | RecurrentLayer],
         make_feed_forward: MLPMaker,
-        ends: tuple[VocabEmbedding, LanguageModelHead],
+        ends: tuple[Embedding, Head],
         *,
         norm: NormStyle | None = None,
         norm_names: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),

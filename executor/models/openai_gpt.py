@@ -10,7 +10,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.vocabulary import PositionedEmbedding
+from quire.executor.layers.vocabulary import positioned_embedding
 from quire.executor.models.decoder import (
     Decoder,
     FeedForward,
@@ -54,7 +54,7 @@ class OpenAIGPTLMHeadModel(Decoder):
             return _PostNormLayer(before, attention, norm(place.index, "ln_1"), mlp)
 
         embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
-        positioned = PositionedEmbedding(
+        positioned = positioned_embedding(
             context, embed, "transformer.positions_embed.weight", spec.max_position_embeddings, size
         )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]

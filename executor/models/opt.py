@@ -8,7 +8,7 @@ from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import NormStyle
-from quire.executor.layers.vocabulary import PositionedEmbedding
+from quire.executor.layers.vocabulary import positioned_embedding
 from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import (
     Decoder,
@@ -60,7 +60,7 @@ class OPTForCausalLM(Decoder):
             )  # fmt: skip
 
         embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
-        positioned = PositionedEmbedding(
+        positioned = positioned_embedding(
             context, embed, "model.decoder.embed_positions.weight", spec.max_position_embeddings, size,
             first=_FIRST_POSITION,
         )  # fmt: skip

@@ -11,7 +11,8 @@ from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.recurrent import RecurrentLayer
 from quire.executor.layers.rwkv import ChannelMix, RwkvShape, TimeMix
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.decoder import Embedding, vocabulary_ends
+from quire.executor.layers.vocabulary import Embedding
+from quire.executor.models.decoder import vocabulary_ends
 from quire.executor.models.hybrid import Block, HybridDecoder, MixerBlock
 from quire.executor.weights.rearranged import RearrangedWeights
 

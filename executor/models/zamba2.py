@@ -16,7 +16,7 @@ from quire.executor.layers.norm import Norm, RMSNorm
 from quire.executor.layers.recurrent import parts_of, within
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.decoder import activation_of, norm_style, size_of, vocabulary_ends
+from quire.executor.models.decoder import activation_of, hand_over, norm_style, size_of, vocabulary_ends
 from quire.executor.models.hybrid import places_by_kind
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
@@ -24,7 +24,7 @@ from quire.ops.backend import AttentionForm, Backend
 
 
 class Zamba2ForCausalLM:
-    """The hybrid layers use the shared blocks in turn. Implements `quire.executor.models.base.Model`."""
+    """The hybrid layers use the shared blocks in turn. Implements `quire.executor.models.base.StagedModel`."""
 
     SIZES = ("intermediate_size", "n_mamba_heads", "max_position_embeddings")
 
@@ -33,13 +33,20 @@ class Zamba2ForCausalLM:
         stored = {f"self_attn.{part}_proj": Piece(f"shared_transformer.self_attn.{part}_proj") for part in "qkvo"}
         context = replace(context, weights=RearrangedWeights(context.weights, stored))
         hybrid, shape = _hybrid_layers(spec), _mamba2_shape(spec)
-        blocks = [SharedBlock(spec, context, index) for index in hybrid[: config.get("num_mem_blocks", 1)]]
+        names = hybrid[: config.get("num_mem_blocks", 1)]
+        own = [index for index in hybrid if index in context.layers]
+        used = sorted({hybrid.index(index) % len(names) for index in own})
+        blocks = {number: SharedBlock(spec, context, names[number]) for number in used}
 
         def layer(place: LayerPlace) -> Zamba2Layer:
             name, use = place.name, None
             if place.index in hybrid:
                 number = hybrid.index(place.index)
-                use = BlockUse(spec, context, blocks[number % len(blocks)], place, number)
+                block, kept = (
+                    blocks[number % len(names)],
+                    LayerPlace(place.index, own.index(place.index), is_last=False),
+                )
+                use = BlockUse(spec, context, block, kept, number)
                 name = f"{name}.mamba_decoder"
             mixer = Mamba2Mixer(context, place, shape, f"{name}.mamba")
             return Zamba2Layer(context.ops, RMSNorm(context, f"{name}.input_layernorm", size, style), mixer, use)
@@ -55,12 +62,23 @@ class Zamba2ForCausalLM:
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        embedded = self._embed(token_ids, step)
-        x, residual = self._embed(token_ids, step), None  # its memory becomes the residual stream's
+        x: Tensor
+        residual: Tensor | None
+        if step.received is None:
+            embedded = self._embed(token_ids, step)
+            x, residual = self._embed(token_ids, step), None  # its memory becomes the residual stream's
+        else:
+            x, residual, embedded = step.received.view(3, len(token_ids), -1)
         for layer in self._layers:
             x, residual = layer(x, residual, embedded, step)
         assert residual is not None
+        if step.hands_over:
+            return hand_over(x, residual, embedded)
         return self._norm.add(x, residual)[0]
+
+    def handover_size(self, hidden_size: int) -> int:
+        """See `StagedModel.handover_size`: output, residual and embedding."""
+        return 3 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
@@ -121,7 +139,7 @@ class BlockUse:
     def __init__(
         self, spec: ModelSpec, context: ModelContext, block: SharedBlock, place: LayerPlace, number: int
     ) -> None:
-        """The use is the `number`-th of all blocks together, in layer `place`."""
+        """The use is the `number`-th of all blocks together. `place` is that of its keys and values."""
         size, rank = spec.hidden_size, spec.hf_config.get("adapter_rank", 128)
 
         def renamed(part: Part, name: str) -> Part:
@@ -134,7 +152,7 @@ class BlockUse:
             adapter = LowRankLinear(context, layers, 2 * size, rank)
         self._ops = context.ops
         self._block = block
-        self.attention = block.attention.used_at(LayerPlace(place.index, number, is_last=False), adapter)
+        self.attention = block.attention.used_at(place, adapter)
         gate_up = [renamed(part, "feed_forward.gate_up_proj") for part in block.gate_up_parts]
         self._gate_up = AdaptedLinear(context.ops, block.gate_up, LowRankLinear(context, [gate_up], size, rank))
         self._activation = activation_of(spec, "hidden_act", "gelu")

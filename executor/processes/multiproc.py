@@ -43,7 +43,9 @@ class MultiProcExecutor:
     def __init__(
         self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, placement: Placement | None = None
     ) -> None:
-        self.depth = 2 if config.limits.async_scheduling else 1
+        stages = config.layout.pipeline
+        # The rows of several stages' plans do not wait for one another's tokens, so plans are always made ahead.
+        self.depth = stages if stages > 1 else 2 if config.limits.async_scheduling else 1
         self._config = config
         self._factory = factory
         self._encoder = encoder()

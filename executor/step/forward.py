@@ -1,4 +1,4 @@
-"""The forward pass of a step: from an input batch to hidden states, or to the logits that it wants."""
+"""The forward pass of a step: from an input batch to hidden states, to the logits that it wants, or to a message."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,17 @@ import torch
 
 from quire.executor.models.base import GivenRows, LayerCache, Model, StepContext, Wanted
 from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.stage import Stage
 from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
 
 
 class Forward:
-    """A model, its layers' caches in pages of `block_size` tokens, and the states of its recurrent layers."""
+    """A model, its layers' caches in pages of `block_size` tokens, and the states of its recurrent layers.
+
+    Args:
+        stage: the rank's place in the pipeline. `hand_over` is for stages before the last, and all else for that one.
+    """
 
     def __init__(
         self,
@@ -21,16 +26,22 @@ class Forward:
         caches: Sequence[LayerCache],
         block_size: int,
         states: Sequence[Sequence[torch.Tensor]] = (),
+        stage: Stage | None = None,
     ) -> None:
         self._model = model
         self._ops = ops
         self._caches = caches
         self._block_size = block_size
         self._states = states
+        self._stage = stage or Stage()
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Hidden states of all tokens: [num_tokens, hidden]."""
         return self._model.forward(batch.token_ids, self._step(batch, given))
+
+    def hand_over(self, batch: InputBatch, given: GivenRows | None = None) -> None:
+        """Sends the next stage what it needs of all tokens."""
+        self._stage.send(self._model.forward(batch.token_ids, self._step(batch, given)))
 
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Logits of the wanted tokens, [num_wanted, vocab_size]; others get only keys and values in the last layer."""
@@ -40,6 +51,8 @@ class Forward:
         hidden = self._model.forward(batch.token_ids, self._step(batch, given, wanted))
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
+        if wanted is not None and len(hidden) > len(wanted.tokens):  # another stage has the last layer to mix tokens
+            return self.wanted_logits(hidden, batch)
         return self._model.compute_logits(hidden)
 
     def wanted_logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
@@ -60,6 +73,8 @@ class Forward:
             wanted=wanted,
             states=self._states,
             rows=batch.rows,
+            received=self._stage.receive(len(batch.token_ids)),
+            hands_over=not self._stage.is_last,
         )
 
     def _wanted(self, batch: InputBatch) -> Wanted:

@@ -143,6 +143,7 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
             manifest.expert_placement != config.expert_placement,
             f"was packed {experts_flags(manifest.expert_placement) or 'without --enable-expert-parallel'}: start so.",
         ),
+        (config.layout.pipeline > 1, "was packed for one pipeline stage: start without --pipeline-parallel-size."),
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
         (
             config.quantization not in (None, quantization),

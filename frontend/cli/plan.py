@@ -162,7 +162,7 @@ def as_text(config: EngineConfig, plan: LoadPlan) -> Iterator[str]:
     yield f"device      {config.device}, workers: {len(ranks)}, each with {_size(ranks[0].free_bytes)} free"
     yield f"weights     {_each(rank.weights_bytes for rank in ranks)}"
     yield f"workspace   {_each(rank.workspace_bytes for rank in ranks)}"
-    if ranks[0].state_bytes:
+    if any(rank.state_bytes for rank in ranks):
         yield f"states      {_each(rank.state_bytes * limits.max_num_seqs for rank in ranks)}"
     pages = f"{plan.num_pages:,} pages of {limits.block_size} tokens"
     yield f"KV cache    {_each(plan.num_pages * rank.page_bytes for rank in ranks)}, {pages}"

@@ -101,7 +101,7 @@ class HttpServer:
         num_tokens, num_requests = cache_room(ready, config.limits)
         seconds = time.monotonic() - STARTED_AT
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
-        logger.info("device      %s, %s, workers: %d", ready.device_name, config.spec.dtype, config.layout.tensor)
+        logger.info("device      %s, %s, workers: %d", ready.device_name, config.spec.dtype, config.layout.num_workers)
         logger.info(
             "KV cache    %s tokens, room for %.1f requests of %s tokens%s",
             f"{num_tokens:,}",

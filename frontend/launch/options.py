@@ -13,6 +13,7 @@ from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace, Layout
 from quire.frontend.launch import device
+from quire.frontend.launch.stages import divide_layers
 
 UsageContext = Literal["llm", "server"]
 DEFAULT_BLOCK_SIZE = 16
@@ -32,6 +33,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     tensor, has_experts = args.parallel.tensor_parallel_size, args.parallel.enable_expert_parallel
     layout = Layout(
         data=args.parallel.data_parallel_size,
+        pipeline=args.parallel.pipeline_parallel_size,
         tensor=tensor,
         expert=tensor if has_experts else 1,
         nodes=args.parallel.nnodes,
@@ -39,7 +41,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     if layout.num_workers % layout.nodes:
         raise ConfigError(
             f"--nnodes {layout.nodes} does not divide the {layout.num_workers} workers of the model evenly; raise "
-            "--tensor-parallel-size, or lower --nnodes."
+            "--tensor-parallel-size or --pipeline-parallel-size, or lower --nnodes."
         )
     if layout.nodes > 1 and layout.data > 1:
         raise ConfigError(
@@ -48,7 +50,10 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         )
     executor = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
     if executor == "uni" and layout.num_workers > 1:
-        raise ConfigError("--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size > 1.")
+        raise ConfigError(
+            "--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size or "
+            "--pipeline-parallel-size > 1."
+        )
     _check_heads(layout.tensor, spec.num_attention_heads)
     profiler = _absolute(args.observability.profiler_config)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
@@ -61,6 +66,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         layout=layout,
         place=engine_places(args.parallel)[0],
         executor=executor,
+        layers_by_stage=divide_layers(spec.num_layers, layout.pipeline, envs.read("PP_LAYER_PARTITION")),
         max_model_len=max_model_len,
         fit_max_model_len=fit,
         seed=args.model.seed,

@@ -21,7 +21,8 @@ def fingerprint(server: ServerConfig, config: EngineConfig) -> str | None:
         case "hash":
             parts = []
         case "full":
-            parts = [f"tp{config.layout.tensor}"] if config.layout.tensor > 1 else []
+            sizes = (("tp", config.layout.tensor), ("pp", config.layout.pipeline))
+            parts = [f"{name}{size}" for name, size in sizes if size > 1]
     return "-".join([f"quire-{quire.__version__}", *parts, _digest(config)])
 
 

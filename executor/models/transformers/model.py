@@ -42,7 +42,10 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
             row and fails `check_steps`.
     """
     if len(context.layers) != spec.num_layers:
-        raise ModelLoadError(f"{spec.name}: --model-impl transformers builds all layers of a model on each rank.")
+        raise ModelLoadError(
+            f"{spec.architecture} of {spec.name} runs in its class of Transformers, which cannot be divided into "
+            "pipeline stages; use --tensor-parallel-size instead of --pipeline-parallel-size."
+        )
     model = build_skeleton(spec, context.dtype, context.max_model_len)
     if model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")

@@ -319,6 +319,7 @@ class Harness:
         kv_groups: Sequence[KVGroupSpec] = (FULL,),
         eos_token_ids: tuple[int, ...] = (EOS,),
         drafter: FakeDrafter | None = None,
+        num_stages: int = 1,
         **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
@@ -331,6 +332,7 @@ class Harness:
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
             kv_groups=kv_groups,
+            num_stages=num_stages,
             clock=self.clock,
         )
         self.worker = FakeWorker(self.limits, num_pages, max_model_len, kv_groups, drafter)

@@ -1,5 +1,6 @@
 """Every model family against Transformers: log-probabilities at each position, greedy tokens, and refusals."""
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.core.errors import ModelLoadError
+from quire.executor.memory.dry_build import ShapeReader, dry_build
 from quire.ops.cpu import NativeBackend
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 
 torch.set_num_threads(1)
 
@@ -216,14 +218,21 @@ def test_layer_types_that_are_not_known_are_refused(checkpoint: Checkpoints) -> 
         load_model(read_spec(checkpoint("qwen3"), layer_types=["chunked_attention", "full_attention"]))
 
 
-def test_a_rank_builds_its_range_of_layers_only(checkpoint: Checkpoints) -> None:
-    """A rank with only the first layer equals a one-layer model; a rank with the second layer uses its first cache."""
-    folder = checkpoint("qwen3", sliding_window=20, layer_types=["sliding_attention", "full_attention"])
-    token_ids = prompts(1, 100)[0]
-    first = PagedDriver(load_model(read_spec(folder), layers=range(1)), 1, 80)
-    shallow = PagedDriver(load_model(read_spec(folder, num_hidden_layers=1)), 1, 80)
-    logits = shallow.step({0: token_ids})[0]
-    assert torch.equal(first.step({0: token_ids})[0], logits)
-    second = load_model(read_spec(folder), layers=range(1, 2))
-    assert [layer.window for layer in second.kv_layers] == [None]
-    assert not torch.equal(PagedDriver(second, 1, 80).step({0: token_ids})[0], logits)
+def test_a_stage_reads_its_part_of_the_checkpoint_only(checkpoint: Checkpoints) -> None:
+    """The ends of a tied vocabulary are both read; a stage in the middle reads neither."""
+    spec = read_spec(checkpoint("llama", num_hidden_layers=3, tie=True))
+
+    def reads(layers: range) -> set[str]:
+        reader = ShapeReader(torch.float32)
+        context = dataclasses.replace(model_context(spec, layers=layers), weights=reader)
+        dry_build(spec, context, reader)
+        return {read.name.removeprefix("model.").rsplit(".", 1)[0] for read in reader.reads}
+
+    first, middle, last = (reads(range(number, number + 1)) for number in range(3))
+    whole = {name for name in reads(range(3)) if not name.startswith("layers.")}
+    assert whole == {"embed_tokens", "norm"}
+    for number, names in enumerate((first, middle, last)):
+        assert {name.split(".")[1] for name in names if name.startswith("layers.")} == {str(number)}
+    assert "embed_tokens" in first
+    assert "embed_tokens" not in middle
+    assert "embed_tokens" in last

@@ -76,6 +76,8 @@ def generate(
     depth: int = 2,
     num_pages: int = NUM_BLOCKS,
     kv_groups: Sequence[KVGroupSpec] = (KVGroupSpec("full", [0, 1], page_bytes=0),),
+    num_stages: int = 1,
+    max_model_len: int = MAX_MODEL_LEN,
     **limits: Any,
 ) -> dict[str, list[RequestDelta]]:
     """Runs requests to their ends with `depth` plans made ahead; deltas by request id."""
@@ -83,8 +85,9 @@ def generate(
         replace(LIMITS, **limits),
         kv_groups=kv_groups,
         num_pages=num_pages,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         eos_token_ids=[2],
+        num_stages=num_stages,
     )
     for request in requests:
         assert scheduler.add(request) == []

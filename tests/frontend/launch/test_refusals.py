@@ -73,9 +73,6 @@ def test_a_flag_that_asks_for_nothing_is_taken(words: str) -> None:
     ("words", "piece"),
     [
         ("--enable-lora", "LoRA"),
-        ("--pipeline-parallel-size 2", "--tensor-parallel-size"),
-        ("-pp 2", "--tensor-parallel-size"),
-        ("-pp=2", "--tensor-parallel-size"),
         ("--swap-space 16", "KV cache"),
         ("--no-disable-log-requests", "--enable-log-requests"),
         ("--speculative-config.method ngram", "Speculative"),
@@ -128,8 +125,8 @@ def test_keywords_that_ask_for_nothing_are_left_out() -> None:
         "limit_mm_per_prompt": {"image": 0},
     }
     assert read_keywords({"model": "m", **neutral}) == EngineArgs.from_flat(model="m")
-    with pytest.raises(ConfigError, match=r"Option 'pipeline_parallel_size': --pipeline-parallel-size 2 is not supp"):
-        read_keywords({"pipeline_parallel_size": 2})
+    with pytest.raises(ConfigError, match=r"Option 'swap_space': --swap-space 16 is not supp"):
+        read_keywords({"swap_space": 16})
     with pytest.raises(ConfigError, match="Option 'enable_lora': --enable-lora is not supported: LoRA"):
         read_keywords({"enable_lora": True})
 

@@ -1,0 +1,52 @@
+"""One pipeline stage among others: what its steps receive, and what they hand over."""
+
+import torch
+from torch import Tensor
+
+from quire.executor.parallel.groups import StageNeighbours
+
+
+class Stage:
+    """A rank's place in the pipeline. Sizes of messages follow from a step's tokens, so no rank has to ask for them.
+
+    Args:
+        neighbours: the ranks before and after; None: this rank has all layers.
+        token_size: numbers of each token in a message, see `StagedModel.handover_size`.
+        dtype: of these numbers.
+
+    Attributes:
+        is_last: whether its hidden states make logits.
+    """
+
+    def __init__(
+        self,
+        neighbours: StageNeighbours | None = None,
+        *,
+        is_first: bool = True,
+        is_last: bool = True,
+        token_size: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
+        self._neighbours = neighbours
+        self._is_first = is_first
+        self._token_size = token_size
+        self._dtype = dtype
+        self._device = device
+        self.is_last = is_last
+
+    def receive(self, num_tokens: int) -> Tensor | None:
+        """What the stage before hands over of a step's tokens, [num_tokens * token_size]; None in the first stage.
+
+        Waits for that stage to be done with the step.
+        """
+        if self._neighbours is None or self._is_first:
+            return None
+        return self._neighbours.receive(
+            torch.empty(num_tokens * self._token_size, dtype=self._dtype, device=self._device)
+        )
+
+    def send(self, message: Tensor) -> None:
+        """Hands a step's tokens over to the stage after."""
+        assert self._neighbours is not None
+        self._neighbours.send(message)

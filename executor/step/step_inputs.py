@@ -1,0 +1,85 @@
+"""The inputs of a step: applies a plan to the slots, and builds the tensors of its rows."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.core.wire.protocol import StepPlan
+from quire.executor.models.base import GivenRows
+from quire.executor.step.decode_inputs import DecodeInputs
+from quire.executor.step.embedded_prompts import EmbeddedPrompts
+from quire.executor.step.input_batch import InputBatch, build_input_batch
+from quire.executor.step.request_table import RequestTable
+from quire.executor.step.slot_state import SlotState
+from quire.executor.step.state_snapshots import StateSnapshots
+from quire.executor.transfers import to_device
+
+
+class Inputs(NamedTuple):
+    """The rows of one step.
+
+    Attributes:
+        given: rows that replace embeddings.
+        can_be_recorded: the tensors are in the same memory in each such step.
+    """
+
+    batch: InputBatch
+    given: GivenRows | None
+    can_be_recorded: bool
+
+
+class StepInputs:
+    """Owns the request table of one rank.
+
+    Args:
+        slot_states: all objects that keep state of the requests in the slots, `table` and `embedded` included.
+        decode_inputs: None on an accelerator, where inputs are copied to the device and have no fixed place.
+        snapshots: of the states of recurrent layers; None for a rank without.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        embedded: EmbeddedPrompts,
+        slot_states: Sequence[SlotState],
+        decode_inputs: DecodeInputs | None = None,
+        snapshots: StateSnapshots | None = None,
+    ) -> None:
+        self.table = table
+        self._embedded = embedded
+        self._slot_states = slot_states
+        self._decode_inputs = decode_inputs
+        self._snapshots = snapshots
+
+    def build(self, plan: StepPlan) -> Inputs | None:
+        """Applies the changes of `plan` to the slots; returns its rows, or None if it has none."""
+        self._apply(plan)
+        if not plan.slots:
+            return None
+        decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
+        given = self._embedded.rows(plan) if self._embedded.pending else None
+        batch = decode or build_input_batch(plan, self.table, has_states=self._snapshots is not None)
+        return Inputs(batch, given, can_be_recorded=decode is not None and given is None)
+
+    def take_snapshots(self, plan: StepPlan) -> None:
+        """Does what `plan.snapshots` says, once the step is launched."""
+        if self._snapshots is not None:
+            self._snapshots.take(plan)
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Applies the changes of `plan` to the slots, in this order: releases, admissions, new pages and tokens."""
+        if self._snapshots is not None:
+            self._snapshots.apply(plan)
+        if plan.released or plan.admitted:
+            for state in self._slot_states:
+                state.release(plan.released)
+                for request in plan.admitted:
+                    state.admit(request)
+        for slot, page_ids in plan.appended_pages:
+            self.table.append_pages(slot, page_ids)
+        if plan.sampled:
+            slots = np.array([plan.slots[row] for row, _ in plan.sampled])
+            positions = np.array([plan.num_computed[row] for row, _ in plan.sampled])
+            token_ids = to_device(np.array([token for _, token in plan.sampled]), self.table.device)
+            self.table.write(slots, positions, token_ids)
