@@ -1,6 +1,17 @@
-"""`python -m quire` is `quire`."""
+"""The program `quire`, which is also `python -m quire`."""
 
-from quire.frontend.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Runs `quire` and exits; Ctrl-C exits with code 130 and prints nothing, also while the program is imported."""
+    try:
+        from quire.frontend.cli.main import main as run  # imported here, because it takes a while
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -36,6 +36,21 @@ def test_version_and_usage_errors() -> None:
     assert wrong.stderr == "quire serve: there is no option --prot; did you mean --port?\n"
 
 
+def test_ctrl_c_while_the_program_is_imported_prints_nothing() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'quire.frontend.cli.program': os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where a shell runs the suite with &
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from quire.__main__ import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*words: str) -> str:
         with contextlib.suppress(SystemExit):  # a command's help leaves at once
