@@ -87,26 +87,29 @@ class Step:
     def expected(self, window: int | None = None, **options: Any) -> Tensor:
         form = AttentionForm(self.scale, window, **options)
         results = []
-        token = 0
-        for query_len, seq_len, k, v in zip(self.query_lens, self.seq_lens, self.keys, self.values, strict=True):
-            for position in range(seq_len - query_len, seq_len):
-                first = 0 if window is None else max(0, position + 1 - window)
-                if form.chunk is not None:
-                    first = max(first, position // form.chunk * form.chunk)
-                group = self.q.shape[1] // k.shape[1]
-                past = slice(first, position + 1)
-                past_keys, past_values = (x[past].double().repeat_interleave(group, dim=1) for x in (k, v))
-                scores = torch.einsum("hd,khd->hk", self.q[token].double(), past_keys) * self.scale
-                if form.softcap is not None:
-                    scores = form.softcap * torch.tanh(scores / form.softcap)
-                if form.slopes is not None:
-                    scores += form.slopes.double().unsqueeze(1) * (torch.arange(first, position + 1) - position)
-                total = scores.logsumexp(dim=-1)
-                if form.sinks is not None:
-                    total = torch.logaddexp(total, form.sinks.double())
-                results.append(torch.einsum("hk,khd->hd", (scores - total.unsqueeze(1)).exp(), past_values))
-                token += 1
-        return torch.stack(results).view(self.q.shape)
+        for queries, seq_len, k, v in zip(
+            self.q.double().split(self.query_lens.tolist()), self.seq_lens.tolist(), self.keys, self.values, strict=True
+        ):
+            group = self.q.shape[1] // k.shape[1]
+            keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+            position = torch.arange(seq_len - len(queries), seq_len).unsqueeze(1)
+            key = torch.arange(seq_len)
+            seen = key <= position  # [queries, keys]
+            if window is not None:
+                seen &= key > position - window
+            if form.chunk is not None:
+                seen &= key >= position // form.chunk * form.chunk
+            scores = torch.einsum("qhd,khd->qhk", queries, keys) * self.scale
+            if form.softcap is not None:
+                scores = form.softcap * torch.tanh(scores / form.softcap)
+            if form.slopes is not None:
+                scores += form.slopes.double().view(-1, 1) * (key - position).unsqueeze(1)
+            scores.masked_fill_(~seen.unsqueeze(1), -torch.inf)
+            total = scores.logsumexp(dim=-1)
+            if form.sinks is not None:
+                total = torch.logaddexp(total, form.sinks.double())
+            results.append(torch.einsum("qhk,khd->qhd", (scores - total.unsqueeze(-1)).exp(), values))
+        return torch.cat(results).view(self.q.shape)
 
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41), (1, 16), (24, 24), (33, 70), (1, 300)]

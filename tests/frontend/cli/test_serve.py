@@ -56,11 +56,11 @@ def test_sigterm_ends_a_starting_server_cleanly(
 def test_the_time_to_be_ready_is_the_programs_own(tmp_path: Path) -> None:
     """A script that installs first and then turns into the server does not count."""
     late = (
-        "import os, sys, time; time.sleep(4); os.execv(sys.executable, [sys.executable, '-m', 'quire', *sys.argv[1:]])"
+        "import os, sys, time; time.sleep(2); os.execv(sys.executable, [sys.executable, '-m', 'quire', *sys.argv[1:]])"
     )
     server = ServerProcess(tmp_path, program=("-c", late)).wait_until_ready()
     seconds = time.monotonic() - server.started_at
     server.stop()
     told = re.search(r"ready +http\S+ after ([\d.]+) s", server.logs())
     assert told is not None
-    assert 0.1 < float(told[1]) < seconds - 3.5
+    assert 0.1 < float(told[1]) < seconds - 1.5
