@@ -28,6 +28,7 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.expert_balancer import ExpertBalancer
 from quire.executor.memory import plan as memory
 from quire.executor.memory.dry_build import dry_stages, held_bytes
@@ -76,6 +77,7 @@ class Worker:
         stages: the ranks with the layers before and after this one's; None: this one has all layers.
         transfers: bring values to the host; None: the usual ones for the device.
         drafter: proposes drafts; None: no drafts.
+        context_group: those of `group` with which it divides the positions of sequences, if any.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Worker:
         drafter: Drafter | None = None,
         *,
         stages: StageNeighbours | None = None,
+        context_group: ParallelGroup | None = None,
     ) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
@@ -95,6 +98,7 @@ class Worker:
         self._group = group
         self._stages = stages
         self._is_last = rank.pipeline == config.layout.pipeline - 1
+        self._context_group = context_group
         self._device = torch.device(f"cuda:{config.layout.local_index(rank)}" if config.device == "cuda" else "cpu")
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
@@ -108,6 +112,7 @@ class Worker:
         if self._spans is not NO_SPANS:
             self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
+        self._sequences: ContextParallel | None = None
         self._balancer: ExpertBalancer | None = None
         self._memory: RankMemory | None = None
         self._processors: list[CustomFeature] = []
@@ -158,14 +163,23 @@ class Worker:
         assert self._model is not None, "load() comes before allocate()"
         assert self._memory is not None
         spec, limits = self._config.spec, self._config.limits
-        tensors, caches = self._memory.allocate_pages(num_pages)
+        block_size = limits.block_size // self._config.layout.context
+        shard = None if self._sequences is None else self._sequences.shard
+        # Tokens of other ranks' parts are written to a page more, behind those that the scheduler knows.
+        tensors, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
         states = self._memory.states.allocate(limits.max_num_seqs)
         if self._device.type == "cpu" and num_pages:
-            touch_behind(tensors, limits.block_size, self._config.first_touch_seconds)
+            touch_behind(tensors, block_size, self._config.first_touch_seconds)
         table = RequestTable(
-            limits.max_num_seqs, max_model_len, limits.block_size, self._device, self._memory.num_block_tables
+            limits.max_num_seqs,
+            max_model_len,
+            limits.block_size,
+            self._device,
+            self._memory.num_block_tables,
+            shard,
+            num_pages,
         )
-        forward = Forward(self._model, self._ops, caches, limits.block_size, states, self._stage(self._model))
+        forward = Forward(self._model, self._ops, caches, block_size, states, self._stage(self._model), shard)
         embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device)
 
         def inputs(*others: SlotState) -> StepInputs:
@@ -173,7 +187,7 @@ class Worker:
                 table,
                 embedded,
                 [table, embedded, *others],
-                DecodeInputs(table) if self._device.type == "cpu" else None,
+                DecodeInputs(table) if self._device.type == "cpu" and shard is None else None,
                 StateSnapshots(states, tensors) if states else None,
             )
 
@@ -267,8 +281,10 @@ class Worker:
         if packed is not None:
             memory.check_weights(packed.num_bytes, free, spec.name)
             with contextlib.closing(packed), torch.inference_mode():
-                context = ModelContext.of(config, self._ops, self._group, self._device, packed, packed)
-                model = self._balanced(build_model(spec, context), context)
+                context = ModelContext.of(
+                    config, self._ops, self._group, self._device, packed, packed, context_group=self._context_group
+                )
+                model = self._prepared(build_model(spec, context), context)
                 return model, packed.num_bytes, [model]
         dtype = getattr(torch, spec.dtype)
         weights = open_weights(
@@ -283,7 +299,9 @@ class Worker:
             show_progress=self._rank.is_first,
         )
         with contextlib.closing(weights), torch.inference_mode():
-            context = ModelContext.of(config, self._ops, self._group, self._device, weights)
+            context = ModelContext.of(
+                config, self._ops, self._group, self._device, weights, context_group=self._context_group
+            )
             stages = dry_stages(config, context)
             weights_bytes = held_bytes(stages[stage])
             memory.check_weights(weights_bytes, free, spec.name)
@@ -291,11 +309,12 @@ class Worker:
             if num_ahead and self._rank.is_first:
                 logger.info("layers for multi-token prediction are not loaded: %d", num_ahead)
             own = dataclasses.replace(context, layers=config.layers_of(stage))
-            stages[stage] = self._balanced(build_model(spec, own), own)
+            stages[stage] = self._prepared(build_model(spec, own), own)
             return stages[stage], weights_bytes, stages
 
-    def _balanced(self, model: Model, context: ModelContext) -> Model:
-        """The model, whose experts will be placed anew between steps if that is wanted."""
+    def _prepared(self, model: Model, context: ModelContext) -> Model:
+        """The model; keeps what steps will need of its context."""
+        self._sequences = context.sequences
         experts, eplb = context.experts, self._config.eplb
         if eplb is not None and experts is not None and experts.layers:
             self._balancer = ExpertBalancer(eplb, experts, logs=self._rank.is_first)

@@ -332,6 +332,16 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """
 
     @abstractmethod
+    def partial_attention(
+        self, q: Tensor, kv_cache: Tensor, batch: Batch, form: AttentionForm
+    ) -> tuple[Tensor, Tensor]:
+        """Like `attention`, of keys that are some of a sequence's; `form` has no sinks.
+
+        Returns the outputs and, in float32, the logarithm of each softmax's denominator [num_tokens, num_heads]. With
+        these, the outputs over the parts of a sequence are merged to those over all of it (arXiv:2205.14135).
+        """
+
+    @abstractmethod
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         """Sets the logits of tokens whose bit is not set to -inf, in place.
 

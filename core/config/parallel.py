@@ -89,6 +89,22 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
             extra={"aliases": ["-dpe"]},
         ),
     ] = False
+    decode_context_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="So many tensor-parallel workers with the same KV heads divide the positions of each sequence.",
+            extra={"aliases": ["-dcp"]},
+        ),
+    ] = 1
+    cp_kv_cache_interleave_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="With --decode-context-parallel-size, so many neighbouring positions are one worker's; divides "
+            "--block-size.",
+        ),
+    ] = 1
     enable_expert_parallel: Annotated[
         bool,
         Meta(

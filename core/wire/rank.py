@@ -36,6 +36,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         data: engines, each with a whole copy of the model.
         pipeline: stages of one engine.
         tensor: workers of one stage.
+        context: neighbouring workers of a stage that hold the same KV heads, and divide the positions of sequences.
         expert: workers that divide the experts of a layer among them, whole; 1: experts are divided as `tensor` says.
         nodes: hosts over which the workers of one engine are spread, in the order of their numbers. So the ranks that
             talk most, those of one stage, are neighbours.
@@ -44,6 +45,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
+    context: int = 1
     expert: int = 1
     nodes: int = 1
 

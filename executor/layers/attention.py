@@ -146,6 +146,7 @@ class Attention:
         """
         head_dim, name = shape.head_dim, f"{place.name}.self_attn"
         self._ops = context.ops
+        self._sequences = context.sequences
         self._place = place
         self._rotary = rotary
         self._no_rotation = torch.empty(1, 1, 0, dtype=context.dtype, device=context.device)
@@ -186,7 +187,13 @@ class Attention:
         q = self._store(heads, step, pages, batch.slot_mapping)
         if self._place.is_last and step.wanted is not None:
             q, batch = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:]), step.wanted.attention[group]
-        out = self._ops.attention(q, pages, batch, self._form).flatten(1)
+        if self._sequences is None:
+            out = self._ops.attention(q, pages, batch, self._form).flatten(1)
+        else:
+            positions = step.positions
+            if self._place.is_last and step.wanted is not None:
+                positions = positions[step.wanted.tokens]
+            out = self._sequences.attend(self._ops, q, pages, batch, self._form, positions).flatten(1)
         if self._is_gated:
             gate = self.outputs_of(projected[:, self._qkv_size :], step)
             out = self._ops.recurrent.multiply_gate(out, gate, "sigmoid")
@@ -226,7 +233,9 @@ def _query_parts(name: str, shape: AttentionShape, shard: Shard, *, is_gated: bo
 
 
 def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
-    """The form of the rank's query heads."""
+    """The form of the rank's query heads. Raises ModelLoadError if it needs sequences that are not divided."""
+    if context.sequences is not None:
+        context.sequences.check(form)
 
     def own(values: Tensor | None) -> Tensor | None:
         if values is None:
@@ -245,6 +254,8 @@ def kept_tokens(form: AttentionForm) -> int | None:
 def kv_head_shard(context: ModelContext, num_kv_heads: int, head_dim: int) -> Shard:
     """The rank's rows of a key or value projection."""
     size, rank = context.group.size, context.group.rank
+    if context.sequences is not None:
+        context.sequences.check_heads(size, num_kv_heads)
     if max(size, num_kv_heads) % min(size, num_kv_heads):
         raise ModelLoadError(
             f"tensor_parallel_size {size} fits neither into nor around the model's {num_kv_heads} KV heads; "

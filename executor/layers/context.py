@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packing import PackAtLoad, Packing
@@ -21,7 +22,8 @@ class ModelContext:
     """A rank's kernels, tensor-parallel group and weights. A layer reads its shard of a weight when it is made.
 
     Linear layers read theirs through `scheme`, and `packing` hands them out packed. `experts` divides the experts of
-    mixtures whole over ranks; None: each rank has a part of each, as of any other weight.
+    mixtures whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the
+    positions of sequences over ranks; None: each keeps all.
     """
 
     ops: Backend
@@ -34,6 +36,7 @@ class ModelContext:
     layers: range  # indices of the model's layers that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
     experts: ExpertParallel | None = None
+    sequences: ContextParallel | None = None
 
     @classmethod
     def of(
@@ -45,10 +48,11 @@ class ModelContext:
         weights: WeightReader,
         packing: Packing | None = None,
         layers: range | None = None,
+        context_group: ParallelGroup | None = None,
     ) -> "ModelContext":
         """The context that `config` asks for; without `packing`, weights are packed as they are read.
 
-        Without `layers`, the rank builds all.
+        Without `layers`, the rank builds all. `context_group` is for a model that will run, see `ContextParallel.of`.
 
         Raises ModelLoadError for a quantisation that is not supported.
         """
@@ -64,6 +68,7 @@ class ModelContext:
             layers=range(spec.num_layers) if layers is None else layers,
             max_model_len=config.max_model_len,
             experts=ExpertParallel.of(config, group),
+            sequences=ContextParallel.of(config, group, context_group),
         )
 
     @property

@@ -43,6 +43,7 @@ class SharedAttention:
         num_heads = context.share(shape.num_heads, "attention heads")
         shard = context.shard(0, size, "query outputs")
         self._ops = context.ops
+        self._sequences = context.sequences
         self._place = place
         self._rotary = rotary
         self._form = own_form(context, form)
@@ -60,7 +61,10 @@ class SharedAttention:
         batch = (step.attention if step.wanted is None else step.wanted.attention)[group]
         heads = self._q(x).unflatten(1, (-1, self._head_dim))
         q = self._ops.rotary(self._ops.rms_norm(heads, *self._norm), *step.wanted_rotation(self._rotary))
-        return self._output(self._ops.attention(q, pages, batch, self._form).flatten(1))
+        if self._sequences is None:
+            return self._output(self._ops.attention(q, pages, batch, self._form).flatten(1))
+        positions = step.positions if step.wanted is None else step.positions[step.wanted.tokens]
+        return self._output(self._sequences.attend(self._ops, q, pages, batch, self._form, positions).flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
         """See `Attention.outputs_of`: all rows, which are those of the wanted tokens."""

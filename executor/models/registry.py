@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import LayerKV
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.decoder import SIZES, check_supported
 from quire.executor.models.unknown import explain_unknown
@@ -92,7 +93,17 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
         ModelLoadError: an architecture that neither a file here nor Transformers has, a checkpoint that does not fit
             it, or experts that are to be divided where there are none.
     """
+    if context.sequences is not None and not is_native(spec):
+        raise ModelLoadError(
+            f"{spec.name}: --decode-context-parallel-size is not there for classes of Transformers; use "
+            "--tensor-parallel-size alone."
+        )
     model = _build(spec, context)
+    if context.sequences is not None and not all(isinstance(kv, LayerKV) for kv in model.kv_layers):
+        raise ModelLoadError(
+            f"{spec.name}: --decode-context-parallel-size is not there for latent attention; use "
+            "--tensor-parallel-size alone."
+        )
     if context.experts is not None and not context.experts.layers and len(context.layers) == spec.num_layers:
         raise ModelLoadError(
             f"{spec.name} has no experts that could be divided over ranks; start without --enable-expert-parallel."

@@ -125,11 +125,13 @@ class RankGroups(NamedTuple):
 
     Attributes:
         tensor: the layers of its stage.
+        context: those of `tensor` that divide the positions of sequences.
         stages: the way of each token through the layers; None if there is one stage.
     """
 
     tensor: ParallelGroup = ParallelGroup()
     stages: StageNeighbours | None = None
+    context: ParallelGroup = ParallelGroup()
 
     @classmethod
     def join(cls, rank: Rank, layout: Layout, device: str, init_method: str) -> "RankGroups":
@@ -162,15 +164,23 @@ class RankGroups(NamedTuple):
             **_meeting(distributed, number, layout.num_workers, init_method),
         )
         atexit.register(leave)
-        group, stages = ParallelGroup(), None
+        group, stages, context = ParallelGroup(), None, ParallelGroup()
         if layout.tensor > 1:
             # Each rank makes all groups, in the same order.
             firsts = range(0, layout.num_workers, layout.tensor)
             handles = [distributed.new_group(list(range(first, first + layout.tensor))) for first in firsts]
             group = DistributedGroup(distributed, handles[rank.pipeline], rank.tensor, layout.tensor)
+        if layout.context > 1:
+            parts = [
+                distributed.new_group(list(range(first, first + layout.context)))
+                for first in range(0, layout.num_workers, layout.context)
+            ]
+            context = DistributedGroup(
+                distributed, parts[number // layout.context], number % layout.context, layout.context
+            )
         if layout.pipeline > 1:
             stages = DistributedNeighbours(distributed, number, layout.tensor, layout.pipeline)
-        return cls(group, stages)
+        return cls(group, stages, context)
 
 
 def leave() -> None:

@@ -9,4 +9,4 @@ from quire.executor.worker import Worker
 def create_worker(config: EngineConfig, rank: Rank, init_method: str) -> Worker:
     """The worker of `rank` in its groups; returns once all ranks have met at `init_method`."""
     groups = RankGroups.join(rank, config.layout, config.device, init_method)
-    return Worker(config, rank, groups.tensor, stages=groups.stages)
+    return Worker(config, rank, groups.tensor, stages=groups.stages, context_group=groups.context)

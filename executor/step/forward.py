@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from quire.executor.models.base import GivenRows, LayerCache, Model, StepContext, Wanted
+from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.stage import Stage
 from quire.executor.transfers import to_device
@@ -13,10 +14,11 @@ from quire.ops.backend import AttentionBatch, Backend
 
 
 class Forward:
-    """A model, its layers' caches in pages of `block_size` tokens, and the states of its recurrent layers.
+    """A model, its layers' caches in pages of `block_size` slots, and the states of its recurrent layers.
 
     Args:
         stage: the rank's place in the pipeline. `hand_over` is for stages before the last, and all else for that one.
+        shard: the positions that the caches hold of each sequence; None: all.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Forward:
         block_size: int,
         states: Sequence[Sequence[torch.Tensor]] = (),
         stage: Stage | None = None,
+        shard: SequenceShard | None = None,
     ) -> None:
         self._model = model
         self._ops = ops
@@ -34,6 +37,7 @@ class Forward:
         self._block_size = block_size
         self._states = states
         self._stage = stage or Stage()
+        self._shard = shard
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Hidden states of all tokens: [num_tokens, hidden]."""
@@ -88,6 +92,8 @@ class Forward:
 
     def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> list[AttentionBatch]:
         """By KV group, attention of the last `query_lens` tokens of each row that has any; stores all tokens."""
+        if self._shard is not None:
+            return self._partial_attention(batch, query_lens, self._shard)
         rows: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
         return [
             self._ops.attention_batch(
@@ -99,3 +105,22 @@ class Forward:
             )
             for pages in batch.pages
         ]
+
+    def _partial_attention(
+        self, batch: InputBatch, query_lens: np.ndarray, shard: SequenceShard
+    ) -> list[AttentionBatch]:
+        """Like `_attention`, over a part of the keys, of which a token sees some number that its neighbours may not.
+
+        So each token is a row of its own.
+        """
+        rows, ends = np.repeat(np.arange(len(query_lens)), query_lens), np.cumsum(query_lens)
+        num_seen = np.arange(1, ends[-1] + 1) + np.repeat(batch.seq_lens - ends, query_lens)
+        # A row needs a key: see `ContextParallel.attend`.
+        seq_lens = np.maximum(shard.num_own(num_seen), 1)
+        return [
+            self._ops.attention_batch(
+                np.ones_like(seq_lens), seq_lens, pages.block_tables[rows], pages.slot_mapping,
+                block_size=self._block_size,
+            )
+            for pages in batch.pages
+        ]  # fmt: skip

@@ -81,13 +81,12 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
 
     size = table.block_size
     num_pages = -(-int(seq_lens.max()) // size)
-    page, offset = np.divmod(positions, size)
     pages = [
         GroupPages(
-            on_device(block_tables[token_slots, page].astype(np.int64) * size + offset),
+            on_device(table.cache_slots(group, token_slots, positions)),
             block_tables[slots, :num_pages],
         )
-        for block_tables in table.block_tables
+        for group, block_tables in enumerate(table.block_tables)
     ]
 
     return InputBatch(

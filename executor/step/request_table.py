@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
+from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.transfers import to_device
 
 _FIRST_COLUMNS = 2048
@@ -30,10 +31,20 @@ class RequestTable:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device, num_kv_groups: int = 1
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        num_kv_groups: int = 1,
+        shard: SequenceShard | None = None,
+        spare_page: int = 0,
     ) -> None:
+        """With a `shard`, tokens of other ranks are written to `spare_page`, which nobody reads."""
         self.max_num_seqs = max_num_seqs
         self.block_size = block_size
+        self._shard = shard
+        self._spare_page = spare_page
         self.device = device
         self._make_columns(min(max_model_len + 1, _FIRST_COLUMNS))
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
@@ -65,6 +76,14 @@ class RequestTable:
             first = num_pages[slot]
             table[slot, first : first + len(pages)] = pages
             num_pages[slot] = first + len(pages)
+
+    def cache_slots(self, group: int, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Where the tokens at (slot, position) pairs are written in a KV group's caches: [n] and [n] to [n] int64."""
+        page, offset = np.divmod(positions, self.block_size)
+        pages = self.block_tables[group][slots, page].astype(np.int64)
+        if self._shard is not None:
+            return self._shard.slots(pages, offset, self.block_size, self._spare_page)
+        return pages * self.block_size + offset
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""

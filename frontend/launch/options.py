@@ -30,24 +30,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         ConfigError: options that contradict each other or the checkpoint.
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
-    tensor, has_experts = args.parallel.tensor_parallel_size, args.parallel.enable_expert_parallel
-    layout = Layout(
-        data=args.parallel.data_parallel_size,
-        pipeline=args.parallel.pipeline_parallel_size,
-        tensor=tensor,
-        expert=tensor if has_experts else 1,
-        nodes=args.parallel.nnodes,
-    )
-    if layout.num_workers % layout.nodes:
-        raise ConfigError(
-            f"--nnodes {layout.nodes} does not divide the {layout.num_workers} workers of the model evenly; raise "
-            "--tensor-parallel-size or --pipeline-parallel-size, or lower --nnodes."
-        )
-    if layout.nodes > 1 and layout.data > 1:
-        raise ConfigError(
-            "--nnodes spreads the workers of one engine, and --data-parallel-size asks for several engines: give "
-            "one of the two."
-        )
+    layout = _layout(args.parallel)
     executor = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
     if executor == "uni" and layout.num_workers > 1:
         raise ConfigError(
@@ -72,6 +55,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         seed=args.model.seed,
         quantization=args.model.quantization or ("bitsandbytes" if args.load.load_format == "bitsandbytes" else None),
         expert_placement=_expert_placement(args.parallel),
+        cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size,
         eplb=args.parallel.eplb_config if args.parallel.enable_eplb else None,
         log_stats=not args.observability.disable_log_stats,
         aggregate_engine_logging=args.observability.aggregate_engine_logging,
@@ -119,6 +103,34 @@ def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
             "servers of their own, with --data-parallel-hybrid-lb, or one each with --data-parallel-rank."
         )
     return [EnginePlace(first + index, index, number) for index in range(number)]
+
+
+def _layout(asked: ParallelConfig) -> Layout:
+    tensor, context = asked.tensor_parallel_size, asked.decode_context_parallel_size
+    layout = Layout(
+        data=asked.data_parallel_size,
+        pipeline=asked.pipeline_parallel_size,
+        tensor=tensor,
+        context=context,
+        expert=tensor if asked.enable_expert_parallel else 1,
+        nodes=asked.nnodes,
+    )
+    if layout.num_workers % layout.nodes:
+        raise ConfigError(
+            f"--nnodes {layout.nodes} does not divide the {layout.num_workers} workers of the model evenly; raise "
+            "--tensor-parallel-size or --pipeline-parallel-size, or lower --nnodes."
+        )
+    if layout.nodes > 1 and layout.data > 1:
+        raise ConfigError(
+            "--nnodes spreads the workers of one engine, and --data-parallel-size asks for several engines: give "
+            "one of the two."
+        )
+    if tensor % context:
+        raise ConfigError(
+            f"--decode-context-parallel-size {context} must divide --tensor-parallel-size {tensor}: it divides "
+            "the cache of workers that hold the same KV heads."
+        )
+    return layout
 
 
 def _check_heads(world_size: int, num_heads: int) -> None:
@@ -187,7 +199,15 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int) -> 
         )
     if not chunked and asked.long_prefill_token_threshold:
         raise ConfigError("--long-prefill-token-threshold splits prompts, which --no-enable-chunked-prefill forbids.")
-    block_size = args.cache.block_size or DEFAULT_BLOCK_SIZE
+    block_size, run = args.cache.block_size or DEFAULT_BLOCK_SIZE, args.parallel.cp_kv_cache_interleave_size
+    num_ranks = args.parallel.decode_context_parallel_size
+    if block_size % run:
+        raise ConfigError(
+            f"--cp-kv-cache-interleave-size {run} does not divide --block-size {block_size}; choose a divisor."
+        )
+    if run > 1 and num_ranks == 1:
+        raise ConfigError("--cp-kv-cache-interleave-size has no effect without --decode-context-parallel-size above 1.")
+    block_size *= num_ranks  # a page has so many slots on each rank
     caching = args.cache.enable_prefix_caching is not False
     _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)
     return SchedulerLimits(

@@ -45,7 +45,7 @@ class Call:
 
 ATTENTION = Call(
     "quire_attention",
-    "q out kv_cache query_lens seq_lens block_tables sinks slopes",
+    "q out kv_cache query_lens seq_lens block_tables sinks slopes lse",
     "q_token_stride q_head_stride num_requests table_stride page_stride block_size num_kv_heads group head_dim "
     "row_size window chunk q_dtype kv_dtype num_threads",
     "scale softcap",

@@ -297,6 +297,22 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm) -> Tensor:
+        out = self._attend(q, kv_cache, batch, form, None)
+        return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form) if out is None else out
+
+    def partial_attention(
+        self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm
+    ) -> tuple[Tensor, Tensor]:
+        lse = self._empty(*q.shape[:2], dtype=torch.float32)
+        out = self._attend(q, kv_cache, batch, form, lse)
+        if out is None:
+            return self._fallbacks.run(self._eager.partial_attention, q, kv_cache, batch, form)
+        return out, lse
+
+    def _attend(
+        self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm, lse: Tensor | None
+    ) -> Tensor | None:
+        """The outputs, with their log-sum-exp in `lse` if it is wanted; None if the kernel does not take the inputs."""
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, row_size = kv_cache.shape
         group = num_heads // num_kv_heads
@@ -306,13 +322,13 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             if not self._attention(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, _pointer(form.sinks),
-                _pointer(form.slopes), q.stride(0), q.stride(1), len(batch.query_lens), batch.block_tables.shape[1],
-                kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, row_size, form.window or 0,
-                form.chunk or 0, _dtype(q), CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), form.scale,
-                form.softcap or 0.0,
+                _pointer(form.slopes), _pointer(lse), q.stride(0), q.stride(1), len(batch.query_lens),
+                batch.block_tables.shape[1], kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, row_size,
+                form.window or 0, form.chunk or 0, _dtype(q), CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(),
+                form.scale, form.softcap or 0.0,
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form)
+        return None
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         num_rows, size = logits.shape

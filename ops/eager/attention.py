@@ -23,25 +23,38 @@ def largest_stored(cache_dtype: torch.dtype) -> float:
     return LARGEST if cache_dtype in LARGEST_CODE else min(LARGEST, torch.finfo(cache_dtype).max)
 
 
-def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
-    """See `Backend.attention`. Computes the step's groups one after another."""
+def attend_partly(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> tuple[Tensor, Tensor]:
+    """See `Backend.partial_attention`."""
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    return attend(q, kv_cache, batch, form, lse), lse
+
+
+def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm, lse: Tensor | None = None) -> Tensor:
+    """See `Backend.attention`. Computes the step's groups one after another.
+
+    `lse` [num_tokens, num_heads] float32 is filled with the logarithms of the softmaxes' denominators.
+    """
     _, _, num_kv_heads, block_size, row_size = kv_cache.shape
     page_bytes = num_kv_heads * block_size * row_size * kv_cache.element_size()
     groups = batch.groups(Sight(form.window, form.chunk), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
-        return _attend_group(q, kv_cache, groups[0], form)
+        return _attend_group(q, kv_cache, groups[0], form, lse)
     out = torch.empty_like(q)
     for group in groups:
-        result = _attend_group(q[group.tokens], kv_cache, group, form)
-        if group.valid is not None:
-            out[group.targets] = result[group.valid]
-        else:
-            out[group.tokens] = result
+        own = None if lse is None else lse[group.tokens].clone()
+        result = _attend_group(q[group.tokens], kv_cache, group, form, own)
+        for total, part in ((out, result), (lse, own)):
+            if total is None or part is None:
+                continue
+            if group.valid is not None:
+                total[group.targets] = part[group.valid]
+            else:
+                total[group.tokens] = part
     return out
 
 
-def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm) -> Tensor:
-    """`q` [R * Q, heads, head_dim] of one group → the same shape."""
+def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm, lse: Tensor | None) -> Tensor:
+    """`q` [R * Q, heads, head_dim] of one group → the same shape. `lse` [R * Q, heads] is as in `attend`."""
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[2]
     keys, values = (decode(_gather(kv_cache, which, group), q.dtype) for which in (0, 1))
@@ -49,8 +62,19 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
     step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
+    sums = None
+    if lse is not None:
+        sums = lse.view(group.num_rows, group.query_len, num_kv_heads, -1).permute(2, 0, 3, 1)
     parts = [
-        _products(queries[:, :, :, begin : begin + step], keys, values, group, begin, form)
+        _products(
+            queries[:, :, :, begin : begin + step],
+            keys,
+            values,
+            group,
+            begin,
+            form,
+            None if sums is None else sums[..., begin : begin + step],
+        )
         for begin in range(0, group.query_len, step)
     ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
@@ -72,8 +96,13 @@ def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:
     return gathered.view(num_kv_heads * group.num_rows, group.key_len, row_size)
 
 
-def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, form: AttentionForm) -> Tensor:
-    """Attention of `q` [num_kv_heads, R, heads a KV head, queries, head_dim]: the group's queries from `begin` on."""
+def _products(
+    q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, form: AttentionForm, lse: Tensor | None
+) -> Tensor:
+    """Attention of `q` [num_kv_heads, R, heads a KV head, queries, head_dim]: the group's queries from `begin` on.
+
+    `lse` [num_kv_heads, R, heads a KV head, queries] is as in `attend`.
+    """
     shape = q.shape
     scores = torch.bmm(q.reshape(len(k), -1, shape[-1]), k.transpose(1, 2))
     if q.dtype == torch.float16:
@@ -85,6 +114,8 @@ def _products(q: Tensor, k: Tensor, v: Tensor, group: Group, begin: int, form: A
     scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)
     if form.slopes is not None:
         scores += _by_head(form.slopes, shape) * group.distances(begin, begin + shape[3])
+    if lse is not None:
+        lse.copy_(scores.logsumexp(dim=-1))
     weights = _softmax(scores, form.sinks).to(q.dtype)
     return torch.bmm(weights.view(len(k), -1, k.shape[1]), v).view(shape)
 

@@ -84,6 +84,17 @@ class Step:
     def run(self, window: int | None = None, **form: Any) -> Tensor:
         return self.ops.attention(self.q, self.kv_cache, self.batch, AttentionForm(self.scale, window, **form))
 
+    def expected_lse(self) -> Tensor:
+        """The logarithm of each softmax's denominator, without a window."""
+        sums, token = [], 0
+        for query_len, seq_len, k in zip(self.query_lens, self.seq_lens, self.keys, strict=True):
+            keys = k.double().repeat_interleave(self.q.shape[1] // k.shape[1], dim=1)
+            for position in range(seq_len - query_len, seq_len):
+                scores = torch.einsum("hd,khd->hk", self.q[token].double(), keys[: position + 1]) * self.scale
+                sums.append(scores.logsumexp(dim=-1))
+                token += 1
+        return torch.stack(sums)
+
     def expected(self, window: int | None = None, **options: Any) -> Tensor:
         form = AttentionForm(self.scale, window, **options)
         results = []
@@ -113,6 +124,17 @@ class Step:
 
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41), (1, 16), (24, 24), (33, 70), (1, 300)]
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_denominators_of_a_part(ops: Backend, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> None:
+    """Also of many keys, which threads divide, and of rows of one key."""
+    step = Step(ops, [(1, 1), (3, 40), (1, 2500), (70, 90), (1, 17)], dtype=dtype, cache_dtype=cache_dtype)
+    out, lse = ops.partial_attention(step.q, step.kv_cache, step.batch, AttentionForm(step.scale))
+    assert torch.equal(out, step.run())
+    tolerance = 1e-4 if dtype == torch.float32 and cache_dtype is None else 5e-2
+    torch.testing.assert_close(lse.double(), step.expected_lse(), atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 16, 33, 1000])

@@ -303,11 +303,10 @@ template <class Unit, class Cache> struct Attention {
 
     template <class Query> void finish(const float* sums, Query*) {
         for (long head = 0; head < item.num_heads; head++) {
-            Query* out = static_cast<Query*>(call.out) +
-                         ((item.first_token + item.first_query) * call.num_kv_heads + item.first_head + head) * group *
-                             head_dim;
+            const long first = ((item.first_token + item.first_query) * call.num_kv_heads + item.first_head + head) * group;
             for (long row = 0; row < rows; row++) {
-                Query* to = out + (row / group * call.num_kv_heads * group + row % group) * head_dim;
+                const long place = first + row / group * call.num_kv_heads * group + row % group;
+                Query* to = static_cast<Query*>(call.out) + place * head_dim;
                 const long index = head * rows + row;
                 const float* mine = sums + index * sums_size(head_dim);
                 const float* from = sums ? mine + LANES : work.out + index * work.out_stride;
@@ -317,6 +316,8 @@ template <class Unit, class Cache> struct Attention {
                         from = work.split;
                     }
                 float share = 1 / (sums ? mine[1] : sum(work.total[index]));
+                if (call.lse)
+                    call.lse[place] = (float)M_LN2 * ((sums ? mine[0] : work.most[index]) - std::log2(share));
                 if (call.sinks) share = with_sink(share, sums ? mine[0] : work.most[index],
                                                   call.sinks[query_head(head, row)]);
                 for (long d = 0; d < head_dim; d += LANES) store(to + d, load(from + d) * share, head_dim - d);

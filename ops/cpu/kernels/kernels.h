@@ -19,6 +19,7 @@ struct AttentionCall {
     const int64_t* seq_lens;      // [num_rows]
     const int32_t* block_tables;  // [num_rows, table_stride]
     const float *sinks, *slopes;  // [num_kv_heads * group], or null
+    float* lse;                   // [num_tokens, num_kv_heads * group], or null
     int64_t q_token_stride, q_head_stride, num_requests, table_stride, page_stride, block_size;
     int64_t num_kv_heads, group, head_dim, row_size;
     int64_t window, chunk;  // 0: none

@@ -22,7 +22,7 @@ from quire.executor.parallel.groups import RankGroups, leave
 
 torch.set_num_threads(1)
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-group, stages = RankGroups.join(Rank(tensor=rank), Layout(tensor=size), "cpu", f"file://{folder}/rendezvous")
+group, stages, _ = RankGroups.join(Rank(tensor=rank), Layout(tensor=size), "cpu", f"file://{folder}/rendezvous")
 assert stages is None
 assert (group.rank, group.size) == (rank, size)
 
@@ -62,7 +62,7 @@ torch.set_num_threads(1)
 number, folder = int(sys.argv[1]), sys.argv[2]
 layout = Layout(pipeline=2, tensor=2)
 rank = layout.ranks()[number]
-group, stages = RankGroups.join(rank, layout, "cpu", f"file://{folder}/rendezvous")
+group, stages, _ = RankGroups.join(rank, layout, "cpu", f"file://{folder}/rendezvous")
 total = group.all_reduce(torch.full((2,), 10.0 ** number))
 if rank.pipeline == 0:
     for step in range(5):  # more than may be under way
@@ -102,7 +102,7 @@ def test_messages_travel_to_the_same_place_of_the_next_stage(tmp_path: Path) -> 
 
 
 def test_group_of_one_is_the_identity_and_needs_no_torch_distributed() -> None:
-    group, stages = RankGroups.join(Rank(), Layout(), "cpu", "")
+    group, stages, _ = RankGroups.join(Rank(), Layout(), "cpu", "")
     assert stages is None
     x = torch.arange(6.0).view(2, 3)
     assert (group.rank, group.size) == (0, 1)

@@ -57,9 +57,15 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
             {"enable_expert_parallel": True, "enable_eplb": True, "expert_placement_strategy": "round_robin"},
             "drop --expert-placement-strategy",
         ),
+        ({"tensor_parallel_size": 3, "decode_context_parallel_size": 2}, "2 must divide --tensor-parallel-size 3"),
+        ({"cp_kv_cache_interleave_size": 2}, "no effect without --decode-context-parallel-size"),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 3},
+            "3 does not divide --block-size 16",
+        ),
     ],
 )
-def test_contradictory_options_of_experts_are_refused(options: dict[str, Any], message: str) -> None:
+def test_contradictory_options_of_workers_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(EngineArgs(model=ModelConfig(model="tiny"), parallel=ParallelConfig(**options)), SPEC, "server")
 
