@@ -250,8 +250,9 @@ class LLM:
         return self._llm.get_default_sampling_params()
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Workers of the model. There is one engine, so `include_dp` makes no difference."""
-        return self.config.layout.tensor
+        """Workers of one engine, or with `include_dp` of all engines."""
+        layout = self.config.layout
+        return layout.num_workers * (layout.data if include_dp else 1)
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:

@@ -81,6 +81,10 @@ def test_prefix_hit_or_miss(baseline: LLM, expected: list[list[int]]) -> None:
         pytest.param({"async_scheduling": False}, id="async-scheduling-off"),
         pytest.param({"distributed_executor_backend": "mp"}, id="mp"),
         pytest.param({"tensor_parallel_size": 2}, id="tensor-parallel-2"),
+        pytest.param(
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "num_gpu_blocks_override": 40},
+            id="two-stages-of-two-preempted",
+        ),
     ],
 )
 def test_same_tokens_with(model: str, expected: list[list[int]], options: dict) -> None:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
@@ -156,6 +157,35 @@ class NotingWorker(NullWorker):
             return WorkerAnswer(call.call_id, self._rank, error="it was told to")
         text = " ".join([str(self._rank), call.payload.decode(), *self._seen])
         return WorkerAnswer(call.call_id, self._rank, text.encode())
+
+
+class MeetingWorker(NullWorker):
+    """A pipeline stage that ends no step before the stage beside it works on the one that it should have then.
+
+    Stages tell each other what they do by files in the folder `MEETING`.
+    """
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        step = plan.step_id
+        if self._rank.pipeline == 0:
+            self._tell(f"first began {step}")
+            if step > 0:
+                self._wait_for(f"last began {step - 1}")
+            self._tell(f"first did {step}")
+        else:
+            self._wait_for(f"first did {step}")
+            self._tell(f"last began {step}")
+            self._wait_for(f"first began {step + 1}")
+        return super().launch(plan)
+
+    def _tell(self, what: str) -> None:
+        (Path(os.environ["MEETING"]) / what).touch()
+
+    def _wait_for(self, what: str) -> None:
+        deadline = time.monotonic() + 30
+        while not (Path(os.environ["MEETING"]) / what).exists():
+            assert time.monotonic() < deadline, f"stage {self._rank.pipeline} waited in vain: {what}"
+            time.sleep(0.001)
 
 
 class GrammarWorker(NullWorker):

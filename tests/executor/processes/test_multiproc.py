@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -12,13 +13,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from quire.core.errors import EngineError, ModelLoadError
+from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
+from quire.core.wire.rank import Layout
 from quire.executor.processes import worker_host
 from quire.executor.processes.cores import usable_cores
 from quire.executor.processes.multiproc import MultiProcExecutor
+from tests.core.scheduling.fake_worker import make_request
 from tests.executor.doubles import make_config, make_plan, results_of, submit, token_of
 
 ROOT = Path(__file__).parents[3]
@@ -71,6 +76,56 @@ def test_results_come_in_the_order_of_plans() -> None:
             results = await results_of(executor, 200)
             assert [result.step_id for result in results] == list(range(200))
             assert [result.token_ids for result in results] == [token_of(step) for step in range(200)]
+
+    run(test())
+
+
+def test_stages_work_on_different_requests_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step ends before the next one has begun in the other stage, and still all of them end."""
+    monkeypatch.setenv("MEETING", str(tmp_path))
+    config = replace(make_config(), layout=Layout(pipeline=2), layers_by_stage=[1, 1], executor="mp")
+
+    async def test() -> None:
+        executor = MultiProcExecutor(config, factory=double("MeetingWorker"))
+        try:
+            ready = await executor.start()
+            scheduler = Scheduler(
+                config.limits, kv_groups=ready.kv_groups, num_pages=ready.num_pages, max_model_len=64,
+                eos_token_ids=[], num_stages=2,
+            )  # fmt: skip
+            seen = []
+            for step in range(12):
+                while scheduler.num_in_flight < executor.depth:
+                    for number in range(2 if step == 0 else 0):
+                        scheduler.add(make_request(f"{len(seen)} {number}", 3, max_tokens=30))
+                    plan = scheduler.schedule()
+                    assert plan is not None
+                    executor.submit(plan)
+                    seen.append(set(plan.slots))
+                scheduler.update(await executor.next_result())
+            assert all(len(slots) == 2 for slots in seen)
+            assert all(not one & other for one, other in itertools.pairwise(seen))
+        finally:
+            await executor.close(hung=False)
+
+    run(test())
+
+
+def test_the_last_stage_reports_and_every_rank_answers_a_call() -> None:
+    config = replace(
+        make_config(), layout=Layout(pipeline=2, tensor=2), layers_by_stage=[1, 1], executor="mp"
+    )  # fmt: skip
+
+    async def test() -> None:
+        executor = MultiProcExecutor(config, factory=double("NotingWorker"))
+        try:
+            await executor.start()
+            submit(executor, range(3))
+            assert [result.token_ids for result in await results_of(executor, 3)] == [token_of(i) for i in range(3)]
+            answers = await executor.call("note", b"")
+            assert [answer.split()[0] for answer in answers] == [b"tp0", b"tp1", b"pp1-tp0", b"pp1-tp1"]
+        finally:
+            await executor.close(hung=False)
 
     run(test())
 
