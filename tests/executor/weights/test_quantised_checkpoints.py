@@ -16,7 +16,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.notes import forget_notes
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.weights import stored_formats, stored_torchao
@@ -170,7 +170,7 @@ PLAIN_LAYERS = {
 def test_what_cannot_stay_short_is_said_once(
     name: str, checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    note_plain.cache_clear()
+    forget_notes()
     num_ranks, message = PLAIN_LAYERS[name]
     layers = re.compile(r"model\.layers\.\d+\.self_attn\.[kqo]_proj\.weight") if name == "awq" else LINEAR
     form = Format(FORMATS["gptq-order"].config, uneven_groups) if name == "uneven" else FORMATS[name]
