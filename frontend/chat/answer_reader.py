@@ -112,11 +112,9 @@ class AnswerReader:
     async def choices(self, chat: ChatInput, prompt_text: str) -> list[Choice] | None:
         """A reader for each sequence; None when every text is the answer unchanged."""
 
-        def parser() -> OutputParser | None:
-            return self._parsers.open(
-                chat.tools.functions, chat.tools.choice, prompt_text=prompt_text, call_prefix=chat.call_prefix
-            )
-
+        parser = self._parsers.opener(
+            chat.tools.functions, chat.tools.choice, prompt_text=prompt_text, call_prefix=chat.call_prefix
+        )
         first = parser()
         if first is None:
             return None

@@ -152,8 +152,24 @@ class OutputParsers:
             prompt_text: the rendered prompt, whose end may have opened reasoning.
             call_prefix: the prefix of call ids, unless the model's format or template requires another form.
         """
+        return self.opener(tools, choice, prompt_text=prompt_text, call_prefix=call_prefix)()
+
+    def opener(
+        self,
+        tools: Sequence[Tool] = (),
+        choice: ToolChoice | None = None,
+        *,
+        prompt_text: str = "",
+        call_prefix: str = CHAT_PREFIX,
+    ) -> Callable[[], OutputParser | None]:
+        """As `open`, for many sequences of one request: the format of calls is found once."""
         choice = choice or ToolChoice()
         form = self._tool_format(tools, choice)
+        return functools.partial(self._open, form, tools, choice, prompt_text, call_prefix)
+
+    def _open(
+        self, form: ToolSource | None, tools: Sequence[Tool], choice: ToolChoice, prompt_text: str, call_prefix: str
+    ) -> OutputParser | None:
         make_id = mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix)
         log = self._log_type(make_id, calls_only=form is not None and choice.mode in ("required", "named"))
         stages: list[Stage] = []
