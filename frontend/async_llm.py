@@ -3,12 +3,14 @@
 What concerns the engine and no request is in `control/engine_control.py`.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
+from quire.core.engine.restarts import Restarts
+from quire.core.engine.visit import FollowsKeeper, VisitingLauncher
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
 from quire.core.wire.sampling_params import SamplingParams
@@ -112,9 +114,18 @@ class AsyncLLM(EngineControl):
 
     @classmethod
     def from_setup(
-        cls, setup: EngineSetup, *, max_log_len: int | None = None, log_outputs: bool = False, log_deltas: bool = False
+        cls,
+        setup: EngineSetup,
+        *,
+        visits: Sequence[VisitingLauncher] | None = None,
+        max_log_len: int | None = None,
+        log_outputs: bool = False,
+        log_deltas: bool = False,
     ) -> "AsyncLLM":
         """Like `from_engine_args`, with resolved options and an engine that may have been launched already.
+
+        Args:
+            visits: engines that another process launches, keeps and counts; None for those of `setup`.
 
         Raises:
             ConfigError: the tokenizer or the checkpoint's sampling defaults are wrong.
@@ -125,9 +136,14 @@ class AsyncLLM(EngineControl):
             tokenizer = Tokenizer.from_folder(setup.tokenizer_folder, args.model.tokenizer_mode)
         model = ServedModel.from_args(args, setup.folder)
         ranks = range(config.place.data, config.place.data + config.place.num_local)
-        metrics = Metrics(model.name, config.max_model_len, ranks) if config.log_stats else None
+        metrics = None
+        if config.log_stats:
+            metrics = Metrics(model.name, config.max_model_len, ranks, counts_engines=visits is None)
         client = EngineClient(
-            setup.launchers, num_slots=config.limits.max_num_seqs, on_stats=metrics.on_stats if metrics else None
+            setup.launchers if visits is None else visits,
+            num_slots=config.limits.max_num_seqs,
+            on_stats=metrics.on_stats if metrics else None,
+            restarts=Restarts if visits is None else FollowsKeeper,
         )
         log = None
         if args.observability.enable_log_requests:

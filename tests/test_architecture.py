@@ -66,7 +66,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "http/app": "async_llm chat http anthropic openai",
         "http/server": "async_llm http http/app",
         "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
-        "cli": "scaling launch flags async_llm http batch http/server",
+        "servers": "checkpoint metrics launch async_llm http http/server",
+        "cli": "scaling launch flags async_llm http batch http/server servers",
     },
 }
 """What each room imports of its own folder: a room below never imports one above.

@@ -116,6 +116,7 @@ class EngineProcess:
             case protocol.AbortRequests():
                 self._abort(message.request_ids)
             case protocol.Hello():
+                self._send_heartbeats()  # one that came back may bring requests that its former self left here
                 self._frontends.append(frontend)
                 self._greeted.set()
                 if self._ready is not None:
@@ -218,15 +219,18 @@ class EngineProcess:
             del self._grammars[place]
         self._abort(mine)
 
+    def _send_heartbeats(self) -> None:
+        stats = self._scheduler.stats() if self._scheduler is not None else protocol.SchedulerStats()
+        for frontend in list(self._frontends):
+            self._send(frontend, protocol.Heartbeat(stats, self._executor.waits_for))
+
     async def _beat(self) -> None:
         """Shows the frontends that this event loop is alive, whatever the workers are doing."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if time.monotonic() - self._sent_at < HEARTBEAT_SECONDS:
                 continue
-            stats = self._scheduler.stats() if self._scheduler is not None else protocol.SchedulerStats()
-            for frontend in list(self._frontends):
-                self._send(frontend, protocol.Heartbeat(stats, self._executor.waits_for))
+            self._send_heartbeats()
 
     async def _wait_for_frontend(self) -> None:
         """Waits for a frontend to report a failure to: the one that launched this engine may still be starting."""

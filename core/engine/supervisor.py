@@ -45,6 +45,10 @@ EngineNews = (
 """Messages of an engine that its user gets."""
 
 
+class NoMoreEnginesError(EngineDeadError):
+    """A launcher has no engine to give, and never will."""
+
+
 class EngineHandle(Protocol):
     """One running engine process, our own child or one that somebody else launched and will end.
 
@@ -70,7 +74,7 @@ class Launcher(Protocol):
     """Starts engine processes, or waits for those that somebody else starts."""
 
     async def launch(self) -> EngineHandle:
-        """Any exception counts as a failed start."""
+        """Any exception but NoMoreEnginesError counts as a failed start."""
 
     def close(self) -> None:
         """Removes what the launcher made on disk."""
@@ -162,6 +166,11 @@ class EngineSupervisor:
         return life is not None and life.ready_at is not None and life.end is None
 
     @property
+    def handle(self) -> EngineHandle | None:
+        """The running engine; None while none runs."""
+        return self._life.handle if self._life is not None else None
+
+    @property
     def pid(self) -> int | None:
         """Process id of the running engine; another one after a crash."""
         return self._life.handle.pid if self._life is not None else None
@@ -239,6 +248,9 @@ class EngineSupervisor:
         """Launches an engine, waits for its end and returns why it ended. Any error ends this engine alone."""
         try:
             self._life = life = await self._launch()
+        except NoMoreEnginesError as error:
+            self._dead = self._dead or error
+            return self._dead
         except Exception as error:
             self._restarts.add(ready_seconds=None, had_work=False, had_output=False)
             return _explain(error)

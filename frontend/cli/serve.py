@@ -46,7 +46,11 @@ def run(args: argparse.Namespace) -> None:
         setup = EngineSetup.from_args(args.engine_args, "server")
         with contextlib.closing(setup):
             setup.launch_ahead()
-            _serve(setup, args.server_config, listener)
+            number = args.server_config.api_server_count or 1
+            if number == 1:
+                _serve(setup, args.server_config, listener)
+            else:
+                _serve_by_several(number, setup, args.server_config, listener)
     finally:
         release(listener, args.server_config)
 
@@ -63,14 +67,28 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
         log_outputs=server.enable_log_outputs,
         log_deltas=server.enable_log_deltas,
     )
-    # The greeting is for people at a terminal or with the demo model; a service's log does not need it.
-    greet = setup.args.model.model is None or sys.stdout.isatty()
 
     async def run() -> None:
-        await serve(engine, server, listener, greet=greet)
+        await serve(engine, server, listener, greet=_greets(setup))
         _leave_soon()
 
     uvloop.run(run())
+
+
+def _serve_by_several(number: int, setup: "EngineSetup", server: ServerConfig, listener: socket.socket) -> None:
+    import uvloop
+
+    from quire.frontend.servers.server_group import ServerGroup
+
+    async def run() -> None:
+        await ServerGroup(number, setup, server, listener, greet=_greets(setup)).run()
+
+    uvloop.run(run())
+
+
+def _greets(setup: "EngineSetup") -> bool:
+    """Whether to greet: people at a terminal or with the demo model. A service's log does not need it."""
+    return setup.args.model.model is None or sys.stdout.isatty()
 
 
 def _leave_soon() -> None:

@@ -37,7 +37,7 @@ class EngineControl:
         self._worker_calls = WorkerCalls(client, allowed=config.allow_insecure_serialization)
         self._ready: EngineReady | None = None
         self._stats_log: StatsLog | None = None
-        if metrics is not None:
+        if metrics is not None and metrics.counts_engines:
             self._stats_log = StatsLog(metrics.engines, aggregate=config.aggregate_engine_logging)
         self._logging_stats: asyncio.Task[None] | None = None
         self._end_at_exit = weakref.finalize(self, client.close_nowait)

@@ -24,6 +24,7 @@ from quire.frontend.http.documents import Documentation
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.front_page import FrontPage
 from quire.frontend.http.json_request import BodyReader, requests_read_by
+from quire.frontend.http.metrics_page import MetricsPage, OwnPage
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
@@ -36,16 +37,19 @@ def create_app(
     *,
     state: ServerState | None = None,
     registry: CollectorRegistry | None = None,
+    page: MetricsPage | None = None,
 ) -> Litestar:
     """The application, ready for any ASGI server.
 
     Args:
         state: whether the model is loaded and how much is in flight; by default a fresh one with the model loaded.
-        registry: the metrics that /metrics serves; by default a fresh one.
+        registry: the metrics of this process; by default a fresh one.
+        page: what /metrics serves, where that is more than this process's metrics.
     """
     state = state or ServerState()
     registry = registry if registry is not None else CollectorRegistry()
-    register_collectors(registry, engine)
+    register_collectors(registry, engine, of_process=page is None)
+    page = page or OwnPage(registry)
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
@@ -71,7 +75,7 @@ def create_app(
         route_handlers=[
             Router("/", route_handlers=guarded, guards=guards),
             front_page_route(front_page),
-            *monitoring_routes(engine, server, state, registry),
+            *monitoring_routes(engine, server, state, page),
             *(documentation.routes() if documentation else []),
         ],
         exception_handlers={Exception: _ErrorsByClient(errors).handle},
@@ -83,11 +87,12 @@ def create_app(
     )
 
 
-def register_collectors(registry: CollectorRegistry, engine: AsyncLLM) -> None:
-    """Registers metrics of this process, and of the engine if it has any."""
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    GCCollector(registry=registry)
+def register_collectors(registry: CollectorRegistry, engine: AsyncLLM, *, of_process: bool = True) -> None:
+    """Registers metrics of the engine if it has any, and of this process: its memory, threads and Python."""
+    if of_process:
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
     if engine.metrics is not None:
         registry.register(engine.metrics)
 

@@ -5,17 +5,15 @@ This module owns sockets, signals and their order; `app.py` owns the answers.
 
 import asyncio
 import contextlib
-import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from quire.core import envs
-from quire.core.config.resolved import SchedulerLimits
 from quire.core.engine.garbage import calm_garbage_collector
 from quire.core.errors import EngineDeadError
 from quire.core.logging import get_logger
@@ -24,12 +22,15 @@ from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.app import create_app
+from quire.frontend.http.cache_facts import cache_facts, cache_room
 from quire.frontend.http.certificates import CertificateWatcher
 from quire.frontend.http.greeting import greeting
 from quire.frontend.http.listener import bind, release, url_of
+from quire.frontend.http.metrics_page import MetricsPage
 from quire.frontend.http.middleware import HttpMetrics, RequestObserver
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
+from quire.frontend.http.signals import signal_handlers
 from quire.frontend.http.user_middleware import wrapped
 from quire.frontend.http.uvicorn_config import uvicorn_config
 
@@ -60,22 +61,42 @@ async def serve(
 
 
 class HttpServer:
-    """One run of the server."""
+    """One run of the server.
 
-    def __init__(self, engine: AsyncLLM, server: ServerConfig, listener: socket.socket, *, greet: bool) -> None:
+    Args:
+        greet: print how to talk to the server once it is ready.
+        announces: log what is served; one of several servers does.
+        registry: where this process's metrics are counted; a fresh one when None.
+        page: what /metrics shows; `registry` when None.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        server: ServerConfig,
+        listener: socket.socket,
+        *,
+        greet: bool,
+        announces: bool = True,
+        registry: CollectorRegistry | None = None,
+        page: MetricsPage | None = None,
+    ) -> None:
         self._engine = engine
         self._greet = greet
+        self._announces = announces
         self._server = server
         self._listener = listener
         self._state = ServerState(ready=False)
-        config = uvicorn_config(_application(engine, server, self._state), server, engine.config.logging)
+        config = uvicorn_config(
+            _application(engine, server, self._state, registry, page), server, engine.config.logging
+        )
         self._uvicorn = _Uvicorn(config)
         self._certificates = _certificate_watcher(config.ssl, server)
         self._failure: EngineDeadError | None = None
 
     async def run(self) -> None:
         """Loads the model while serving; returns once a signal stops it. Errors as in `serve`."""
-        with _signal_handlers(self._stop):
+        with signal_handlers(self.stop):
             serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
             loading = asyncio.create_task(self._engine.start())
             watchers = [asyncio.create_task(self._certificates.run())] if self._certificates else []
@@ -95,13 +116,17 @@ class HttpServer:
         config = self._engine.config
         if self._engine.metrics is not None:
             for statistics, each in zip(self._engine.metrics.engines, self._engine.client.ready, strict=True):
-                statistics.cache_info = _cache_info(self._engine, each)
+                statistics.cache_info = cache_facts(config, each)
         calm_garbage_collector()
         self._state.ready = True
+        if not self._announces:
+            return
         num_tokens, num_requests = cache_room(ready, config.limits)
+        engines = f", engines: {config.place.num_local}" if config.layout.data > 1 else ""
         seconds = time.monotonic() - STARTED_AT
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
-        logger.info("device      %s, %s, workers: %d", ready.device_name, config.spec.dtype, config.layout.num_workers)
+        workers = f"workers: {config.layout.num_workers}{engines}"
+        logger.info("device      %s, %s, %s", ready.device_name, config.spec.dtype, workers)
         logger.info(
             "KV cache    %s tokens, room for %.1f requests of %s tokens%s",
             f"{num_tokens:,}",
@@ -128,7 +153,7 @@ class HttpServer:
                 self._uvicorn.should_exit = True
                 return
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Handles SIGTERM and SIGINT. The second signal waits for nothing."""
         if self._uvicorn.should_exit:
             self._state.stop()
@@ -163,11 +188,17 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _application(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> RequestObserver:
+def _application(
+    engine: AsyncLLM,
+    server: ServerConfig,
+    state: ServerState,
+    registry: CollectorRegistry | None,
+    page: MetricsPage | None,
+) -> RequestObserver:
     disable_created_metrics()  # needless timestamps beside every counter
-    registry = CollectorRegistry()
+    registry = registry or CollectorRegistry()
     return RequestObserver(
-        wrapped(create_app(engine, server, state=state, registry=registry), server.middleware),
+        wrapped(create_app(engine, server, state=state, registry=registry, page=page), server.middleware),
         HttpMetrics(registry),
         request_id_headers=server.enable_request_id_headers,
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
@@ -181,55 +212,9 @@ def _certificate_watcher(context: ssl.SSLContext | None, server: ServerConfig) -
     return CertificateWatcher(context, server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs)
 
 
-def cache_room(ready: EngineReady, limits: SchedulerLimits) -> tuple[int, float]:
-    """What the KV cache holds: tokens, in requests of full length, and the number of those requests.
-
-    A request takes pages in each KV group, so pages times `block_size` would count its tokens more than once. A request
-    to a model without keys and values takes none: there is room for as many as there are slots.
-    """
-    length, size = ready.max_model_len, ready.block_size
-    chunk = limits.largest_chunk
-    pages = sum(group.max_pages(length, block_size=size, largest_chunk=chunk) for group in ready.kv_groups)
-    num_requests = ready.num_pages / pages if pages else limits.max_num_seqs
-    return round(num_requests * length), num_requests
-
-
 def _state_text(group: KVGroupSpec) -> str:
     """What the recurrent layers of a model keep of each request; nothing for other layers."""
     if not group.is_recurrent:
         return ""
     snapshots = f", copied every {group.interval} tokens" if group.interval else ""
     return f"; a state of {group.state_bytes:,} bytes for each request{snapshots}"
-
-
-def _cache_info(engine: AsyncLLM, ready: EngineReady) -> dict[str, str]:
-    """Labels of `vllm:cache_config_info`."""
-    cache, limits = engine.config.cache, engine.config.limits
-    num_tokens, num_requests = cache_room(ready, limits)
-    return {
-        "block_size": str(ready.block_size),
-        "num_gpu_blocks": str(ready.num_pages),
-        "num_cpu_blocks": "0",
-        "cache_dtype": cache.kv_cache_dtype,
-        "enable_prefix_caching": str(limits.enable_prefix_caching),
-        "gpu_memory_utilization": str(cache.memory_share),
-        "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
-        "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
-        "kv_cache_size_tokens": str(num_tokens),
-        "kv_cache_max_concurrency": str(num_requests),
-        "num_gpu_blocks_override": str(cache.num_gpu_blocks_override),
-    }
-
-
-@contextlib.contextmanager
-def _signal_handlers(stop: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    for each in former:
-        loop.add_signal_handler(each, stop)
-    try:
-        yield
-    finally:
-        for each, handler in former.items():
-            loop.remove_signal_handler(each)  # leaves the system's default, which would end the process with the signal
-            signal.signal(each, handler)

@@ -11,6 +11,7 @@ from msgspec import Meta, field
 
 from quire.core import envs
 from quire.core.config.observability import ObservabilityConfig
+from quire.core.config.types import Positive
 from quire.core.errors import ConfigError
 from quire.frontend.chat.config import ChatConfig
 
@@ -23,6 +24,10 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose a free one.")
     ] = 8000
     uds: Annotated[str | None, Meta(description="Listen on this Unix socket instead of --host and --port.")] = None
+    api_server_count: Annotated[
+        Positive | None,
+        Meta(description="Processes that serve HTTP on this port; one when unset.", extra={"aliases": ["-asc"]}),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         Meta(

@@ -8,8 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from msgspec import Struct, field
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import quire
 from quire.core.engine.supervisor import EngineStatus
@@ -19,6 +18,7 @@ from quire.frontend.http.answers import documented, documented_empty, json_answe
 from quire.frontend.http.errors import ErrorBody, UnavailableError, describe
 from quire.frontend.http.front_page import About, FrontPage
 from quire.frontend.http.json_request import JsonRequest
+from quire.frontend.http.metrics_page import MetricsPage
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 
@@ -77,9 +77,7 @@ def front_page_route(page: FrontPage) -> Any:
     return about
 
 
-def monitoring_routes(
-    engine: AsyncLLM, server: ServerConfig, state: ServerState, registry: CollectorRegistry
-) -> list[Any]:
+def monitoring_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState, page: MetricsPage) -> list[Any]:
     """Handlers that probes, load balancers and Prometheus poll. They need no API key: they only tell numbers."""
 
     def check() -> ASGIApp:
@@ -119,7 +117,7 @@ def monitoring_routes(
     @get("/metrics", media_type="text/plain", summary="Metrics")
     async def metrics() -> ASGIApp:
         """Counters for Prometheus."""
-        return ASGIResponse(body=generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        return ASGIResponse(body=await page.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     @get("/load", responses=documented(Load), summary="Load")
     async def load() -> ASGIApp:

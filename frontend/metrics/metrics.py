@@ -36,7 +36,7 @@ class Metrics(Collector):
         families = [Labelled(model_name, engine) for engine in engines]
         self.engines = [EngineStatistics(each) for each in families]
         self.requests = [RequestMetrics(each, max_model_len) for each in families]
-        self._counts_engines = counts_engines
+        self.counts_engines = counts_engines
 
     def on_stats(self, engine: int, stats: SchedulerStats) -> None:
         """Takes the statistics of the engine with a number."""
@@ -55,6 +55,6 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the families for one scrape."""
         sources: list[EngineStatistics | RequestMetrics] = [*self.requests]
-        if self._counts_engines:
+        if self.counts_engines:
             sources += self.engines
         return merged(chain.from_iterable(each.collect() for each in sources))

@@ -20,8 +20,9 @@ from quire.core.errors import ConfigError, EngineDeadError, ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.http.cache_facts import cache_room
 from quire.frontend.http.listener import bind, url_of
-from quire.frontend.http.server import cache_room, serve
+from quire.frontend.http.server import serve
 from quire.frontend.http.server_config import ServerConfig
 
 LONG = {"prompt": "on and on", "max_tokens": 2000, "ignore_eos": True}

@@ -1,0 +1,92 @@
+"""Engines that somebody else launches, keeps and ends, and that this process only uses."""
+
+import asyncio
+
+from msgspec import Struct
+
+from quire.core.engine.restarts import Restarts
+from quire.core.engine.supervisor import NoMoreEnginesError
+from quire.core.wire.channel import CurveKeys
+
+
+class EngineAddress(Struct, array_like=True, frozen=True):
+    """Where a running engine is, and the keys to it."""
+
+    address: str
+    keys: CurveKeys | None
+    pid: int | None  # None for a process on another host
+
+
+class Visit:
+    """See `EngineHandle`: the use of one engine, which its keeper ends."""
+
+    def __init__(self, engine: EngineAddress) -> None:
+        self.address = engine.address
+        self.keys = engine.keys
+        self.pid = engine.pid
+        self.is_owned = False
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        """See `EngineHandle.wait`."""
+        return await asyncio.shield(self._code)
+
+    def kill(self) -> None:
+        """Ends the use. The engine notices, and goes on for others."""
+        self.end(0)
+
+    def end(self, code: int) -> None:
+        """The engine has ended."""
+        if not self._code.done():
+            self._code.set_result(code)
+
+
+class VisitingLauncher:
+    """See `Launcher`: waits for the engines with one number, which their keeper tells of. Use from one event loop."""
+
+    def __init__(self) -> None:
+        self._engine: EngineAddress | None = None
+        self._gone: str | None = None
+        self._changed = asyncio.Event()
+        self._visit: Visit | None = None
+
+    def on_started(self, engine: EngineAddress) -> None:
+        """An engine is ready."""
+        self._engine = engine
+        self._changed.set()
+
+    def on_ended(self) -> None:
+        """That engine has ended."""
+        self._engine = None
+        if self._visit is not None:
+            self._visit.end(1)
+
+    def on_gone(self, reason: str) -> None:
+        """No engine will follow."""
+        self._gone = reason
+        self.on_ended()
+        self._changed.set()
+
+    async def launch(self) -> Visit:
+        """The engine that runs, or the next one.
+
+        Raises:
+            NoMoreEnginesError: there will be none.
+        """
+        while self._engine is None:
+            if self._gone is not None:
+                raise NoMoreEnginesError(self._gone)
+            self._changed.clear()
+            await self._changed.wait()
+        self._visit = Visit(self._engine)
+        return self._visit
+
+    def close(self) -> None:
+        """There is nothing on disk."""
+
+
+class FollowsKeeper(Restarts):
+    """Leaves to the engine's keeper whether another one follows, and when."""
+
+    def add(self, *, ready_seconds: float | None, had_work: bool, had_output: bool) -> None:
+        """Counts nothing."""

@@ -1,0 +1,36 @@
+"""What an engine's KV cache holds, for logs and metrics."""
+
+from quire.core.config.resolved import EngineConfig, SchedulerLimits
+from quire.core.wire.protocol import EngineReady
+
+
+def cache_room(ready: EngineReady, limits: SchedulerLimits) -> tuple[int, float]:
+    """What the KV cache holds: tokens, in requests of full length, and the number of those requests.
+
+    A request takes pages in each KV group, so pages times `block_size` would count its tokens more than once. A request
+    to a model without keys and values takes none: there is room for as many as there are slots.
+    """
+    length, size = ready.max_model_len, ready.block_size
+    chunk = limits.largest_chunk
+    pages = sum(group.max_pages(length, block_size=size, largest_chunk=chunk) for group in ready.kv_groups)
+    num_requests = ready.num_pages / pages if pages else limits.max_num_seqs
+    return round(num_requests * length), num_requests
+
+
+def cache_facts(config: EngineConfig, ready: EngineReady) -> dict[str, str]:
+    """Labels of `vllm:cache_config_info`."""
+    cache, limits = config.cache, config.limits
+    num_tokens, num_requests = cache_room(ready, limits)
+    return {
+        "block_size": str(ready.block_size),
+        "num_gpu_blocks": str(ready.num_pages),
+        "num_cpu_blocks": "0",
+        "cache_dtype": cache.kv_cache_dtype,
+        "enable_prefix_caching": str(limits.enable_prefix_caching),
+        "gpu_memory_utilization": str(cache.memory_share),
+        "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
+        "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
+        "kv_cache_size_tokens": str(num_tokens),
+        "kv_cache_max_concurrency": str(num_requests),
+        "num_gpu_blocks_override": str(cache.num_gpu_blocks_override),
+    }

@@ -1,0 +1,141 @@
+"""Main of one of several API servers: `python -m quire.frontend.servers.api_server`, started by `ServerGroup`."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from quire.core.engine.visit import VisitingLauncher
+from quire.core.logging import configure
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.http.server import HttpServer
+from quire.frontend.launch.setup import EngineSetup
+from quire.frontend.servers.family import Family
+from quire.frontend.servers.messages import (
+    AskPage,
+    ControlLink,
+    EngineEnded,
+    EngineGone,
+    EngineStarted,
+    Page,
+    ServerStart,
+    Serving,
+    Snapshot,
+    TakeSnapshot,
+    ToServer,
+)
+
+SNAPSHOT_SECONDS = 1.0
+"""A server that is killed takes the counts of so much time with it."""
+
+
+def main() -> None:
+    """Serves until the parent ends, or a signal comes. Arguments: descriptors of the control socket and of the port."""
+    control, listener = (socket.socket(fileno=int(each)) for each in sys.argv[1:3])
+    uvloop.run(_run(control, listener))
+
+
+async def _run(control: socket.socket, listener: socket.socket) -> None:
+    control.setblocking(False)
+    link: ControlLink[ToServer] = await ControlLink.open(control, ToServer)
+    start = await link.receive()
+    if not isinstance(start, ServerStart):
+        return  # the parent has ended
+    configure(f"serve-{start.number}", start.config.logging, hints=False)
+    await ApiServer(link, start, listener).run()
+
+
+class SharedPage:
+    """See `MetricsPage`: the parent knows the counts of all servers."""
+
+    def __init__(self, link: ControlLink[ToServer]) -> None:
+        self._link = link
+        self._num_asked = 0
+        self._pages: dict[int, asyncio.Future[bytes]] = {}
+
+    async def text(self) -> bytes:
+        self._num_asked += 1
+        page_id = self._num_asked
+        self._pages[page_id] = asyncio.get_running_loop().create_future()
+        self._link.send(AskPage(page_id))
+        try:
+            return await self._pages[page_id]
+        finally:
+            del self._pages[page_id]
+
+    def on_page(self, page: Page) -> None:
+        """The parent has answered."""
+        waiter = self._pages.get(page.page_id)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(page.text)
+
+
+class ApiServer:
+    """One HTTP server whose engines, port and metrics are its parent's."""
+
+    def __init__(self, link: ControlLink[ToServer], start: ServerStart, listener: socket.socket) -> None:
+        self._link = link
+        self._visits = [VisitingLauncher() for _ in range(start.config.place.num_local)]
+        setup = EngineSetup(start.args, Path(start.folder), Path(start.tokenizer_folder), start.config, [])
+        server = start.server
+        engine = AsyncLLM.from_setup(
+            setup,
+            visits=self._visits,
+            max_log_len=server.max_log_len,
+            log_outputs=server.enable_log_outputs,
+            log_deltas=server.enable_log_deltas,
+        )
+        self._registry = CollectorRegistry()
+        self._page = SharedPage(link)
+        self._http = HttpServer(
+            engine,
+            server,
+            listener,
+            greet=start.greets,
+            announces=start.announces,
+            registry=self._registry,
+            page=self._page,
+        )
+
+    async def run(self) -> None:
+        """Serves until told to stop."""
+        self._link.send(Serving())
+        tasks = [asyncio.create_task(each) for each in (self._listen(), self._tell())]
+        try:
+            await self._http.run()
+        finally:
+            self._link.send(self._snapshot(0))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._link.close()
+
+    async def _listen(self) -> None:
+        while (message := await self._link.receive()) is not None:
+            match message:
+                case EngineStarted():
+                    self._visits[message.number].on_started(message.engine)
+                case EngineEnded():
+                    self._visits[message.number].on_ended()
+                case EngineGone():
+                    self._visits[message.number].on_gone(message.reason)
+                case TakeSnapshot():
+                    self._link.send(self._snapshot(message.scrape_id))
+                case Page():
+                    self._page.on_page(message)
+        self._http.stop()
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(SNAPSHOT_SECONDS)
+            self._link.send(self._snapshot(0))
+
+    def _snapshot(self, scrape_id: int) -> Snapshot:
+        return Snapshot(scrape_id, [Family.of(each) for each in self._registry.collect()])
+
+
+if __name__ == "__main__":
+    main()

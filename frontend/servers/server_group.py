@@ -1,0 +1,257 @@
+"""The parent of several API servers: keeps the engines and the servers running, and puts their metrics together."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from msgspec import Struct
+from prometheus_client import disable_created_metrics
+from prometheus_client.core import Metric
+
+from quire.core import envs
+from quire.core.engine.keeper import EngineKeeper
+from quire.core.engine.restarts import Restarts
+from quire.core.engine.visit import EngineAddress
+from quire.core.errors import EngineDeadError, QuireError
+from quire.core.logging import get_logger
+from quire.core.wire.protocol import EngineReady, SchedulerStats
+from quire.frontend.checkpoint.served_model import ServedModel
+from quire.frontend.http.cache_facts import cache_facts
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.signals import signal_handlers
+from quire.frontend.http.uvicorn_config import GRACE_SECONDS
+from quire.frontend.launch.setup import EngineSetup
+from quire.frontend.metrics.engine_statistics import EngineStatistics
+from quire.frontend.metrics.families import Labelled
+from quire.frontend.metrics.stats_log import StatsLog
+from quire.frontend.servers.messages import (
+    AskPage,
+    ControlLink,
+    EngineEnded,
+    EngineGone,
+    EngineStarted,
+    FromServer,
+    Page,
+    ServerStart,
+    Serving,
+    Snapshot,
+    TakeSnapshot,
+    ToServer,
+)
+from quire.frontend.servers.shared_metrics import SharedMetrics
+
+logger = get_logger(__name__)
+
+KILL_SECONDS = 5.0
+"""Time after the end of its grace in which a server that was told to stop must have ended."""
+
+
+class _Server(Struct):
+    """A running API server."""
+
+    process: asyncio.subprocess.Process
+    link: ControlLink[FromServer]
+    serving_since: float | None = None  # CLOCK_MONOTONIC seconds
+
+
+class ServerGroup:
+    """Runs several API servers on one port until a signal comes.
+
+    Args:
+        listener: the port, which all servers accept connections from.
+        greet: have one server print how to talk to it.
+    """
+
+    def __init__(
+        self, num_servers: int, setup: EngineSetup, server: ServerConfig, listener: socket.socket, *, greet: bool
+    ) -> None:
+        self._num_servers = num_servers
+        disable_created_metrics()
+        self._setup = setup
+        self._config = server
+        self._listener = listener
+        self._greet = greet
+        model_name = ServedModel.from_args(setup.args, setup.folder).name
+        first = setup.config.place.data
+        self._statistics = [
+            EngineStatistics(Labelled(model_name, first + number)) for number in range(len(setup.launchers))
+        ]
+        self._keepers = [EngineKeeper(number, each, self) for number, each in enumerate(setup.launchers)]
+        self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
+        self._servers: dict[int, _Server] = {}
+        self._metrics = SharedMetrics(self._ask, self._own_families)
+        self._announced = False
+        self._stopping = asyncio.Event()
+        self._all_gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pages: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then lets the servers drain and closes the engines.
+
+        Raises:
+            ConfigError: the model cannot be loaded.
+            EngineDeadError: all engines are gone for good, or the servers do not start.
+        """
+        with signal_handlers(self._stop):
+            work = [self._keep_engines(), *(self._keep_server(each) for each in range(self._num_servers))]
+            tasks = [asyncio.create_task(each) for each in (self._stopping.wait(), *work)]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                self._stop_servers()
+                await self._end(tasks)
+
+    # ---------------------------------------------------------------------------------------------------------- engines
+
+    async def _keep_engines(self) -> None:
+        """Returns never; raises when there are no engines any more."""
+        await asyncio.gather(*(keeper.start() for keeper in self._keepers))
+        logging_stats = None
+        if self._setup.config.log_stats:
+            log = StatsLog(self._statistics, aggregate=self._setup.config.aggregate_engine_logging)
+            logging_stats = asyncio.create_task(log.run())
+        try:
+            await self._all_gone
+        finally:
+            if logging_stats is not None:
+                logging_stats.cancel()
+
+    def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
+        """See `KeeperListener`."""
+        self._statistics[number].cache_info = cache_facts(self._setup.config, ready)
+        self._engines[number] = EngineStarted(number, engine)
+        self._tell(self._engines[number])
+
+    def on_ended(self, number: int) -> None:
+        """See `KeeperListener`."""
+        self._engines.pop(number, None)
+        self._tell(EngineEnded(number))
+
+    def on_gone(self, number: int, error: QuireError) -> None:
+        """See `KeeperListener`."""
+        self._engines[number] = EngineGone(number, str(error))
+        self._tell(self._engines[number])
+        if all(keeper.is_dead for keeper in self._keepers) and not self._all_gone.done():
+            if envs.read_flag("KEEP_ALIVE_ON_ENGINE_DEATH"):
+                logger.error("the engines are gone; every request is answered 503: %s", error)
+            else:
+                self._all_gone.set_exception(EngineDeadError(f"The engines are gone: {error}"))
+
+    def on_stats(self, number: int, stats: SchedulerStats) -> None:
+        """See `KeeperListener`."""
+        self._statistics[number].on_stats(stats)
+
+    # ---------------------------------------------------------------------------------------------------------- servers
+
+    async def _keep_server(self, number: int) -> None:
+        """Runs one server after another with the same number. Returns when the group stops."""
+        restarts = Restarts()
+        while not self._stopping.is_set():
+            server = self._servers[number] = await self._launch(number)
+            try:
+                await self._listen(number, server)
+                code = await server.process.wait()
+            finally:
+                del self._servers[number]
+                self._metrics.on_ended(number)
+                server.link.close()
+            if self._stopping.is_set():
+                return
+            seconds = None if server.serving_since is None else time.monotonic() - server.serving_since
+            restarts.add(ready_seconds=seconds, had_work=False, had_output=False)
+            if (why := restarts.why_hopeless) is not None:
+                raise EngineDeadError(f"API server {number} ended with exit code {code}. {why}")
+            logger.error(
+                "API server %d ended with exit code %d. It is started again in %.1f s; its requests are aborted.",
+                *(number, code, restarts.pause_seconds),
+            )
+            await asyncio.sleep(restarts.pause_seconds)
+
+    async def _launch(self, number: int) -> _Server:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        fds = (theirs.fileno(), self._listener.fileno())
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "quire.frontend.servers.api_server", *map(str, fds)),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which has the servers drain
+            )
+        link: ControlLink[FromServer] = await ControlLink.open(ours, FromServer)
+        setup, announces = self._setup, number == 0 and not self._announced
+        link.send(
+            ServerStart(
+                *(number, setup.args, setup.config, str(setup.folder), str(setup.tokenizer_folder), self._config),
+                announces=announces,
+                greets=announces and self._greet,
+            )
+        )
+        self._announced = self._announced or announces
+        for engine in self._engines.values():
+            link.send(engine)
+        return _Server(process, link)
+
+    async def _listen(self, number: int, server: _Server) -> None:
+        """Answers a server until it ends."""
+        while (message := await server.link.receive()) is not None:
+            match message:
+                case Serving():
+                    server.serving_since = time.monotonic()
+                case Snapshot():
+                    self._metrics.on_snapshot(number, message.scrape_id, message.families)
+                case AskPage():
+                    task = asyncio.create_task(self._answer(server, message.page_id))
+                    self._pages.add(task)
+                    task.add_done_callback(self._pages.discard)
+
+    async def _answer(self, server: _Server, page_id: int) -> None:
+        server.link.send(Page(page_id, await self._metrics.page()))
+
+    def _ask(self, scrape_id: int) -> set[int]:
+        self._tell(TakeSnapshot(scrape_id))
+        return {number for number, server in self._servers.items() if server.serving_since is not None}
+
+    def _own_families(self) -> Iterable[Metric]:
+        if not self._setup.config.log_stats:
+            return iter(())
+        return chain.from_iterable(each.collect() for each in self._statistics)
+
+    def _tell(self, message: ToServer) -> None:
+        for server in self._servers.values():
+            server.link.send(message)
+
+    # -------------------------------------------------------------------------------------------------------------- end
+
+    def _stop(self) -> None:
+        """Handles SIGTERM and SIGINT. The servers get each: the second one has them wait for nothing."""
+        self._stopping.set()
+        self._stop_servers()
+
+    def _stop_servers(self) -> None:
+        for process in self._processes():
+            process.send_signal(signal.SIGTERM)
+
+    def _processes(self) -> Iterator[asyncio.subprocess.Process]:
+        return (each.process for each in self._servers.values() if each.process.returncode is None)
+
+    async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        self._stopping.set()
+        seconds = self._config.shutdown_timeout + GRACE_SECONDS + KILL_SECONDS
+        running = [asyncio.create_task(process.wait()) for process in self._processes()]
+        if running:
+            await asyncio.wait(running, timeout=seconds)
+        for process in self._processes():
+            os.killpg(process.pid, signal.SIGKILL)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *running, return_exceptions=True)
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers))

@@ -1,0 +1,126 @@
+"""Several API servers on one port with two engines: any process is killed, and the others go on."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.servers import ServerProcess
+
+BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    process = ServerProcess(
+        tmp_path_factory.mktemp("servers"), str(checkpoint("llama")), "--served-model-name", "tiny",
+        "--api-server-count", "2", "--data-parallel-size", "2", "--num-gpu-blocks-override", "512",
+    )  # fmt: skip
+    yield process.wait_until_ready()
+    process.stop()
+
+
+def children(server: ServerProcess, module: str) -> list[psutil.Process]:
+    found = psutil.Process(server.process.pid).children()
+    return [each for each in found if module in " ".join(each.cmdline())]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.05)
+
+
+def counts(server: ServerProcess) -> tuple[float, float, float]:
+    """(requests that ended by their length, HTTP requests, steps of all engines), as one of the servers tells them."""
+    text = httpx.get(server.base_url + "/metrics", timeout=20).raise_for_status().text
+    assert len(re.findall("^# TYPE vllm:generation_tokens_total ", text, re.MULTILINE)) == 1
+    patterns = (
+        r'^vllm:request_success_total{.*finished_reason="length".*} (\S+)$',
+        r'^http_requests_total{.*handler="/v1/completions".*} (\S+)$',
+        r"^vllm:iteration_tokens_total_count{.*} (\S+)$",
+    )
+    first, second, third = (sum(map(float, re.findall(pattern, text, re.MULTILINE))) for pattern in patterns)
+    return first, second, third
+
+
+def post(server: ServerProcess, **fields: object) -> str:
+    answer = httpx.post(f"{server.base_url}/v1/completions", json=BODY | fields, timeout=60)
+    text: str = answer.raise_for_status().json()["choices"][0]["text"]
+    return text
+
+
+def owner(client: httpx.Client) -> int:
+    """The pid of the server that accepted a client's connection."""
+    [stream] = [each for each in client._transport._pool.connections if not each.is_closed()]  # type: ignore[attr-defined]
+    port = stream._connection._network_stream.get_extra_info("client_addr")[1]
+    [pid] = {each.pid for each in psutil.net_connections("tcp") if each.raddr and each.raddr.port == port and each.pid}
+    return pid
+
+
+def test_one_port_several_processes_and_counts_that_are_summed(server: ServerProcess) -> None:
+    assert len(children(server, "servers.api_server")) == 2
+    assert len(children(server, "engine_main")) == 2
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda _: post(server), range(16)))
+    assert len(set(texts)) == 1
+    wait_for(lambda: counts(server)[:2] == (16, 16))
+    seen = [counts(server) for _ in range(6)]
+    assert {each[:2] for each in seen} == {(16, 16)}
+    assert len({each[2] for each in seen}) == 1  # steps of the engines are counted once, whichever server is asked
+
+
+def test_a_killed_server_takes_its_own_requests_alone(server: ServerProcess) -> None:
+    """Its requests are aborted in the engines, those of the others go on, and no counter goes back."""
+    before = counts(server)
+    with httpx.Client(timeout=60) as one, httpx.Client(timeout=60) as other:
+        long = BODY | {"max_tokens": 1800, "stream": True}
+        with one.stream("POST", f"{server.base_url}/v1/completions", json=long) as first:
+            lines = first.iter_lines()
+            next(lines)
+            victim = owner(one)
+            while True:  # a connection that another server has accepted
+                other.get(f"{server.base_url}/version")
+                if owner(other) != victim:
+                    break
+                other._transport.close()
+            with other.stream("POST", f"{server.base_url}/v1/completions", json=long) as second:
+                rest = second.iter_lines()
+                next(rest)
+                os.kill(victim, signal.SIGKILL)
+                assert "data: [DONE]" in list(rest)
+            with pytest.raises(httpx.HTTPError):
+                list(lines)
+    wait_for(lambda: len({each.pid for each in children(server, "servers.api_server")} - {victim}) == 2)
+    after = counts(server)
+    assert all(now >= then for now, then in zip(after, before, strict=True))
+    assert after[0] >= before[0] + 1
+    wait_for(lambda: "a frontend is gone; requests of its that are aborted: 1" in server.logs())
+
+
+def test_a_restarted_engine_is_told_to_all_servers(server: ServerProcess) -> None:
+    expected = post(server, max_tokens=600)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(post, server, max_tokens=600) for _ in range(4)]
+        os.kill(children(server, "engine_main")[0].pid, signal.SIGKILL)
+        assert {each.result() for each in answers} == {expected}
+
+    def serving() -> bool:
+        engines = httpx.get(server.base_url + "/health").raise_for_status().json()["engines"]
+        return [each["state"] for each in engines] == ["serving", "serving"]
+
+    wait_for(lambda: all(serving() for _ in range(8)))
+
+
+def test_a_signal_ends_all_of_them(checkpoint: Callable[..., Path], server: ServerProcess) -> None:
+    everything = psutil.Process(server.process.pid).children(recursive=True)
+    assert server.stop() == 0
+    assert psutil.wait_procs(everything, timeout=30)[1] == []
