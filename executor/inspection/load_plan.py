@@ -107,6 +107,7 @@ def _num_parameters(config: EngineConfig, context: ModelContext) -> int:
             packing=PackAtLoad(context.ops),
             group=ParallelGroup(),
             experts=None,
+            sequences=None,
         )
         dry_build(spec, plain_context, reader)
     return sum(math.prod(shape) for shape in {read.name: read.shape for read in reader.reads}.values())

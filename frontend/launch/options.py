@@ -125,6 +125,11 @@ def _layout(asked: ParallelConfig) -> Layout:
             "--nnodes spreads the workers of one engine, and --data-parallel-size asks for several engines: give "
             "one of the two."
         )
+    if asked.enable_expert_parallel and asked.data_parallel_size > 1 and tensor == 1:
+        raise ConfigError(
+            "--enable-expert-parallel divides experts over the workers of one engine, and with --data-parallel-size "
+            f"{asked.data_parallel_size} each engine has one: raise --tensor-parallel-size, or drop the flag."
+        )
     if tensor % context:
         raise ConfigError(
             f"--decode-context-parallel-size {context} must divide --tensor-parallel-size {tensor}: it divides "

@@ -133,11 +133,13 @@ def test_models_that_cannot_divide_positions_are_refused(
 
 
 def test_workers_are_processes(checkpoint: Checkpoints) -> None:
-    folder = checkpoint("qwen3", head_dim=16, num_key_value_heads=1)
+    """Positions and whole experts are divided over the workers of each of two stages."""
+    folder = checkpoint("qwen3_moe", num_key_value_heads=1, num_hidden_layers=4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (3, 50)]
     outputs = []
-    for parallel in ({}, {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}):
+    division = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "decode_context_parallel_size": 2}
+    for parallel in ({}, {**division, "enable_expert_parallel": True}):
         with LLM(str(folder), max_model_len=128, max_num_seqs=4, num_gpu_blocks_override=40, **parallel) as llm:
             outputs.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
     assert outputs[0] == outputs[1]

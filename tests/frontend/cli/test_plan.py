@@ -37,6 +37,8 @@ async def start(options: dict[str, Any]) -> EngineReady:
         ("gemma3", {"tensor_parallel_size": 2}, {"sliding_window": 16, "num_hidden_layers": 7}),
         ("youtu", {"dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 20}, {}),
         ("mixtral", {"max_model_len": -1, "kv_cache_memory_bytes": 100_000}, {}),
+        ("mixtral", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, {}),
+        ("qwen3", {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, {"num_key_value_heads": 1}),
         ("qwen3", {"model_impl": "transformers"}, {}),
     ],
 )

@@ -58,6 +58,10 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
             "drop --expert-placement-strategy",
         ),
         ({"tensor_parallel_size": 3, "decode_context_parallel_size": 2}, "2 must divide --tensor-parallel-size 3"),
+        (
+            {"enable_expert_parallel": True, "data_parallel_size": 2},
+            "over the workers of one engine.* each engine has one",
+        ),
         ({"cp_kv_cache_interleave_size": 2}, "no effect without --decode-context-parallel-size"),
         (
             {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 3},
