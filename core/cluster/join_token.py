@@ -26,11 +26,11 @@ class JoinToken:
                 f"{source} has {len(secret)} characters and needs {MIN_CHARACTERS} or more, because it is all that "
                 "keeps others from joining; `openssl rand -base64 33` prints a good one."
             )
-        self._secret = secret
+        self.secret = secret
 
     def keys(self) -> CurveKeys:
         """The key pairs of the sockets between nodes."""
-        return CurveKeys.derive(self._secret.encode())
+        return CurveKeys.derive(self.secret.encode())
 
     @classmethod
     def from_environment(cls) -> "JoinToken | None":

@@ -135,10 +135,10 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = EplbConfig()
     distributed_executor_backend: Annotated[
-        Literal["uni", "mp"] | None,
+        Literal["uni", "mp", "ray"] | None,
         Meta(
-            description="uni runs the worker in the engine process, mp gives each its own; by worker count when unset.",
-            extra={"otherwise": "Workers run as processes of each host, without Ray."},
+            description="uni runs the worker in the engine process, mp gives each its own; by worker count when unset. "
+            "ray is mp, and has Ray start the other nodes of --nnodes.",
         ),
     ] = None
     allow_insecure_serialization: Annotated[

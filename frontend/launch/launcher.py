@@ -19,6 +19,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.engine_main import EngineStart
+from quire.frontend.launch.ray_nodes import RayNodes
 
 
 class EngineSubprocess:
@@ -66,6 +67,7 @@ class EngineLauncher:
     Args:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
         cluster: where other nodes join; None: all workers run on this host.
+        ray_nodes: starts the other nodes; None: others do.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class EngineLauncher:
         *,
         worker_factory: str | None = None,
         cluster: HeadStart | None = None,
+        ray_nodes: RayNodes | None = None,
     ) -> None:
         self._config = config
         self._transport = transport
         self._worker_factory = worker_factory
         self._cluster = cluster
+        self._ray_nodes = ray_nodes
         self.folder: str | None = None  # holds the sockets; mode 0700
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
@@ -96,6 +100,8 @@ class EngineLauncher:
     def _start(self) -> EngineSubprocess:
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         address = self._next_address()
+        if self._ray_nodes is not None:
+            self._ray_nodes.ensure()
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -116,10 +122,12 @@ class EngineLauncher:
         return EngineSubprocess(process, address, keys)
 
     def close(self) -> None:
-        """Ends an engine that was never handed out, and removes the private folder."""
+        """Ends an engine that was never handed out and the nodes that Ray runs, and removes the private folder."""
         if self._ahead is not None:
             self._ahead.kill()
             self._ahead = None
+        if self._ray_nodes is not None:
+            self._ray_nodes.close()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None

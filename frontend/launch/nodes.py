@@ -57,6 +57,11 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
     return NodeStart(f"{head}:{parallel.master_port}", token.keys(), facts, str(folder), logging)
 
 
+def join_secret(parallel: ParallelConfig) -> str:
+    """The join token of this cluster, for whoever starts its other nodes."""
+    return _token(parallel).secret
+
+
 def _check_rank(parallel: ParallelConfig) -> None:
     if parallel.node_rank >= parallel.nnodes:
         raise ConfigError(
@@ -70,5 +75,6 @@ def _token(parallel: ParallelConfig) -> JoinToken:
         return token
     path = envs.cache_folder() / f"join-token-{parallel.master_port}"
     token = JoinToken.from_file(path)
-    logger.info("the other nodes need the join token in %s, as QUIRE_JOIN_TOKEN", path)
+    if parallel.distributed_executor_backend != "ray":  # which brings it to the other nodes
+        logger.info("the other nodes need the join token in %s, as QUIRE_JOIN_TOKEN", path)
     return token

@@ -31,7 +31,8 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
     layout = _layout(args.parallel)
-    executor = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
+    backend = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
+    executor: Literal["uni", "mp"] = "uni" if backend == "uni" else "mp"  # Ray starts nodes, not workers
     if executor == "uni" and layout.num_workers > 1:
         raise ConfigError(
             "--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size or "

@@ -14,6 +14,7 @@ from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.nodes import head_start
 from quire.frontend.launch.options import UsageContext, engine_places, resolve
+from quire.frontend.launch.ray_nodes import RayNodes
 
 logger = get_logger(__name__)
 
@@ -40,8 +41,9 @@ class EngineSetup:
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
         cluster, transport = head_start(args.parallel, folder), args.parallel.engine_transport
+        ray_nodes = RayNodes.of(args, num_workers=config.layout.num_workers, device=config.device)
         launchers = [
-            EngineLauncher(replace(config, place=place), transport, cluster=cluster)
+            EngineLauncher(replace(config, place=place), transport, cluster=cluster, ray_nodes=ray_nodes)
             for place in engine_places(args.parallel)
         ]
         return cls(args, folder, tokenizer_folder, config, launchers)

@@ -1,0 +1,60 @@
+"""An actor of Ray's that runs the agent of one headless node, which is a process of its own.
+
+That process is `quire serve --headless` in all but its start: it joins node 0 over Quire's own sockets with the join
+token. Ray carries its options and the token to it, and nothing else.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+import msgspec
+
+from quire.core.config.engine_args import EngineArgs
+from quire.core.errors import QuireError
+from quire.core.logging import configure
+
+_PR_SET_PDEATHSIG = 1
+
+
+class NodeActor:
+    """Made by Ray on the node's host.
+
+    Args:
+        message: an `EngineArgs`.
+        rank: the node's.
+        secret: the join token.
+    """
+
+    def __init__(self, message: bytes, rank: int, secret: str) -> None:
+        args = msgspec.msgpack.decode(message, type=EngineArgs)
+        parallel = msgspec.structs.replace(args.parallel, node_rank=rank)
+        self._message = msgspec.msgpack.encode(msgspec.structs.replace(args, parallel=parallel))
+        self._secret = secret
+
+    def run(self) -> int:
+        """The agent's exit code, when it ends. The agent is killed when the actor dies."""
+        environment = os.environ | {"QUIRE_JOIN_TOKEN": self._secret}
+        command = [sys.executable, "-P", "-m", "quire.frontend.launch.ray_actor", str(os.getpid())]
+        return subprocess.run(command, input=self._message, env=environment).returncode
+
+
+def main() -> None:
+    """The agent's process: reads its options, then becomes the agent."""
+    from quire.frontend.launch.headless import become_node  # imported here: an actor needs none of it
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # holds for what this process becomes, too
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the actor is gone")
+    args = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineArgs)
+    configure("node", args.observability.logging)
+    try:
+        become_node(args)
+    except QuireError as error:
+        sys.exit(f"quire: {error}")
+
+
+if __name__ == "__main__":
+    main()
