@@ -26,7 +26,7 @@ class FleetLoad(Struct, frozen=True, kw_only=True):
     zipf: Annotated[
         float, Meta(ge=0, description="Exponent of the families' popularity: the k-th has a weight of k**-zipf.")
     ] = 1.0
-    prefix_len: Annotated[int, Meta(ge=0, description="Tokens that a family's prompts begin with, the median.")] = 1000
+    shared_len: Annotated[int, Meta(ge=0, description="Tokens that a family's prompts begin with, the median.")] = 1000
     suffix_len: Annotated[int, Meta(ge=1, description="Tokens of a prompt after its prefix, the median.")] = 200
     output_len: Annotated[int, Meta(ge=1, description="Output tokens, the median.")] = 80
     seed: Annotated[int, Meta(description="Of all that is drawn.")] = 0
@@ -47,7 +47,7 @@ def arrivals(load: FleetLoad, num_engines: int, longest: int) -> Iterator[Arriva
     num_families = load.families * num_engines
     weights = np.arange(1, num_families + 1) ** -load.zipf
     edges = np.cumsum(weights / weights.sum())
-    prefix_lens = np.minimum(_lengths(random, load.prefix_len, num_families), longest // 2)
+    prefix_lens = np.minimum(_lengths(random, load.shared_len, num_families), longest // 2)
     prefixes: dict[int, list[int]] = {}
     now, pause = 0.0, 1 / (load.rate * num_engines)
     while True:

@@ -13,7 +13,7 @@ from quire.frontend.bench.fleet.simulation import Deaths
 from quire.frontend.bench.fleet.workload import FleetLoad, arrivals
 from quire.frontend.cli.main import QUIRE
 
-LOAD = FleetLoad(seconds=10.0, rate=2.0, prefix_len=500, suffix_len=100, output_len=40, families=1)
+LOAD = FleetLoad(seconds=10.0, rate=2.0, shared_len=500, suffix_len=100, output_len=40, families=1)
 CALM = Deaths(dying=0.0)
 
 
@@ -31,7 +31,7 @@ def test_the_router_finds_most_of_what_one_endless_cache_would_have() -> None:
 
 def test_busy_engines_are_kept_alike() -> None:
     """All requests have one prefix, and no engine may be drowned in them for that."""
-    load = FleetLoad(seconds=6.0, rate=6.0, prefix_len=500, suffix_len=100, output_len=40, families=1, zipf=8.0)
+    load = FleetLoad(seconds=6.0, rate=6.0, shared_len=500, suffix_len=100, output_len=40, families=1, zipf=8.0)
     routed = run("prefixes", load=load, slots=16)
     assert routed["hit_rate"] > 0.8 * routed["possible_hit_rate"]
     assert routed["imbalance"] < 2.5
@@ -69,7 +69,7 @@ def test_arrivals_are_what_was_asked() -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "figures.json"
-    flags = ["--engines", "4", "--seconds", "2", "--prefix-len", "100", "--output-json", str(path)]
+    flags = ["--engines", "4", "--seconds", "2", "--shared-len", "100", "--output-json", str(path)]
     assert QUIRE.run("quire", ["bench", "fleet", *flags]) == 0
     assert "4 engines, routed by" in capsys.readouterr().out
     assert set(json.loads(path.read_text())["runs"]) == {"prefixes", "load"}
