@@ -38,6 +38,10 @@ def add_arguments(parser: CommandParser) -> None:
         "--concurrency", type=COUNT, default=256, help="Requests at once in the whole cluster (default: %(default)s)."
     )
     group.add_argument("--rate", type=float, metavar="X", help="Requests a second, instead of --concurrency.")
+    group.add_argument(
+        "--experts-over-engines", action="store_true",
+        help="Consider whole experts divided over several engines, too, which Quire does not serve yet.",
+    )  # fmt: skip
     group.add_argument("--top", type=COUNT, default=12, help="Layouts of the table (default: %(default)s).")
     parser.compose("efficiency", parser.add_struct(Efficiency), lambda given: msgspec.convert(given, Efficiency))
 
@@ -68,7 +72,7 @@ def run(args: argparse.Namespace, engine_args: EngineArgs, device: str | None) -
             f"--input-len {load.input_len} and --output-len {load.output_len} are more than the {config.max_model_len} "
             "tokens of a request that are served; lower them or raise --max-model-len."
         )
-    found = estimate_all(config, cluster, cost, load)
+    found = estimate_all(config, cluster, cost, load, experts_over_engines=args.experts_over_engines)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(as_json(config, cluster, cost, load, found))).decode())
     else:

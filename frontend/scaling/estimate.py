@@ -44,13 +44,15 @@ class Estimate(Struct, frozen=True, kw_only=True):
         return self.ttft_seconds + (load.output_len - 1) * self.tpot_seconds
 
 
-def estimate_all(config: EngineConfig, cluster: Cluster, cost: ModelCost, load: Load) -> list[Estimate]:
+def estimate_all(
+    config: EngineConfig, cluster: Cluster, cost: ModelCost, load: Load, *, experts_over_engines: bool = False
+) -> list[Estimate]:
     """Every layout, the best first: those that sustain the load, by the seconds of a request; those that do not, by
     tokens a second; those that do not fit."""
     shards = {shard.tensor: shard for shard in cost.shards}
     found = [
         Estimator(config, cluster, cost, shards[layout.tensor], layout, load).estimate()
-        for layout in layouts(cluster, cost)
+        for layout in layouts(cluster, cost, experts_over_engines=experts_over_engines)
     ]
     return sorted(found, key=lambda each: _order(each, load))
 

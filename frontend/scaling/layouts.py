@@ -48,10 +48,13 @@ def tensor_sizes(cluster: Cluster) -> list[int]:
     return sorted({1, *within, *across[:1]})
 
 
-def layouts(cluster: Cluster, cost: ModelCost) -> Iterator[ClusterLayout]:
+def layouts(cluster: Cluster, cost: ModelCost, *, experts_over_engines: bool) -> Iterator[ClusterLayout]:
     """All layouts of the cluster whose tensor-parallel sizes the model can be divided into.
 
-    Experts are divided over several engines: within one, parts of every expert and whole experts take the same time.
+    Within one engine, parts of every expert and whole experts take the same time, so that is no layout of its own.
+
+    Args:
+        experts_over_engines: those too that divide whole experts over several engines.
     """
     for shard in cost.shards:
         if cluster.num_devices % shard.tensor:
@@ -63,7 +66,7 @@ def layouts(cluster: Cluster, cost: ModelCost) -> Iterator[ClusterLayout]:
             layout = ClusterLayout(tensor=shard.tensor, pipeline=stages, data=left // stages)
             yield layout
             group = layout.tensor * layout.data
-            if cost.num_experts and layout.data > 1 and cost.num_experts % group == 0:
+            if experts_over_engines and cost.num_experts and layout.data > 1 and cost.num_experts % group == 0:
                 yield ClusterLayout(tensor=layout.tensor, pipeline=layout.pipeline, data=layout.data, expert=group)
 
 

@@ -19,7 +19,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 
 def test_all_layouts_as_json(checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(checkpoint("qwen3_moe", num_hidden_layers=4))
-    code, out = run(capsys, folder, "--nodes", "3", "--gpus", "1", "--device", "h200", *LOAD, "--json")
+    code, out = run(
+        capsys, folder, "--nodes", "3", "--gpus", "1", "--device", "h200", *LOAD, "--experts-over-engines", "--json"
+    )
     found = json.loads(out)
     assert code == 0
     layouts = {(each["tensor"], each["pipeline"], each["data"], each["expert"]) for each in found["layouts"]}

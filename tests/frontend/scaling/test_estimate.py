@@ -244,12 +244,13 @@ def test_a_model_that_is_too_large_says_what_is_missing() -> None:
 
 def test_layouts_use_all_devices_and_divide_experts_over_engines() -> None:
     cost = model(shard(1), shard(2), num_experts=8, experts_per_token=2, num_expert_layers=10)
-    found = list(layouts(cluster(2, 2), cost))
+    found = list(layouts(cluster(2, 2), cost, experts_over_engines=True))
     assert all(each.tensor * each.pipeline * each.data == 4 for each in found)
     assert {str(each) for each in found} == {
         "TP 1 × DP 4", "TP 1 × DP 4 × EP 4", "TP 1 × PP 2 × DP 2", "TP 1 × PP 2 × DP 2 × EP 2", "TP 1 × PP 4",
         "TP 2 × DP 2", "TP 2 × DP 2 × EP 4", "TP 2 × PP 2",
     }  # fmt: skip
+    assert all(each.expert == 1 for each in layouts(cluster(2, 2), cost, experts_over_engines=False))
     assert found[1].flags == ["--data-parallel-size", "4", "--enable-expert-parallel"]
     assert tensor_sizes(cluster(4, 8)) == [1, 2, 4, 8, 16]
 
