@@ -13,6 +13,7 @@ from quire.core.engine.restarts import Restarts
 from quire.core.engine.visit import FollowsKeeper, VisitingLauncher
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
+from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.control.engine_control import EngineControl
@@ -118,6 +119,7 @@ class AsyncLLM(EngineControl):
         setup: EngineSetup,
         *,
         visits: Sequence[VisitingLauncher] | None = None,
+        known: Sequence[EngineReady] = (),
         max_log_len: int | None = None,
         log_outputs: bool = False,
         log_deltas: bool = False,
@@ -126,6 +128,7 @@ class AsyncLLM(EngineControl):
 
         Args:
             visits: engines that another process launches, keeps and counts; None for those of `setup`.
+            known: what these can do, if they ran before; see `EngineClient`.
 
         Raises:
             ConfigError: the tokenizer or the checkpoint's sampling defaults are wrong.
@@ -144,6 +147,7 @@ class AsyncLLM(EngineControl):
             num_slots=config.limits.max_num_seqs,
             on_stats=metrics.on_stats if metrics else None,
             restarts=Restarts if visits is None else FollowsKeeper,
+            known=known,
         )
         log = None
         if args.observability.enable_log_requests:

@@ -95,6 +95,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         return "engine" if self.layout.data == 1 else f"engine-dp{self.place.data}"
 
     @property
+    def tells_hints(self) -> bool:
+        """Whether this engine logs what is slow on this machine: no other has done so."""
+        return not self.is_restart and self.place.local == 0
+
+    @property
     def num_engines_loading(self) -> int:
         """Engines that divide the memory that is free on this host now. One that is started again is alone: it finds
         free what the others have left to it."""

@@ -67,6 +67,7 @@ class EngineClient:
         on_stats: called with an engine's number and its scheduler's statistics of every step and heartbeat.
         restarts: makes the rules that decide whether an engine that ended is followed by another.
         rules: how requests are divided between engines; the usual rules when None.
+        known: what each engine can do, if they ran before this client came. Then one engine is enough to start with.
 
     Attributes:
         ready: what each engine can do, by number; empty until all have started.
@@ -80,9 +81,11 @@ class EngineClient:
         on_stats: Callable[[int, SchedulerStats], None] | None = None,
         restarts: Callable[[], Restarts] = Restarts,
         rules: RoutingRules | None = None,
+        known: Sequence[EngineReady] = (),
     ) -> None:
         self._on_stats = on_stats or (lambda engine, stats: None)
         self._tracked: dict[str, _Tracked] = {}
+        self._known = list(known)
         self.ready: list[EngineReady] = []
         self._links = [EngineLink(number, each, self, restarts()) for number, each in enumerate(launchers)]
         self._placement = placement_on(self._links, num_slots, rules)
@@ -95,8 +98,26 @@ class EngineClient:
             ConfigError: a setting, the checkpoint or the memory is at fault, or the engines differ.
             EngineDeadError: an engine ended without saying why.
         """
-        self.ready = await asyncio.gather(*(link.start() for link in self._links))
+        if self._known:
+            await self._start_one()
+            self.ready = self._known
+        else:
+            self.ready = await asyncio.gather(*(link.start() for link in self._links))
         return agreed(self.ready)
+
+    async def _start_one(self) -> None:
+        """Returns when an engine serves; raises when all are gone for good."""
+        starts = {asyncio.create_task(link.start()) for link in self._links}
+        try:
+            while starts:
+                done, starts = await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
+                failures = [task.exception() for task in done]
+                if None in failures:
+                    return
+            self.check_health()
+        finally:
+            for task in starts:
+                task.cancel()
 
     @property
     def num_unfinished(self) -> int:

@@ -40,7 +40,7 @@ def main() -> None:
     if not message or len(message) < size:
         sys.exit()  # the parent was told to end while it started us
     start = msgspec.msgpack.decode(message, type=EngineStart)
-    configure(start.config.process_name, start.config.logging, hints=not start.config.is_restart)
+    configure(start.config.process_name, start.config.logging, hints=start.config.tells_hints)
     code = uvloop.run(_run_engine(start))
     if start.address.startswith("ipc://") and _outlives(parent):  # a dead parent cannot remove its folder
         shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)

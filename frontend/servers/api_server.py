@@ -44,6 +44,7 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
     start = await link.receive()
     if not isinstance(start, ServerStart):
         return  # the parent has ended
+    sys.path += [each for each in start.import_path if each not in sys.path]
     configure(f"serve-{start.number}", start.config.logging, hints=False)
     await ApiServer(link, start, listener).run()
 
@@ -84,6 +85,7 @@ class ApiServer:
         engine = AsyncLLM.from_setup(
             setup,
             visits=self._visits,
+            known=start.known,
             max_log_len=server.max_log_len,
             log_outputs=server.enable_log_outputs,
             log_deltas=server.enable_log_deltas,

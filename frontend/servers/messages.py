@@ -10,6 +10,7 @@ from msgspec import Struct
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.visit import EngineAddress
+from quire.core.wire.protocol import EngineReady
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.servers.family import Family
 
@@ -25,6 +26,8 @@ class ServerStart(Struct, array_like=True, tag="start"):
     server: ServerConfig
     announces: bool  # logs what is served, because no other server has
     greets: bool
+    import_path: list[str]  # the parent's, for the user's own modules
+    known: list[EngineReady]  # what each engine can do, once all have started
 
 
 class EngineStarted(Struct, array_like=True, tag="engine_started"):

@@ -86,6 +86,7 @@ class ServerGroup:
         self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
         self._servers: dict[int, _Server] = {}
         self._metrics = SharedMetrics(self._ask, self._own_families)
+        self._known: list[EngineReady] = []  # what each engine can do, once all have started
         self._announced = False
         self._stopping = asyncio.Event()
         self._all_gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -113,7 +114,7 @@ class ServerGroup:
 
     async def _keep_engines(self) -> None:
         """Returns never; raises when there are no engines any more."""
-        await asyncio.gather(*(keeper.start() for keeper in self._keepers))
+        self._known = await asyncio.gather(*(keeper.start() for keeper in self._keepers))
         logging_stats = None
         if self._setup.config.log_stats:
             log = StatsLog(self._statistics, aggregate=self._setup.config.aggregate_engine_logging)
@@ -193,6 +194,8 @@ class ServerGroup:
                 *(number, setup.args, setup.config, str(setup.folder), str(setup.tokenizer_folder), self._config),
                 announces=announces,
                 greets=announces and self._greet,
+                import_path=sys.path,
+                known=self._known,
             )
         )
         self._announced = self._announced or announces

@@ -22,6 +22,7 @@ def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     process = ServerProcess(
         tmp_path_factory.mktemp("servers"), str(checkpoint("llama")), "--served-model-name", "tiny",
         "--api-server-count", "2", "--data-parallel-size", "2", "--num-gpu-blocks-override", "512",
+        "--middleware", "tests.frontend.servers.tagging.Tagging",
     )  # fmt: skip
     yield process.wait_until_ready()
     process.stop()
@@ -72,6 +73,7 @@ def test_one_port_several_processes_and_counts_that_are_summed(server: ServerPro
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda _: post(server), range(16)))
     assert len(set(texts)) == 1
+    assert httpx.get(f"{server.base_url}/version").headers["x-tag"] == "yes"  # the user's own module
     wait_for(lambda: counts(server)[:2] == (16, 16))
     seen = [counts(server) for _ in range(6)]
     assert {each[:2] for each in seen} == {(16, 16)}

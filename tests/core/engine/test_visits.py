@@ -1,0 +1,63 @@
+"""Engines that one process keeps and others use."""
+
+import asyncio
+
+from quire.core.engine.client import EngineClient
+from quire.core.engine.keeper import EngineKeeper
+from quire.core.engine.visit import EngineAddress, FollowsKeeper, VisitingLauncher
+from quire.core.errors import QuireError
+from quire.core.wire.protocol import EngineReady, FinishReason, SchedulerStats
+from quire.frontend.launch.launcher import EngineLauncher
+from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
+
+
+class Told:
+    """Remembers what a keeper tells."""
+
+    def __init__(self) -> None:
+        self.engines: list[EngineAddress] = []
+        self.ends: list[object] = []
+        self.stats = SchedulerStats()
+
+    def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
+        self.engines.append(engine)
+
+    def on_ended(self, number: int) -> None:
+        self.ends.append(number)
+
+    def on_gone(self, number: int, error: QuireError) -> None:
+        self.ends.append(error)
+
+    def on_stats(self, number: int, stats: SchedulerStats) -> None:
+        self.stats = stats
+
+
+def test_a_visitor_starts_with_the_engines_that_run_and_leaves_them_running() -> None:
+    async def scenario() -> None:
+        told = Told()
+        keeper = EngineKeeper(0, EngineLauncher(engine_config(), worker_factory=NULL_WORKER), told)
+        ready = await keeper.start()
+        try:
+            for _ in range(2):
+                visits = [VisitingLauncher(), VisitingLauncher()]  # of the second engine, nothing is heard
+                client = EngineClient(visits, num_slots=8, restarts=FollowsKeeper, known=[ready, ready])
+                visits[0].on_started(told.engines[0])
+                async with asyncio.timeout(60):
+                    assert (await client.start()).num_pages == 2 * ready.num_pages
+                assert [each.state for each in client.status().engines] == ["serving", "starting"]
+                assert await Stream(client, "next", [1, 2], 3).finish_reason() is FinishReason.LENGTH
+                Stream(client, "left behind", [1], 200)
+                await client.close()
+            async with asyncio.timeout(60):  # the engine notices that a visitor has gone
+                while told.stats.num_steps < 6 or told.stats.num_running:
+                    await asyncio.sleep(0.01)
+            assert (len(told.engines), told.ends) == (1, [])
+            visits[1].on_gone("it was given up")
+            late = EngineClient(visits[1:], num_slots=8, restarts=FollowsKeeper)
+            failed = await asyncio.gather(late.start(), return_exceptions=True)
+            assert "it was given up" in str(failed[0])
+        finally:
+            await keeper.close()
+        assert keeper.is_dead
+
+    asyncio.run(scenario())
