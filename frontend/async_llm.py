@@ -138,10 +138,9 @@ class AsyncLLM(EngineControl):
         if not args.model.skip_tokenizer_init:
             tokenizer = Tokenizer.from_folder(setup.tokenizer_folder, args.model.tokenizer_mode)
         model = ServedModel.from_args(args, setup.folder)
-        ranks = range(config.place.data, config.place.data + config.place.num_local)
         metrics = None
         if config.log_stats:
-            metrics = Metrics(model.name, config.max_model_len, ranks, counts_engines=visits is None)
+            metrics = Metrics(model.name, config.max_model_len, config.served_engines, counts_engines=visits is None)
         client = EngineClient(
             setup.launchers if visits is None else visits,
             num_slots=config.limits.max_num_seqs,

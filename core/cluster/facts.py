@@ -3,8 +3,10 @@
 import hashlib
 import json
 import socket
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
@@ -13,11 +15,21 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.quire")
 _HEAD_BYTES = 1 << 20
 
 
+Part = Literal["workers", "engines"]
+"""What the nodes divide: the workers of one engine, or whole engines."""
+_FLAGS: dict[Part, tuple[str, str]] = {
+    "workers": ("--nnodes", "--node-rank"),
+    "engines": ("--data-parallel-size", "--data-parallel-start-rank"),
+}
+"""How many numbers there are, and which a node has."""
+
+
 class NodeFacts(Struct, array_like=True, frozen=True):
     """One node, as it was started."""
 
-    rank: int
-    num_nodes: int
+    part: Part
+    ranks: list[int]  # the numbers that the node has: its own, or those of its engines
+    num_ranks: int  # in the whole cluster
     address: str  # for other nodes
     hostname: str
     quire: str  # version
@@ -25,11 +37,12 @@ class NodeFacts(Struct, array_like=True, frozen=True):
     digest: str  # of the checkpoint; see `digest_of`
 
     @classmethod
-    def of_this_host(cls, rank: int, num_nodes: int, address: str, folder: Path) -> "NodeFacts":
+    def of_this_host(cls, part: Part, ranks: list[int], num_ranks: int, address: str, folder: Path) -> "NodeFacts":
         """The facts of this host, with the checkpoint in `folder`."""
         return cls(
-            rank=rank,
-            num_nodes=num_nodes,
+            part=part,
+            ranks=ranks,
+            num_ranks=num_ranks,
             address=address,
             hostname=socket.gethostname(),
             quire=_version("quire"),
@@ -39,7 +52,13 @@ class NodeFacts(Struct, array_like=True, frozen=True):
 
     def __str__(self) -> str:
         """For logs."""
-        return f"node {self.rank} ({self.hostname}, {self.address})"
+        what = "node" if self.part == "workers" else "the node with engine"
+        return f"{what} {name_ranks(self.ranks)} ({self.hostname}, {self.address})"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """For logs: 1, 2, 3."""
+    return ", ".join(map(str, ranks))
 
 
 def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | None:
@@ -48,10 +67,15 @@ def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | No
     Args:
         seconds_apart: by how much the node's clock is ahead of node 0's.
     """
-    if node.num_nodes != head.num_nodes:
-        return f"It was started with --nnodes {node.num_nodes}, and node 0 with {head.num_nodes}; use one number."
-    if not 0 < node.rank < head.num_nodes:
-        return f"Its --node-rank {node.rank} is not between 1 and {head.num_nodes - 1}."
+    size, number = _FLAGS[head.part]
+    if node.part != head.part:
+        return (
+            f"It was started for {node.part}, and node 0 for {head.part}: give it {size} and {number}, as node 0 has."
+        )
+    if node.num_ranks != head.num_ranks:
+        return f"It was started with {size} {node.num_ranks}, and node 0 with {head.num_ranks}; use one number."
+    if not all(0 <= rank < head.num_ranks and rank not in head.ranks for rank in node.ranks):
+        return f"Its {number} gives it number {name_ranks(node.ranks)}, which node 0 has or nobody can have."
     for name, theirs, ours in (("Quire", node.quire, head.quire), ("torch", node.torch, head.torch)):
         if theirs != ours:
             return f"It runs {name} {theirs}, and node 0 {name} {ours}; install one version on all nodes."

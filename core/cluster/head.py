@@ -2,16 +2,19 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 import zmq
 
-from quire.core.cluster.facts import NodeFacts, obstacle
+from quire.core.cluster.facts import NodeFacts, name_ranks, obstacle
 from quire.core.cluster.messages import (
     WORKER,
     Beat,
     Ended,
+    EngineEnded,
+    EngineStarted,
     FromNode,
     HeadStart,
     Join,
@@ -42,28 +45,43 @@ class NodeListener(Protocol):
         """The node has ended, hangs, or cannot be reached. Nothing follows."""
 
 
+class EngineListener(Protocol):
+    """The object that hears of a node's engines."""
+
+    def on_engine(self, news: EngineStarted | EngineEnded) -> None:
+        """An engine of the node has started or ended."""
+
+    def on_lost(self, error: EngineError) -> None:
+        """As `NodeListener.on_lost`."""
+
+
 class NodeLink:
     """Node 0's end of one node that has joined.
 
     Attributes:
-        listener: hears the node from now on.
+        listener: hears the node's workers from now on.
+        engine_listener: hears of the node's engines from now on.
     """
 
     def __init__(self, facts: NodeFacts, identity: bytes, channel: Channel) -> None:
         self.facts = facts
         self.listener: NodeListener | None = None
+        self.engine_listener: EngineListener | None = None
         self.silence = Silence()
-        self.rivals: dict[bytes, NodeFacts] = {}  # by identity: they have the same rank
+        self.is_gone = False
+        self.rivals: dict[bytes, NodeFacts] = {}  # by identity: they have the same number
         self._identity = identity
         self._channel = channel
 
     def tell(self, message: ToNode) -> None:
-        """Sends a message to the node."""
-        self._channel.send([self._identity, *control(message)])
+        """Sends a message to the node, unless it is gone."""
+        if not self.is_gone:
+            self._channel.send([self._identity, *control(message)])
 
     def send_to_workers(self, message: bytes) -> None:
-        """Sends a `WorkerInput` to all workers of the node."""
-        self._channel.send([self._identity, WORKER, message])
+        """Sends a `WorkerInput` to all workers of the node, unless it is gone."""
+        if not self.is_gone:
+            self._channel.send([self._identity, WORKER, message])
 
 
 class ClusterHead:
@@ -77,7 +95,7 @@ class ClusterHead:
         self._facts = start.facts
         self._address = start.address
         self._nodes: dict[bytes, NodeLink] = {}  # by identity
-        self._changed = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []  # for nodes
         self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
         self._num_strangers = 0
         self._strangers_at = 0.0
@@ -92,28 +110,46 @@ class ClusterHead:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks of nodes that are not there."""
-        return sorted(set(range(1, self._facts.num_nodes)) - {node.facts.rank for node in self._nodes.values()})
+        """The numbers whose nodes are not there."""
+        there = {rank for node in self._nodes.values() for rank in node.facts.ranks}
+        return sorted(set(range(self._facts.num_ranks)) - there - set(self._facts.ranks))
+
+    @property
+    def waits_for(self) -> str | None:
+        """What is missing, for people; None if nothing is."""
+        if not self.missing:
+            return None
+        one = "node" if self._facts.part == "workers" else "engine"
+        return f"{one} {name_ranks(self.missing)} of {self._facts.num_ranks}"
 
     async def all_joined(self) -> list[NodeLink]:
-        """All other nodes by rank, once they are there. Says now and then for which it waits."""
-        while self.missing:
-            ranks = ", ".join(map(str, self.missing))
-            logger.info("waiting at %s for node %s of %d", self._address, ranks, self._facts.num_nodes)
+        """All other nodes by their numbers, once they are there. Says now and then for which it waits."""
+        await self._wait_while(lambda: bool(self.missing))
+        return sorted(self._nodes.values(), key=lambda node: node.facts.ranks)
+
+    async def node_with(self, rank: int) -> NodeLink:
+        """The node that has a number, once it is there."""
+        await self._wait_while(lambda: rank in self.missing)
+        return next(node for node in self._nodes.values() if rank in node.facts.ranks)
+
+    async def _wait_while(self, is_missing: Callable[[], bool]) -> None:
+        while is_missing():
+            logger.info("waiting at %s for %s", self._address, self.waits_for)
             try:
                 async with asyncio.timeout(REMINDER_SECONDS):
-                    while self.missing:
-                        self._changed.clear()
-                        await self._changed.wait()
+                    while is_missing():
+                        changed = asyncio.get_running_loop().create_future()
+                        self._waiting.append(changed)
+                        await changed
             except TimeoutError:
                 continue
-        return sorted(self._nodes.values(), key=lambda node: node.facts.rank)
 
     def close(self, reason: str) -> None:
         """Lets all nodes go, which then wait for another engine. Idempotent."""
         self._beating.cancel()
         for node in self._nodes.values():
             node.tell(Ended(reason))
+            node.is_gone = True
         self._nodes.clear()
         self._channel.close(linger_ms=500)
 
@@ -136,6 +172,9 @@ class ClusterHead:
             case NodeLost(reason):
                 if node is not None:
                     self._lose(identity, reason)
+            case EngineStarted() | EngineEnded() as news:
+                if node is not None and node.engine_listener is not None:
+                    node.engine_listener.on_engine(news)
 
     def _on_join(self, identity: bytes, join: Join) -> None:
         facts = join.facts
@@ -144,28 +183,31 @@ class ClusterHead:
         if (problem := obstacle(self._facts, facts, join.clock - time.time())) is not None:
             self._refuse(identity, facts, problem)
             return
-        if (other := self._node_of(facts.rank)) is not None:
+        if (other := self._node_of(facts.ranks)) is not None:
             other.rivals[identity] = facts  # until the other one shows whether it lives
             return
         self._nodes[identity] = node = NodeLink(facts, identity, self._channel)
         node.tell(Joined())
         logger.info("%s has joined", facts)
-        self._changed.set()
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
 
     def _on_beat(self, identity: bytes, node: NodeLink | None) -> None:
         if node is None:
             self._channel.send([identity, *control(Ended("node 0 does not know this node (any more)."))])
             return
         for rival, facts in node.rivals.items():
-            self._refuse(rival, facts, f"There is already {node.facts}; give each node a --node-rank of its own.")
+            self._refuse(rival, facts, f"There is already {node.facts}; give each node a number of its own.")
         node.rivals.clear()
 
     def _refuse(self, identity: bytes, facts: NodeFacts, reason: str) -> None:
         logger.error("%s is refused: %s", facts, reason)
         self._channel.send([identity, *control(Refused(reason))])
 
-    def _node_of(self, rank: int) -> NodeLink | None:
-        return next((node for node in self._nodes.values() if node.facts.rank == rank), None)
+    def _node_of(self, ranks: list[int]) -> NodeLink | None:
+        return next((node for node in self._nodes.values() if set(node.facts.ranks) & set(ranks)), None)
 
     def _on_stranger(self) -> None:
         """Says seldom that somebody without the token was here: a scanner must not fill the log."""
@@ -194,7 +236,10 @@ class ClusterHead:
     def _lose(self, identity: bytes, reason: str) -> None:
         node = self._nodes.pop(identity)
         logger.error("%s is lost: %s", node.facts, reason)
-        self._changed.set()
         node.tell(Ended("node 0 takes this node for lost."))
-        if node.listener is not None:
-            node.listener.on_lost(EngineError(f"{str(node.facts).capitalize()} is lost: {reason}"))
+        node.is_gone = True
+        name = str(node.facts)
+        error = EngineError(f"{name[0].upper()}{name[1:]} is lost: {reason}")
+        for listener in (node.listener, node.engine_listener):
+            if listener is not None:
+                listener.on_lost(error)

@@ -13,12 +13,17 @@ from quire.core.cluster.messages import (
     WORKER,
     Beat,
     Ended,
+    EndEngine,
+    EngineEnded,
+    EngineStarted,
     FromNode,
     Join,
     Joined,
     NodeLost,
+    Order,
     Refused,
     ShareFile,
+    StartEngine,
     StartWorkers,
     ToNode,
     control,
@@ -32,12 +37,14 @@ logger = get_logger(__name__)
 
 JOIN_SECONDS = 1.0
 REMINDER_SECONDS = 10.0
+MANY_REBUFFS = 5
+"""Fewer handshakes may have failed because node 0 ended meanwhile."""
 
 
 class MemberListener(Protocol):
     """The object that does what node 0 says."""
 
-    def on_order(self, order: StartWorkers | ShareFile) -> None:
+    def on_order(self, order: Order) -> None:
         """Node 0 wants something of this node."""
 
     def on_input(self, message: bytes) -> None:
@@ -59,7 +66,7 @@ class Membership:
         self._listener = listener
         self._decoder: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
         self._silence = Silence()
-        self._is_rebuffed = False
+        self._num_rebuffs = 0  # since the last reminder
         self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._channel: Channel = connect_dealer(f"tcp://{head}", keys, self._on_frames, on_rebuff=self._on_rebuff)
@@ -98,6 +105,10 @@ class Membership:
         with contextlib.suppress(zmq.Again):
             self._channel.send([WORKER, message])
 
+    def report(self, news: EngineStarted | EngineEnded) -> None:
+        """Tells node 0 of an engine."""
+        self._try_to_tell(news)
+
     def leave(self, reason: str) -> None:
         """Tells node 0 that this node does not go on, and has `run` return."""
         self._try_to_tell(NodeLost(reason))
@@ -124,7 +135,7 @@ class Membership:
             case Ended(reason):
                 if not self._ended.done():
                     self._ended.set_result(reason)
-            case StartWorkers() | ShareFile() as order:
+            case StartWorkers() | ShareFile() | StartEngine() | EndEngine() as order:
                 self._listener.on_order(order)
 
     def _try_to_tell(self, message: FromNode) -> None:
@@ -132,11 +143,11 @@ class Membership:
             self._channel.send(control(message))
 
     def _on_rebuff(self) -> None:
-        self._is_rebuffed = True
+        self._num_rebuffs += 1
 
     def _what_is_missing(self) -> str:
-        if self._is_rebuffed:
-            self._is_rebuffed = False
+        num_rebuffs, self._num_rebuffs = self._num_rebuffs, 0
+        if num_rebuffs >= MANY_REBUFFS:
             return (
                 f"what listens at {self._head} does not know this node's join token; "
                 "set the same QUIRE_JOIN_TOKEN on all nodes"

@@ -52,6 +52,32 @@ class StartWorkers(Struct, array_like=True, tag="start", frozen=True):
     init_method: str
 
 
+class StartEngine(Struct, array_like=True, tag="start_engine", frozen=True):
+    """The node starts the engine of `config.place.data`, and says `EngineStarted`."""
+
+    config: EngineConfig  # as for `StartWorkers`; the node also says which of its engines this is
+
+
+class EndEngine(Struct, array_like=True, tag="end_engine", frozen=True):
+    """The node ends an engine at once, if it still runs."""
+
+    data: int
+
+
+class EngineStarted(Struct, array_like=True, tag="engine_started", frozen=True):
+    """An engine was started; it may still load."""
+
+    data: int
+    address: str  # of its socket, for frontends with the keys of the join token
+
+
+class EngineEnded(Struct, array_like=True, tag="engine_ended", frozen=True):
+    """An engine has ended, or could not be started."""
+
+    data: int
+    code: int  # the exit code; negative is the signal that ended it
+
+
 class ShareFile(Struct, array_like=True, tag="share", frozen=True):
     """The bytes of a file of node 0's host, which workers will look for under `path`."""
 
@@ -65,8 +91,9 @@ class Ended(Struct, array_like=True, tag="ended", frozen=True):
     reason: str
 
 
-FromNode = Join | Beat | NodeLost
-ToNode = Joined | Refused | Beat | StartWorkers | ShareFile | Ended
+FromNode = Join | Beat | NodeLost | EngineStarted | EngineEnded
+ToNode = Joined | Refused | Beat | StartWorkers | ShareFile | StartEngine | EndEngine | Ended
+Order = StartWorkers | ShareFile | StartEngine | EndEngine
 
 
 class HeadStart(Struct, array_like=True, frozen=True):

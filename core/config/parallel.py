@@ -58,13 +58,27 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
     data_parallel_size_local: Annotated[
         Positive | None,
         Meta(
-            description="How many of these engines this server runs; all when unset.",
+            description="How many of these engines this host runs; all when unset.",
             extra={"aliases": ["-dpl"]},
         ),
     ] = None
     data_parallel_start_rank: Annotated[
         NotNegative | None,
         Meta(description="Number of this server's first engine among all.", extra={"aliases": ["-dpr"]}),
+    ] = None
+    data_parallel_address: Annotated[
+        str | None,
+        Meta(
+            description="Node 0's address for nodes with further engines; --master-addr when unset.",
+            extra={"aliases": ["-dpa"]},
+        ),
+    ] = None
+    data_parallel_rpc_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(
+            description="Node 0's port for nodes with further engines; --master-port when unset.",
+            extra={"aliases": ["-dpp"]},
+        ),
     ] = None
     data_parallel_rank: Annotated[
         NotNegative | None,

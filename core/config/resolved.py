@@ -69,6 +69,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"]
     layout: Layout
     place: EnginePlace = EnginePlace()
+    served_engines: tuple[int, ...] = (0,)  # numbers of the engines that this server divides requests between
     executor: Literal["uni", "mp"]
     layers_by_stage: list[int] = []  # numbers of layers, one for each of several pipeline stages
     max_model_len: int  # tokens; when `fit_max_model_len`, an upper bound that the memory plan may lower

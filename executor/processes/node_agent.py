@@ -11,7 +11,7 @@ import os
 from msgspec.structs import replace
 
 from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import NodeStart, ShareFile, StartWorkers
+from quire.core.cluster.messages import NodeStart, Order, ShareFile, StartWorkers
 from quire.core.errors import EngineError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import FileCopy, encoder
@@ -78,7 +78,7 @@ class _Session:
 
     # ----------------------------------------------------------------------------------------- what node 0 says
 
-    def on_order(self, order: StartWorkers | ShareFile) -> None:
+    def on_order(self, order: Order) -> None:
         """See `MemberListener.on_order`."""
         match order:
             case StartWorkers():

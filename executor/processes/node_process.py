@@ -27,7 +27,7 @@ def main(fd: int) -> int:
     with open(fd, "rb") as file:
         file.seek(0)
         start = msgspec.msgpack.decode(file.read(), type=NodeStart)
-    configure(f"node-{start.facts.rank}", start.logging)
+    configure(f"node-{start.facts.ranks[0]}", start.logging)
     try:
         return uvloop.run(_run(start))
     except ConfigError as error:

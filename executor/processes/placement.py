@@ -84,16 +84,14 @@ class SeveralHosts:
             )
         ]
         for node in nodes:
-            start = StartWorkers(self._config, layout.ranks_of_node(node.facts.rank), factory, meeting)
+            start = StartWorkers(self._config, layout.ranks_of_node(node.facts.ranks[0]), factory, meeting)
             hosts.append(RemoteHost(node, start, listener))
         return hosts
 
     @property
     def waits_for(self) -> str | None:
         """See `Placement.waits_for`."""
-        if self._head is None or not self._head.missing:
-            return None
-        return f"node {', '.join(map(str, self._head.missing))} of {self._facts.num_nodes}"
+        return None if self._head is None else self._head.waits_for
 
     def close(self) -> None:
         """See `Placement.close`."""

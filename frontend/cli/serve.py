@@ -34,13 +34,14 @@ def run(args: argparse.Namespace) -> None:
     # Imported here, so that --help does not load the server, and late, so that the engine loads at the same time.
     from quire.core.logging import configure
     from quire.frontend.http.listener import bind, release
-    from quire.frontend.launch.headless import become_node
+    from quire.frontend.launch.headless import run_node
     from quire.frontend.launch.setup import EngineSetup
 
     args.server_config.check_logs(args.engine_args.observability)
     configure("serve", args.engine_args.observability.logging)
     if args.engine_args.parallel.headless:
-        become_node(args.engine_args)
+        run_node(args.engine_args)
+        return
     listener = bind(args.server_config)
     try:
         setup = EngineSetup.from_args(args.engine_args, "server")

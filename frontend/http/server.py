@@ -122,7 +122,7 @@ class HttpServer:
         if not self._announces:
             return
         num_tokens, num_requests = cache_room(ready, config.limits)
-        engines = f", engines: {config.place.num_local}" if config.layout.data > 1 else ""
+        engines = f", engines: {len(config.served_engines)}" if config.layout.data > 1 else ""
         seconds = time.monotonic() - STARTED_AT
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
         workers = f"workers: {config.layout.num_workers}{engines}"

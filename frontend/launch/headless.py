@@ -1,23 +1,29 @@
-"""`quire serve --headless`: this process becomes the agent of a node that serves no HTTP."""
+"""`quire serve --headless`: this process becomes a node that serves no HTTP."""
 
 import os
 import sys
-from typing import NoReturn
 
 import msgspec
+import uvloop
 
 from quire.core.config.engine_args import EngineArgs
 from quire.frontend.checkpoint import model_source
-from quire.frontend.launch.nodes import node_start
+from quire.frontend.launch.engine_node import EngineNode
+from quire.frontend.launch.nodes import engines_node_start, node_start
 
 
-def become_node(args: EngineArgs) -> NoReturn:
-    """Finds the checkpoint, and replaces this process by the agent, which keeps its process id.
+def run_node(args: EngineArgs) -> None:
+    """Finds the checkpoint, and serves node 0 until a signal ends this process.
+
+    With workers of an engine, this process is replaced by their agent, which keeps its process id.
 
     Raises:
-        ConfigError: the options or the checkpoint are wrong.
+        ConfigError: the options or the checkpoint are wrong, or node 0 refuses this node.
     """
     folder = model_source.find_model(args.model, args.load)
+    if args.parallel.data_parallel_size > 1:
+        uvloop.run(EngineNode(engines_node_start(args.parallel, folder, args.observability.logging)).run())
+        return
     start = node_start(args.parallel, folder, args.observability.logging)
     fd = os.memfd_create("quire-node")
     with open(fd, "wb", closefd=False) as file:

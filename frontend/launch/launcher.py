@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -60,9 +60,16 @@ class EngineSubprocess:
             self._process.stdin.close()
 
 
+class Listening(NamedTuple):
+    """An address of this host at which engines listen for frontends on others, which have the keys."""
+
+    address: str
+    keys: CurveKeys
+
+
 class EngineLauncher:
     """Starts the engine processes of one place, one after another, each at an address of its own: inside a private
-    folder, or on loopback TCP.
+    folder, on loopback TCP, or where frontends on other hosts reach it.
 
     Args:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
@@ -73,13 +80,13 @@ class EngineLauncher:
     def __init__(
         self,
         config: EngineConfig,
-        transport: Literal["ipc", "tcp"] = "ipc",
+        transport: Literal["ipc", "tcp"] | Listening = "ipc",
         *,
         worker_factory: str | None = None,
         cluster: HeadStart | None = None,
         ray_nodes: RayNodes | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self._transport = transport
         self._worker_factory = worker_factory
         self._cluster = cluster
@@ -90,15 +97,18 @@ class EngineLauncher:
 
     def launch_ahead(self) -> None:
         """Starts the engine that the first `launch` returns, so that it loads while the frontend starts."""
-        self._ahead = self._start()
+        self._ahead = self.start()
 
     async def launch(self) -> EngineSubprocess:
         """Starts an engine. The engine dies with this process, because its standard input closes."""
         ahead, self._ahead = self._ahead, None
-        return ahead or self._start()
+        return ahead or self.start()
 
-    def _start(self) -> EngineSubprocess:
+    def start(self) -> EngineSubprocess:
+        """As `launch`, at once."""
         keys = CurveKeys.generate() if self._transport == "tcp" else None
+        if isinstance(self._transport, Listening):
+            keys = self._transport.keys
         address = self._next_address()
         if self._ray_nodes is not None:
             self._ray_nodes.ensure()
@@ -110,11 +120,11 @@ class EngineLauncher:
                 "quire.frontend.launch.engine_main",
             ],  # -P: no module of the user's folder shadows ours
             stdin=subprocess.PIPE,
-            env=os.environ | _devices(self._config),
+            env=os.environ | _devices(self.config),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )
         assert process.stdin is not None
-        config = msgspec.structs.replace(self._config, is_restart=self._launched > 1)
+        config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
         start = msgspec.msgpack.encode(EngineStart(config, address, keys, self._worker_factory, self._cluster))
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
@@ -134,8 +144,10 @@ class EngineLauncher:
 
     def _next_address(self) -> str:
         self._launched += 1
+        if isinstance(self._transport, Listening):
+            return f"tcp://{self._transport.address}:{_free_port(self._transport.address)}"
         if self._transport == "tcp":
-            return f"tcp://127.0.0.1:{_free_port()}"
+            return f"tcp://127.0.0.1:{_free_port('127.0.0.1')}"
         if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary files may remove it
             self.folder = _private_folder()
         return f"ipc://{self.folder}/engine-{self._launched}.sock"
@@ -168,7 +180,7 @@ def _private_folder() -> str:
         ) from None
 
 
-def _free_port() -> int:
+def _free_port(address: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return probe.getsockname()[1]

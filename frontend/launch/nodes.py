@@ -10,6 +10,7 @@ from quire.core.cluster.messages import HeadStart, NodeStart
 from quire.core.config.parallel import ParallelConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
+from quire.frontend.launch.options import engine_places
 
 logger = get_logger(__name__)
 
@@ -32,8 +33,42 @@ def head_start(parallel: ParallelConfig, folder: Path) -> HeadStart | None:
         raise ConfigError(f"--node-rank {parallel.node_rank} needs --headless: node 0 alone serves.")
     address = resolve(parallel.master_addr, "--master-addr")
     interface_of(address)
-    facts = NodeFacts.of_this_host(0, parallel.nnodes, address, folder)
-    return HeadStart(f"{address}:{parallel.master_port}", _token(parallel).keys(), facts)
+    facts = NodeFacts.of_this_host("workers", [0], parallel.nnodes, address, folder)
+    return HeadStart(f"{address}:{parallel.master_port}", _token(parallel, parallel.master_port).keys(), facts)
+
+
+def engines_head_start(parallel: ParallelConfig, folder: Path) -> HeadStart:
+    """What a server is told whose other engines run on other hosts. Raises ConfigError as `head_start` does."""
+    address, port = _engines_address(parallel)
+    interface_of(address)
+    ranks = [place.data for place in engine_places(parallel)]
+    facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
+    return HeadStart(f"{address}:{port}", _token(parallel, port).keys(), facts)
+
+
+def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
+    """What a headless node with whole engines is told. Raises ConfigError as `node_start` does."""
+    if parallel.nnodes > 1:
+        raise ConfigError("--nnodes is for the workers of one engine; leave it out with --data-parallel-size.")
+    if parallel.data_parallel_start_rank is None or parallel.data_parallel_size_local is None:
+        raise ConfigError(
+            "--headless with --data-parallel-size needs --data-parallel-start-rank and --data-parallel-size-local: "
+            "which engines this host runs."
+        )
+    head, port = _engines_address(parallel)
+    address = own_address(head)
+    interface_of(address)
+    ranks = [place.data for place in engine_places(parallel)]
+    facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
+    return NodeStart(f"{head}:{port}", _token_of_all().keys(), facts, str(folder), logging)
+
+
+def _engines_address(parallel: ParallelConfig) -> tuple[str, int]:
+    if parallel.data_parallel_address is None:
+        address = resolve(parallel.master_addr, "--master-addr")
+    else:
+        address = resolve(parallel.data_parallel_address, "--data-parallel-address")
+    return address, parallel.data_parallel_rpc_port or parallel.master_port
 
 
 def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
@@ -47,19 +82,16 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
     _check_rank(parallel)
     if not parallel.node_rank:
         raise ConfigError("--headless is for nodes 1 and up: give --node-rank, or leave --headless out on node 0.")
-    token = JoinToken.from_environment()
-    if token is None:
-        raise ConfigError("A node needs the join token: set QUIRE_JOIN_TOKEN to what node 0 has or names in its log.")
     head = resolve(parallel.master_addr, "--master-addr")
     address = own_address(head)
     interface_of(address)
-    facts = NodeFacts.of_this_host(parallel.node_rank, parallel.nnodes, address, folder)
-    return NodeStart(f"{head}:{parallel.master_port}", token.keys(), facts, str(folder), logging)
+    facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
+    return NodeStart(f"{head}:{parallel.master_port}", _token_of_all().keys(), facts, str(folder), logging)
 
 
 def join_secret(parallel: ParallelConfig) -> str:
     """The join token of this cluster, for whoever starts its other nodes."""
-    return _token(parallel).secret
+    return _token(parallel, parallel.master_port).secret
 
 
 def _check_rank(parallel: ParallelConfig) -> None:
@@ -69,11 +101,19 @@ def _check_rank(parallel: ParallelConfig) -> None:
         )
 
 
-def _token(parallel: ParallelConfig) -> JoinToken:
+def _token_of_all() -> JoinToken:
+    """The token that the user has given this node."""
+    token = JoinToken.from_environment()
+    if token is None:
+        raise ConfigError("A node needs the join token: set QUIRE_JOIN_TOKEN to what node 0 has or names in its log.")
+    return token
+
+
+def _token(parallel: ParallelConfig, port: int) -> JoinToken:
     """The user's token, else one in a file that node 0 keeps for its next start."""
     if (token := JoinToken.from_environment()) is not None:
         return token
-    path = envs.cache_folder() / f"join-token-{parallel.master_port}"
+    path = envs.cache_folder() / f"join-token-{port}"
     token = JoinToken.from_file(path)
     if parallel.distributed_executor_backend != "ray":  # which brings it to the other nodes
         logger.info("the other nodes need the join token in %s, as QUIRE_JOIN_TOKEN", path)

@@ -49,6 +49,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         device=kind,
         layout=layout,
         place=engine_places(args.parallel)[0],
+        served_engines=_served_engines(args.parallel),
         executor=executor,
         layers_by_stage=divide_layers(spec.num_layers, layout.pipeline, envs.read("PP_LAYER_PARTITION")),
         max_model_len=max_model_len,
@@ -73,10 +74,10 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
 
 
 def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
-    """The engines that this command runs.
+    """The engines that this command runs on this host.
 
     Raises:
-        ConfigError: the options contradict each other, or ask for engines on other hosts.
+        ConfigError: the options contradict each other.
     """
     size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
     local, start = parallel.data_parallel_size_local, parallel.data_parallel_start_rank
@@ -97,11 +98,6 @@ def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
     if first + number > size:
         raise ConfigError(
             f"--data-parallel-start-rank {first} and {number} engines from there on exceed --data-parallel-size {size}."
-        )
-    if number < size and not parallel.data_parallel_hybrid_lb:
-        raise ConfigError(
-            f"--data-parallel-size-local {number} of --data-parallel-size {size}: engines on other hosts are served by "
-            "servers of their own, with --data-parallel-hybrid-lb, or one each with --data-parallel-rank."
         )
     return [EnginePlace(first + index, index, number) for index in range(number)]
 
@@ -137,6 +133,18 @@ def _layout(asked: ParallelConfig) -> Layout:
             "the cache of workers that hold the same KV heads."
         )
     return layout
+
+
+def remote_places(parallel: ParallelConfig) -> list[EnginePlace]:
+    """The engines that this server uses and other hosts run."""
+    if parallel.data_parallel_hybrid_lb or parallel.data_parallel_rank is not None:
+        return []
+    here = {place.data for place in engine_places(parallel)}
+    return [EnginePlace(data) for data in range(parallel.data_parallel_size) if data not in here]
+
+
+def _served_engines(parallel: ParallelConfig) -> tuple[int, ...]:
+    return tuple(sorted(place.data for place in [*engine_places(parallel), *remote_places(parallel)]))
 
 
 def _check_heads(world_size: int, num_heads: int) -> None:

@@ -43,7 +43,7 @@ class NodeActor:
 
 def main() -> None:
     """The agent's process: reads its options, then becomes the agent."""
-    from quire.frontend.launch.headless import become_node  # imported here: an actor needs none of it
+    from quire.frontend.launch.headless import run_node  # imported here: an actor needs none of it
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # holds for what this process becomes, too
     if os.getppid() != int(sys.argv[1]):
@@ -51,7 +51,7 @@ def main() -> None:
     args = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineArgs)
     configure("node", args.observability.logging)
     try:
-        become_node(args)
+        run_node(args)
     except QuireError as error:
         sys.exit(f"quire: {error}")
 

@@ -12,9 +12,10 @@ from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
-from quire.frontend.launch.nodes import head_start
-from quire.frontend.launch.options import UsageContext, engine_places, resolve
+from quire.frontend.launch.nodes import engines_head_start, head_start
+from quire.frontend.launch.options import UsageContext, engine_places, remote_places, resolve
 from quire.frontend.launch.ray_nodes import RayNodes
+from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
 
 logger = get_logger(__name__)
 
@@ -27,7 +28,7 @@ class EngineSetup:
     folder: Path
     tokenizer_folder: Path
     config: EngineConfig
-    launchers: list[EngineLauncher]
+    launchers: list[EngineLauncher | RemoteLauncher]
 
     @classmethod
     def from_args(cls, args: EngineArgs, usage: UsageContext) -> "EngineSetup":
@@ -42,10 +43,14 @@ class EngineSetup:
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
         cluster, transport = head_start(args.parallel, folder), args.parallel.engine_transport
         ray_nodes = RayNodes.of(args, num_workers=config.layout.num_workers, device=config.device)
-        launchers = [
+        launchers: list[EngineLauncher | RemoteLauncher] = [
             EngineLauncher(replace(config, place=place), transport, cluster=cluster, ray_nodes=ray_nodes)
             for place in engine_places(args.parallel)
         ]
+        if others := remote_places(args.parallel):
+            nodes = RemoteNodes(engines_head_start(args.parallel, folder))
+            launchers += [RemoteLauncher(replace(config, place=place), nodes) for place in others]
+            launchers.sort(key=lambda launcher: launcher.config.place.data)
         return cls(args, folder, tokenizer_folder, config, launchers)
 
     def launch_ahead(self) -> None:

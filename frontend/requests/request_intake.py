@@ -59,7 +59,7 @@ class RequestIntake:
         after_reasoning: AfterReasoning | None,
     ) -> None:
         self._spec = config.spec
-        self._place = config.place
+        self._engines = config.served_engines
         self._tokenizer = tokenizer
         self._log = log
         self._after_reasoning = after_reasoning
@@ -146,13 +146,13 @@ class RequestIntake:
 
     def _engine(self, rank: int) -> int:
         """The number here of the engine with a rank among all."""
-        first, number = self._place.data, self._place.num_local
-        if not 0 <= rank - first < number:
+        if rank not in self._engines:
+            first, last = self._engines[0], self._engines[-1]
             raise ParameterError(
-                f"data_parallel_rank is {rank}, but the engines here have the ranks {first} to {first + number - 1}.",
+                f"data_parallel_rank is {rank}, but the engines here have the ranks {first} to {last}.",
                 param="data_parallel_rank",
             )
-        return rank - first
+        return self._engines.index(rank)
 
     async def open_beams(
         self,

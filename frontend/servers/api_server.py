@@ -79,7 +79,7 @@ class ApiServer:
 
     def __init__(self, link: ControlLink[ToServer], start: ServerStart, listener: socket.socket) -> None:
         self._link = link
-        self._visits = [VisitingLauncher() for _ in range(start.config.place.num_local)]
+        self._visits = [VisitingLauncher() for _ in start.config.served_engines]
         setup = EngineSetup(start.args, Path(start.folder), Path(start.tokenizer_folder), start.config, [])
         server = start.server
         engine = AsyncLLM.from_setup(

@@ -78,10 +78,7 @@ class ServerGroup:
         self._listener = listener
         self._greet = greet
         model_name = ServedModel.from_args(setup.args, setup.folder).name
-        first = setup.config.place.data
-        self._statistics = [
-            EngineStatistics(Labelled(model_name, first + number)) for number in range(len(setup.launchers))
-        ]
+        self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
         self._keepers = [EngineKeeper(number, each, self) for number, each in enumerate(setup.launchers)]
         self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
         self._servers: dict[int, _Server] = {}

@@ -23,8 +23,8 @@ from quire.core.wire.channel import CurveKeys
 from tests.servers import free_port
 
 KEYS = JoinToken("t" * 32).keys()
-HEAD = NodeFacts(0, 2, "127.0.0.1", "here", "1.0", "2.13", "d1")
-NODE = NodeFacts(1, 2, "127.0.0.2", "there", "1.0", "2.13", "d1")
+HEAD = NodeFacts("workers", [0], 2, "127.0.0.1", "here", "1.0", "2.13", "d1")
+NODE = NodeFacts("workers", [1], 2, "127.0.0.2", "there", "1.0", "2.13", "d1")
 
 
 def run(test: Awaitable[None]) -> None:
@@ -97,8 +97,8 @@ def test_bytes_and_files_go_both_ways_in_order() -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        (replace(NODE, num_nodes=3), "--nnodes 3, and node 0 with 2"),
-        (replace(NODE, rank=2), "--node-rank 2 is not between 1 and 1"),
+        (replace(NODE, num_ranks=3), "--nnodes 3, and node 0 with 2"),
+        (replace(NODE, ranks=[2]), "--node-rank gives it number 2, which node 0 has or nobody can have"),
         (replace(NODE, quire="1.1"), "It runs Quire 1.1, and node 0 Quire 1.0"),
         (replace(NODE, torch="2.12"), "It runs torch 2.12, and node 0 torch 2.13"),
         (replace(NODE, digest="d2"), "other settings or weights"),
@@ -129,8 +129,8 @@ def test_a_clock_that_is_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_rank_that_is_started_twice_is_refused_while_the_first_lives() -> None:
     async def test() -> None:
-        async with head(replace(HEAD, num_nodes=3)) as (cluster, address):
-            first, second = (replace(NODE, num_nodes=3, hostname=name) for name in ("first", "second"))
+        async with head(replace(HEAD, num_ranks=3)) as (cluster, address):
+            first, second = (replace(NODE, num_ranks=3, hostname=name) for name in ("first", "second"))
             async with member(address, first) as (_, _, running):
                 while cluster.missing != [2]:
                     await asyncio.sleep(0.01)

@@ -43,7 +43,7 @@ def run(test: Awaitable[None]) -> None:
 
 
 def facts(rank: int) -> NodeFacts:
-    return NodeFacts(rank, 2, f"127.0.0.{rank + 1}", f"host-{rank}", "1.0", "2.13", "d")
+    return NodeFacts("workers", [rank], 2, f"127.0.0.{rank + 1}", f"host-{rank}", "1.0", "2.13", "d")
 
 
 async def start_agent(address: str) -> asyncio.subprocess.Process:

@@ -12,7 +12,7 @@ from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace
-from quire.frontend.launch.options import engine_places, resolve
+from quire.frontend.launch.options import engine_places, remote_places, resolve
 
 SPEC = ModelSpec(
     path="", name="tiny", architecture="", hf_config={}, dtype="float32", vocab_size=8, num_layers=1,
@@ -89,7 +89,7 @@ def test_contradictory_options_of_workers_are_refused(options: dict[str, Any], m
         ({"data_parallel_size": 4, "data_parallel_rank": 4}, "must be below --data-parallel-size 4"),
         ({"data_parallel_size": 4, "data_parallel_rank": 1, "data_parallel_size_local": 2}, "runs that engine alone"),
         ({"data_parallel_size": 4, "data_parallel_hybrid_lb": True}, "--data-parallel-size-local must say"),
-        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, "engines on other hosts"),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, [EnginePlace(0, 0, 2), EnginePlace(1, 1, 2)]),
         ({"data_parallel_size": 2, "data_parallel_start_rank": 1}, "exceed --data-parallel-size 2"),
     ],
 )
@@ -99,3 +99,10 @@ def test_the_engines_of_a_server(options: dict[str, Any], places: list[EnginePla
             engine_places(ParallelConfig(**options))
     else:
         assert engine_places(ParallelConfig(**options)) == places
+
+
+def test_engines_that_a_server_does_not_run_are_on_other_hosts_unless_it_does_not_use_them() -> None:
+    options = {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_start_rank": 1}
+    assert remote_places(ParallelConfig(**options)) == [EnginePlace(0), EnginePlace(3)]
+    assert remote_places(ParallelConfig(**options, data_parallel_hybrid_lb=True)) == []
+    assert remote_places(ParallelConfig(data_parallel_size=4, data_parallel_rank=1)) == []

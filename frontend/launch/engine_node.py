@@ -1,0 +1,104 @@
+"""A headless node with whole engines: joins node 0, and starts the engines that it is told to."""
+
+import asyncio
+import signal
+
+from msgspec.structs import replace
+
+from quire.core.cluster.membership import Membership
+from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
+from quire.core.config.resolved import EngineConfig
+from quire.core.logging import get_logger
+from quire.core.wire.rank import EnginePlace
+from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
+
+logger = get_logger(__name__)
+
+
+class EngineNode:
+    """Runs one membership after another. When node 0 is gone, the engines end, and the node joins anew."""
+
+    def __init__(self, start: NodeStart) -> None:
+        self._start = start
+        self._session: _Session | None = None
+        self._is_closing = False
+
+    async def run(self) -> None:
+        """Serves node 0 until a signal ends this process.
+
+        Raises:
+            ConfigError: node 0 refuses this node as it was started.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._close)
+        while not self._is_closing:
+            self._session = _Session(self._start)
+            reason = await self._session.run()
+            if not self._is_closing:
+                logger.warning("this node has ended its work: %s It waits for node 0 again.", reason)
+
+    def _close(self) -> None:
+        self._is_closing = True
+        if self._session is not None:
+            self._session.leave("it was told to stop.")
+
+
+class _Session:
+    """One membership and the engines of its time."""
+
+    def __init__(self, start: NodeStart) -> None:
+        self._start = start
+        self._membership = Membership(start.head, start.keys, start.facts, self)
+        self._engines: dict[int, EngineSubprocess] = {}  # by number
+        self._watches: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> str:
+        """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
+        try:
+            return await self._membership.run()
+        finally:
+            for watch in self._watches:
+                watch.cancel()
+            for engine in self._engines.values():
+                engine.kill()
+            self._membership.close()
+
+    def leave(self, reason: str) -> None:
+        """Ends `run`."""
+        self._membership.leave(reason)
+
+    def on_input(self, message: bytes) -> None:
+        """See `MemberListener.on_input`. Messages of workers stay within their engine."""
+
+    def on_order(self, order: Order) -> None:
+        """See `MemberListener.on_order`."""
+        match order:
+            case StartEngine(config):
+                self._start_engine(config)
+            case EndEngine(data):
+                if (engine := self._engines.get(data)) is not None:
+                    engine.kill()
+
+    def _start_engine(self, config: EngineConfig) -> None:
+        facts, data = self._start.facts, config.place.data
+        if (before := self._engines.get(data)) is not None:
+            before.kill()
+        own = replace(
+            config,
+            spec=replace(config.spec, path=self._start.folder),
+            place=EnginePlace(data, data - facts.ranks[0], len(facts.ranks)),
+            logging=self._start.logging,
+        )
+        logger.info("this node starts engine %d", data)
+        engine = self._engines[data] = EngineLauncher(own, Listening(facts.address, self._start.keys)).start()
+        watch = asyncio.create_task(self._watch(data, engine))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        self._membership.report(EngineStarted(data, engine.address))
+
+    async def _watch(self, data: int, engine: EngineSubprocess) -> None:
+        code = await engine.wait()
+        engine.kill()  # and workers that outlived it
+        if self._engines.get(data) is engine:
+            self._membership.report(EngineEnded(data, code))
