@@ -130,6 +130,11 @@ class Worker:
             ModelLoadError: the checkpoint is unusable, or does not fit in memory.
         """
         config, spec = self._config, self._config.spec
+        if self._drafter is not None and config.layout.pipeline > 1:
+            raise ModelLoadError(
+                "Drafts lie on the pipeline stage that samples, where the first stage does not find them: serve "
+                "without drafts, or without --pipeline-parallel-size."
+            )
         free = memory.device_memory(self._device, config.layout.num_local * config.num_engines_loading)
         started = time.monotonic()
         if self._is_last:
