@@ -32,11 +32,13 @@ FLAGS = {
     "SERVER_DEV_MODE": False,
 }
 TEXTS = (
-    *("API_KEY", "CACHE_ROOT", "CPU_ISA", "DISABLED_KERNELS", "HOST_IP", "JOIN_TOKEN", "LOGGING_CONFIG_PATH"),
-    *("LOGGING_LEVEL", "LOGGING_PREFIX", "PP_LAYER_PARTITION", "RPC_BASE_PATH", "WHEEL_ISA"),
+    *("API_KEY", "CACHE_ROOT", "CPU_ACTIVATION_BITS", "CPU_ISA", "DISABLED_KERNELS", "HOST_IP", "JOIN_TOKEN"),
+    *("LOGGING_CONFIG_PATH", "LOGGING_LEVEL", "LOGGING_PREFIX", "PP_LAYER_PARTITION", "RPC_BASE_PATH", "WHEEL_ISA"),
 )
 NAMES = frozenset((*NUMBERS, *FLAGS, *TEXTS))
 """Every variable that is read, without its prefix."""
+ACTIVATION_BITS = ("", "8", "16")
+"""What `CPU_ACTIVATION_BITS` may be."""
 KERNELS = ("cpu_native",)
 """Names that `DISABLED_KERNELS` may list, separated by commas."""
 
@@ -95,6 +97,8 @@ def check() -> None:
         read_float(name)
     for name in FLAGS:
         read_flag(name)
+    if (bits := read("CPU_ACTIVATION_BITS", "")) not in ACTIVATION_BITS:
+        raise ConfigError(f"{_source('CPU_ACTIVATION_BITS')} must be 8 or 16, got {bits!r}.")
     for name in filter(None, map(str.strip, (read("DISABLED_KERNELS") or "").split(","))):
         if name not in KERNELS and not name.endswith("Kernel"):  # vLLM's are FooLinearKernel; none of them runs here
             raise ConfigError(f"{_source('DISABLED_KERNELS')} must be empty or {', '.join(KERNELS)}, got {name!r}.")

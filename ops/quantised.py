@@ -21,6 +21,7 @@ class QuantisedWeight(NamedTuple):
         table: [16] float32, the values of codes of four bits; None for longer codes.
         offsets: of the shape and dtype of `scales`; None: zeros.
         input_order: [in] int64: the weight's input i multiplies `x[:, input_order[i]]`; None: in order.
+        has_byte_inputs: its makers rounded `x` to 8 bits, too. A backend may do so.
     """
 
     codes: Tensor
@@ -28,6 +29,7 @@ class QuantisedWeight(NamedTuple):
     table: Tensor | None = None
     offsets: Tensor | None = None
     input_order: Tensor | None = None
+    has_byte_inputs: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -48,7 +50,7 @@ class QuantisedWeight(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all its tensors."""
-        return sum(part.nbytes for part in self if part is not None)
+        return sum(part.nbytes for part in self if isinstance(part, Tensor))
 
 
 def dequantise(weight: QuantisedWeight, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,6 +20,7 @@ _INSTEAD = {
     "ATTENTION_BACKEND": "kernels are chosen by device",
     "ASSETS_CACHE": "use HF_HOME",
     "CONFIG_ROOT": "use --config",
+    "CPU_INT4_W4A8": "use QUIRE_CPU_ACTIVATION_BITS",
     "CPU_NUM_OF_RESERVED_CPU": "use OMP_NUM_THREADS",
     "CPU_OMP_THREADS_BIND": "use OMP_NUM_THREADS, and taskset or numactl",
     "DP_SIZE": "run a server for each replica",

@@ -55,7 +55,9 @@ LINEAR = Call(
 )
 PACK_PANELS = Call("quire_pack_panels", "weight panels", "out_features in_features stride is_gated num_threads")
 WIDENED_LINEAR = Call(
-    "quire_widened_linear", "x panels table order bias out", f"rows x_stride {_FORM} activation dtype num_threads"
+    "quire_widened_linear",
+    "x panels table order bias out",
+    f"rows x_stride {_FORM} activation dtype x_bits num_threads",
 )
 PACK_WIDENED = Call("quire_pack_widened", "codes scales offsets panels", f"{_FORM} flip num_threads")
 ROUTE = Call(
@@ -67,7 +69,7 @@ ROUTE = Call(
 EXPERTS = Call(
     "quire_experts",
     "x gate_up down table gate_up_order down_order gate_up_bias down_bias ids weights out",
-    f"rows x_stride hidden size num_experts top_k activation {_FORM} {_FORM} dtype weighs_inputs num_threads",
+    f"rows x_stride hidden size num_experts top_k activation {_FORM} {_FORM} dtype x_bits weighs_inputs num_threads",
 )
 TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")
 COPY_COLUMNS = Call("quire_copy_columns", "x out", "num_tokens row_bytes x_stride out_stride num_threads")

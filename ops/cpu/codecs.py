@@ -8,11 +8,13 @@ from torch import Tensor
 from quire.ops.backend import LinearWeight
 from quire.ops.cpu.calls import DTYPES
 
-_CODECS = {
-    torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5,
-}  # fmt: skip
-_INT4, _TABLE4 = 6, 7
+INT8, INT4, _TABLE4 = 3, 6, 7
 """`CodecNumber` in `kernels/codecs.h`."""
+
+_CODECS = {
+    torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: INT8, torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Coded:
         scales: as `QuantisedWeight` has them, as are `offsets` (of the same dtype) and `order`.
         table: float32, what the codec needs.
         flip: the kernel is to pack codes of four bits as `code ^ flip`.
+        has_byte_inputs: as `QuantisedWeight` has it.
     """
 
     codec: int
@@ -38,6 +41,7 @@ class Coded:
     table: Tensor | None = None
     order: Tensor | None = None
     flip: int = 0
+    has_byte_inputs: bool = False
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -65,7 +69,7 @@ def encode(weight: LinearWeight) -> Coded | None:
         return None if codec is None else Coded(codec, (out, size), weight.contiguous(), size)
     codec, table, flip = _CODECS.get(weight.codes.dtype), None, 0
     if weight.table is not None:
-        codec, table, flip = _INT4, *_line(weight.table)
+        codec, table, flip = INT4, *_line(weight.table)
         if table is None:
             codec, table = _TABLE4, weight.table.float().contiguous()
     if codec is None or weight.scales.dtype not in DTYPES:
@@ -81,6 +85,7 @@ def encode(weight: LinearWeight) -> Coded | None:
         table,
         None if weight.input_order is None else weight.input_order.to(torch.int64).contiguous(),
         flip,
+        weight.has_byte_inputs,
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.ops.backend import Activation, ExpertWeights
 from quire.ops.cpu import calls
+from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
@@ -44,6 +45,8 @@ class ExpertPanels:
     Attributes:
         dtype: of `x`; None: any float type.
         table: as `Coded` has it, for both layers.
+        codec: one of `CodecNumber` in `kernels/codecs.h`, for both layers.
+        has_byte_inputs: as `QuantisedWeight` has it; of both layers.
     """
 
     gate_up: ExpertLinear
@@ -52,6 +55,8 @@ class ExpertPanels:
     size: int
     dtype: torch.dtype | None
     table: Tensor | None
+    codec: int
+    has_byte_inputs: bool
 
     @property
     def bytes_each(self) -> int:
@@ -65,9 +70,12 @@ PackedExperts = ExpertPanels | GroupedExperts
 class NativeExperts:
     """Operations of `Backend`; a token's result has the same bits in any batch."""
 
-    def __init__(self, panels: Panels, launcher: Launcher, eager: EagerBackend[Any], fallbacks: Fallbacks) -> None:
-        """`panels` packs weights; `eager` takes what the kernels do not cover."""
+    def __init__(
+        self, panels: Panels, launcher: Launcher, bits: ActivationBits, eager: EagerBackend[Any], fallbacks: Fallbacks
+    ) -> None:
+        """`panels` packs weights, `bits` says what becomes of `x`; `eager` takes what the kernels do not cover."""
         self._panels = panels
+        self._bits = bits
         self._eager = eager
         self._fallbacks = fallbacks
         self._empty = launcher.empty
@@ -104,6 +112,8 @@ class NativeExperts:
                         self._fallbacks.say_of_quantised(expert.down)
                     return self._eager.pack_experts(chain([expert], rest), num_experts)
                 packed = _empty_panels(expert, num_experts, *layers)
+                is_dry = packed.down.panels.is_meta
+                self._bits.say(packed.codec, has_byte_inputs=packed.has_byte_inputs, is_dry=is_dry)
             assert layers is not None, "all experts have the same shapes"
             for layer, encoded, bias in (
                 (packed.gate_up, layers[0], expert.gate_up_bias),
@@ -154,7 +164,8 @@ class NativeExperts:
             address(gate_up.order), address(down.order), address(gate_up.bias), address(down.bias), ids.data_ptr(),
             weights.data_ptr(), out.data_ptr(), len(x), x.stride(0), packed.hidden_size, packed.size,
             len(down.panels), ids.shape[1], ACTIVATIONS[activation], *gate_up.form, *down.form, DTYPES[x.dtype],
-            weighs_inputs, torch.get_num_threads(),
+            self._bits.of(x.dtype, packed.codec, has_byte_inputs=packed.has_byte_inputs), weighs_inputs,
+            torch.get_num_threads(),
         )  # fmt: skip
         if failed == 3:
             raise ValueError(f"ids of experts must be from 0 to {len(down.panels) - 1}, or -1.")
@@ -188,4 +199,5 @@ def _empty_panels(expert: ExpertWeights, num_experts: int, gate_up: Encoded, dow
     dtype = expert.down.dtype if isinstance(expert.down, Tensor) else None
     hidden_size, size = expert.down.shape
     layers = layer(gate_up, expert.gate_up_bias), layer(down, expert.down_bias)
-    return ExpertPanels(*layers, hidden_size, size, dtype, gate_up.coded.table)
+    has_byte_inputs = gate_up.coded.has_byte_inputs and down.coded.has_byte_inputs
+    return ExpertPanels(*layers, hidden_size, size, dtype, gate_up.coded.table, gate_up.coded.codec, has_byte_inputs)

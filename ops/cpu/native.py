@@ -5,6 +5,7 @@ says so once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from quire.ops.backend import (
     PlainActivation,
 )
 from quire.ops.cpu import calls
+from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, CACHE_DTYPES, DTYPES
 from quire.ops.cpu.experts import ExpertLinear, ExpertPanels, NativeExperts, PackedExperts
 from quire.ops.cpu.fallbacks import Fallbacks
@@ -37,6 +39,7 @@ from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantised import QuantisedLayer
 from quire.ops.quantised import QuantisedWeight
 from quire.ops.routing import Router
+from quire.ops.stored import StoredWeight
 
 PackedWeight = PanelWeight | WidenedWeight | OneDnnWeight | QuantisedLayer
 
@@ -53,8 +56,17 @@ _WORTH_TEAM_SECONDS = 10e-6
 class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     """See `Backend`."""
 
-    def __init__(self, kernels: Kernels, eager: EagerBackend[OneDnnWeight], fallbacks: Fallbacks | None = None) -> None:
-        """`kernels` comes from `quire.ops.cpu.libraries`; `eager` takes the calls that the kernels do not cover."""
+    def __init__(
+        self,
+        kernels: Kernels,
+        eager: EagerBackend[OneDnnWeight],
+        fallbacks: Fallbacks | None = None,
+        bits: ActivationBits | None = None,
+    ) -> None:
+        """`kernels` comes from `quire.ops.cpu.libraries`; `eager` takes the calls that the kernels do not cover.
+
+        `bits` says what becomes of activations beside integers; None: what is best with these kernels.
+        """
         self._kernels = kernels
         self._eager = eager
         self.packed_types = (PanelWeight, WidenedWeight, ExpertPanels, ExpertLinear, *eager.packed_types)
@@ -63,8 +75,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
         widened_panels = Panels(kernels, launcher)
-        self._widened = WidenedLinear(widened_panels, launcher)
-        self._mixture = NativeExperts(widened_panels, launcher, eager, fallbacks)
+        self._bits = bits = bits or ActivationBits(kernels)
+        self._widened = WidenedLinear(widened_panels, launcher, bits)
+        self._mixture = NativeExperts(widened_panels, launcher, bits, eager, fallbacks)
         self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
         self.latent = NativeLatent(launcher, eager.latent, fallbacks)
@@ -199,6 +212,12 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         if isinstance(packed, WidenedWeight):
             return self._widened.multiply(x, packed, _team_size(x, packed.panels), activation)
         return self.activate_and_mul(self.linear(x, packed), activation)
+
+    def restore(self, stored: StoredWeight) -> Any:
+        packed = super().restore(stored)
+        if isinstance(packed, (WidenedWeight, ExpertPanels)):
+            self._bits.say(packed.codec, has_byte_inputs=packed.has_byte_inputs, is_dry=False)
+        return packed
 
     def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
         if isinstance(packed, PanelWeight):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.ops.backend import Activation, LinearWeight
 from quire.ops.cpu import calls
+from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.codecs import Coded, encode
 from quire.ops.cpu.launches import Launcher
@@ -24,6 +25,8 @@ class WidenedWeight:
         bias: [out].
         form: `WeightForm` in `kernels/kernels.h`.
         shape: (out, in).
+        codec: one of `CodecNumber` in `kernels/codecs.h`.
+        has_byte_inputs: as `QuantisedWeight` has it.
     """
 
     panels: Tensor
@@ -32,7 +35,9 @@ class WidenedWeight:
     bias: Tensor | None
     form: tuple[int, ...]
     shape: tuple[int, int]
+    codec: int
     is_gated: bool
+    has_byte_inputs: bool
 
 
 class Encoded(NamedTuple):
@@ -94,8 +99,10 @@ class WidenedLinear:
         is_fast: as `Panels` says: products in float32 take no longer than oneDNN's.
     """
 
-    def __init__(self, panels: Panels, launcher: Launcher) -> None:
+    def __init__(self, panels: Panels, launcher: Launcher, bits: ActivationBits) -> None:
+        """`bits` says what becomes of `x` beside integers."""
         self._panels = panels
+        self._bits = bits
         self.is_fast = panels.is_fast
         self._linear = launcher.bind(calls.WIDENED_LINEAR)
         self._empty = launcher.empty
@@ -109,7 +116,10 @@ class WidenedLinear:
         panels = coded.codes.new_empty(size, dtype=torch.uint8)
         self._panels.pack(coded, form, panels)
         bias = None if bias is None else bias.contiguous()
-        return WidenedWeight(panels, coded.table, coded.order, bias, form, coded.shape, is_gated)
+        self._bits.say(coded.codec, has_byte_inputs=coded.has_byte_inputs, is_dry=panels.is_meta)
+        return WidenedWeight(
+            panels, coded.table, coded.order, bias, form, coded.shape, coded.codec, is_gated, coded.has_byte_inputs
+        )
 
     def multiply(self, x: Tensor, packed: WidenedWeight, num_threads: int, activation: Activation = "silu") -> Tensor:
         """`x @ weight.T + bias` for `x` [num_tokens, in] of any float type, which is the bias's too.
@@ -129,7 +139,8 @@ class WidenedLinear:
         out = self._empty(len(x), out_features // (2 if packed.is_gated else 1), dtype=x.dtype)
         failed = self._linear(
             x.data_ptr(), packed.panels.data_ptr(), address(packed.table), address(packed.order), address(bias),
-            out.data_ptr(), len(x), x.stride(0), *packed.form, ACTIVATIONS[activation], DTYPES[x.dtype], num_threads,
+            out.data_ptr(), len(x), x.stride(0), *packed.form, ACTIVATIONS[activation], DTYPES[x.dtype],
+            self._bits.of(x.dtype, packed.codec, has_byte_inputs=packed.has_byte_inputs), num_threads,
         )  # fmt: skip
         if failed == 2:
             raise MemoryError(f"no memory to multiply {list(x.shape)} by {out_features} outputs")

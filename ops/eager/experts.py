@@ -116,11 +116,11 @@ def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
 
 def tensors(packed: GroupedExperts, index: int) -> list[Tensor]:
     """See `Backend.expert_tensors`."""
-    found: list[Tensor | None] = []
+    found: list[object] = []
     for layer in (packed.gate_up, packed.down):
         found += list(layer.weight[index]) if isinstance(layer.weight, list) else [layer.weight[index]]
         found.append(None if layer.bias is None else layer.bias[index])
-    return [tensor for tensor in found if tensor is not None]
+    return [part for part in found if isinstance(part, Tensor)]
 
 
 def run(

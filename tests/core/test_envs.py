@@ -29,6 +29,7 @@ def test_ours_win_over_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
         ("VLLM_CPU_KVCACHE_SPACE", "inf", "0 or more"),
         ("QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH", "perhaps", "1 or 0"),
         ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "2", "1 or 0"),
+        ("VLLM_CPU_ACTIVATION_BITS", "4", "8 or 16"),
         ("QUIRE_DISABLED_KERNELS", "cpu-native", "empty or cpu_native"),
         ("VLLM_DISABLED_KERNELS", "nobodys", "empty or cpu_native"),
     ],

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import pytest
 
 from quire.ops.cpu import NativeBackend, levels
+from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.builds import BuildError
 from quire.ops.cpu.compiler import SOURCES, kernel_build
 from quire.ops.cpu.fallbacks import Fallbacks
-from quire.ops.cpu.libraries import load
+from quire.ops.cpu.libraries import Kernels, load
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
 
@@ -39,14 +40,28 @@ class Level:
     def _has(self) -> frozenset[str]:
         return levels.instruction_sets() if self.level == levels.NATIVE else self.level.needs
 
-    def backend(self) -> NativeBackend:
-        """The backend with this build; skips the test without a compiler."""
+    @property
+    def has_byte_products(self) -> bool:
+        """Whether they multiply integers of 8 bits."""
+        return "avx512_vnni" in self._has
+
+    def backend(self, activation_bits: int | None = 16) -> NativeBackend:
+        """The backend with this build; skips the test without a compiler.
+
+        Beside integers activations have 16 bits, so that tests may compare with products of floats, or as many as
+        asked; None: as in a server.
+        """
+        kernels, fallbacks = self.kernels(), Fallbacks()
+        plain = EagerBackend(OneDnnLinear(fallbacks))
+        return NativeBackend(kernels, plain, fallbacks, ActivationBits(kernels, activation_bits))
+
+    def kernels(self) -> Kernels:
+        """This build; skips the test without a compiler."""
         try:
             build = kernel_build(SOURCES, self.level)
         except BuildError as error:
             pytest.skip(str(error))
-        fallbacks = Fallbacks()
-        return NativeBackend(load(self.level, build.library()), EagerBackend(OneDnnLinear(fallbacks)), fallbacks)
+        return load(self.level, build.library())
 
 
 RUNNABLE = [Level(level) for level in levels.available()]

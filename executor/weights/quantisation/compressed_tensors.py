@@ -3,7 +3,7 @@
 https://github.com/vllm-project/compressed-tensors
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,18 +34,29 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     if (config.get("transform_config") or {}).get("config_groups"):
         raise ModelLoadError("Weights that a transform (QuIP, SpinQuant) turned are not read; take others.")
     weights: dict[str, Any] = next((group["weights"] for group in groups if group.get("weights")), {})
-    expected = _expected(weights, "nvfp4" in str(config.get("format")))
+    int8_codes = Int8Codes(_have_byte_inputs(groups))
+    expected = _expected(weights, int8_codes, "nvfp4" in str(config.get("format")))
     block = tuple(weights.get("block_structure") or ()) or None
     layouts: list[Layout] = [
         Nvfp4("weight_packed", "weight_global_scale", divides=True), Mxfp4(), PackedIntegers(), Sparse24(),
-        Float8(block=block), Int8Codes(),
+        Float8(block=block), int8_codes,
     ]  # fmt: skip
     first = next((layout for layout in layouts if isinstance(layout, type(expected))), layouts[0])
     ordered = [expected, *(layout for layout in layouts if layout is not first)]
     return CheckpointFormat(ordered, Exclusions(config.get("ignore") or ()), dtype)
 
 
-def _expected(weights: Mapping[str, Any], is_nvfp4: bool) -> Layout:
+def _have_byte_inputs(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all layers with weights of int8 have activations of int8."""
+    of_int8 = [group for group in groups if _is_int8(group.get("weights"))]
+    return bool(of_int8) and all(_is_int8(group.get("input_activations")) for group in of_int8)
+
+
+def _is_int8(numbers: Mapping[str, Any] | None) -> bool:
+    return numbers is not None and (numbers.get("num_bits"), numbers.get("type", "int")) == (8, "int")
+
+
+def _expected(weights: Mapping[str, Any], int8_codes: Int8Codes, is_nvfp4: bool) -> Layout:
     bits, kind = weights.get("num_bits", 4), weights.get("type", "int")
     if kind == "float":
         block = weights.get("block_structure")
@@ -54,7 +65,7 @@ def _expected(weights: Mapping[str, Any], is_nvfp4: bool) -> Layout:
         is_nvfp4 = is_nvfp4 or weights.get("group_size") == 16
         return Nvfp4("weight_packed", "weight_global_scale", divides=True) if is_nvfp4 else Mxfp4()
     if bits == 8 and weights.get("strategy", "channel") in ("channel", "tensor"):
-        return Int8Codes()
+        return int8_codes
     is_ordered = weights.get("actorder") in (True, "group", "dynamic")
     return PackedIntegers(bits, weights.get("group_size") or -1, weights.get("symmetric", True), is_ordered)
 

@@ -114,7 +114,10 @@ def join(weights: Sequence[LinearWeight], dtype: torch.dtype) -> LinearWeight:
             ]
         )
     return quantised[0]._replace(
-        codes=_cat([weight.codes for weight in quantised]), scales=torch.cat(scales), offsets=offsets
+        codes=_cat([weight.codes for weight in quantised]),
+        scales=torch.cat(scales),
+        offsets=offsets,
+        has_byte_inputs=all(weight.has_byte_inputs for weight in quantised),
     )
 
 

@@ -74,13 +74,19 @@ def _bitsandbytes(config: Config) -> list[Layout]:
 
 def _quark(config: Config) -> list[Layout]:
     """AMD's Quark."""
-    weight = (config.get("global_quant_config") or {}).get("weight") or {}
-    weight = weight[0] if isinstance(weight, list) else weight
+    weight, inputs = (_quark_numbers(config, kind) for kind in ("weight", "input_tensors"))
     dtype, packing = str(weight.get("dtype", "int8")), (config.get("export") or {}).get("pack_method", "reorder")
     int4 = quark_int4(packing, is_signed=dtype == "int4", group_size=weight.get("group_size") or 128)
-    layouts: dict[str, Layout] = {"fp4": Mxfp4("weight"), "fp8": Float8(), "int8": Int8Codes(), "int4": int4}
+    int8 = Int8Codes(str(inputs.get("dtype")) == "int8")
+    layouts: dict[str, Layout] = {"fp4": Mxfp4("weight"), "fp8": Float8(), "int8": int8, "int4": int4}
     first = layouts.get(dtype.replace("uint", "int").partition("_")[0], layouts["int8"])
     return [first, *(layout for layout in layouts.values() if layout is not first)]
+
+
+def _quark_numbers(config: Config, kind: str) -> Config:
+    """What Quark's config says of all layers' `kind` of numbers."""
+    found = (config.get("global_quant_config") or {}).get(kind) or {}
+    return found[0] if isinstance(found, list) else found
 
 
 def _hqq(config: Config) -> list[Layout]:

@@ -37,8 +37,11 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     bits = {str((each.get("weight_dtype") or {}).get("_data")) for _, each in found}
     short = bool(bits) and bits <= {"int1", "int2", "int3", "int4"}
     is_symmetric = (given.get("mapping_type") or {}).get("_data", "SYMMETRIC").startswith("SYMMETRIC")
+    # Int8DynamicActivationInt8WeightConfig, and that of intx; not Float8DynamicActivation...
+    have_byte_inputs = bool(found) and all(each.startswith("Int8DynamicActivation") for each, _ in found)
     every: list[Layout] = [
-        Bytes(torch.int8, group, is_symmetric=is_symmetric, is_short=short), Bytes(torch.float8_e4m3fn, group),
+        Bytes(torch.int8, group, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
+        Bytes(torch.float8_e4m3fn, group),
         Pairs(group or 128), Tiles(group or 128), Blocked(), Unread(),
     ]  # fmt: skip
     if name.startswith("Int4"):
@@ -81,12 +84,14 @@ class Bytes:
         group_size: expected where the tensors are not known; None: a scale an output. So are the next ones.
         is_symmetric: zero points are zero.
         is_short: codes are of four bits.
+        has_byte_inputs: as `QuantisedWeight` has it.
     """
 
     dtype: torch.dtype
     group_size: int | None = None
     is_symmetric: bool = True
     is_short: bool = False
+    has_byte_inputs: bool = False
 
     def is_in(self, layer: StoredLayer) -> bool:
         kinds = _FLOATS if self.dtype in _FLOATS else (self.dtype,)
@@ -99,6 +104,9 @@ class Bytes:
         )
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
+        return self._weight(layer)._replace(has_byte_inputs=self.has_byte_inputs)
+
+    def _weight(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
         _check(layer)
         dtype = layer.stored_dtype(_CODES, self.dtype)

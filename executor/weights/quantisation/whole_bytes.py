@@ -34,12 +34,22 @@ class Float8:
 
 @dataclass(frozen=True)
 class Int8Codes:
-    """See `Layout`: `weight` [out, in] int8, with `weight_scale` and perhaps `weight_zero_point`, alike in shape."""
+    """See `Layout`: `weight` [out, in] int8, with `weight_scale` and perhaps `weight_zero_point`, alike in shape.
+
+    Attributes:
+        has_byte_inputs: as `QuantisedWeight` has it. Scales of activations are not read: there are better ones, of less
+            than a token.
+    """
+
+    has_byte_inputs: bool = False
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has("weight", torch.int8) and layer.has("weight_scale")
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
+        return self._weight(layer)._replace(has_byte_inputs=self.has_byte_inputs)
+
+    def _weight(self, layer: StoredLayer) -> QuantisedWeight:
         codes = layer.read("weight", (layer.out_features, layer.in_features), torch.int8)
         scales = layer.scales()
         if not layer.has("weight_zero_point"):

@@ -131,11 +131,32 @@ template <int BITS> struct Integer : InWords<BITS> {
         for (int half = 0; half < 2; half++)
             to[0][half] = __builtin_convertvector(unit[half] << ABOVE >> (32 - BITS), Floats);
     }
-    // Steps FIRST, which is even, and the next one.
-    template <int FIRST> static void pairs(const Unit& unit, Pairs (&to)[2]) {
-        constexpr int ABOVE = 16 - BITS - InWords<BITS>::shift(FIRST);
+    // Steps 2 * PAIR and the next one.
+    template <int PAIR> static void integers(const Unit& unit, Pairs (&to)[2]) {
+        constexpr int ABOVE = 16 - BITS - InWords<BITS>::shift(2 * PAIR);
         for (int half = 0; half < 2; half++) to[half] = (Pairs)unit[half] << ABOVE >> (16 - BITS);
     }
+#if defined(QUIRE_HAS_QUADS)
+    static constexpr int MIDDLE = 1 << (BITS - 1);
+    // Code + MIDDLE of the steps of quad QUAD.
+    template <int QUAD> static void integers(const Unit& unit, Quads (&to)[2]) {
+        constexpr int MASK = (1 << BITS) - 1, AND_THEN_XOR = 0x6a;
+        for (int half = 0; half < 2; half++)
+            to[half] = (Quads)_mm512_ternarylogic_epi32(
+                (__m512i)((Words)unit[half] >> (BITS * QUAD)), _mm512_set1_epi8((char)MASK),
+                _mm512_set1_epi8((char)MIDDLE), AND_THEN_XOR);
+    }
+    // Which steps a vector's bytes are: those of 16 / UNIT units, quad by quad.
+    static constexpr std::array<int8_t, 16> quad_order() {
+        constexpr int UNIT = InWords<BITS>::UNIT;
+        std::array<int8_t, 16> order{};
+        for (int step = 0; step < 16; step++) {
+            const int shift = InWords<BITS>::shift(step % UNIT), quad = shift % 8 / BITS;
+            order[step / UNIT * UNIT + quad * 4 + shift / 8] = (int8_t)step;
+        }
+        return order;
+    }
+#endif
 };
 
 struct Int8 : Bytes, Integer<8> {

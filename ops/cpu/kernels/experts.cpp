@@ -247,8 +247,8 @@ extern "C" int quire_experts(const ExpertsCall* call) {
         if (call->ids[pair] < -1 || call->ids[pair] >= call->num_experts) return 3;
     if (with_type(call->dtype, [](auto*) {})) return 1;
     int failed = 0;
-    const int unknown = with_weight(call->gate_up_form, call->table, call->dtype, [&](const Weight& gate_up) {
-        with_weight(call->down_form, call->table, call->dtype,
+    const int unknown = with_weight(call->gate_up_form, call->table, call->x_bits, [&](const Weight& gate_up) {
+        with_weight(call->down_form, call->table, call->x_bits,
                     [&](const Weight& down) { failed = run_experts(*call, gate_up, down); });
     });
     return unknown ? unknown : failed;

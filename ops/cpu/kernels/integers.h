@@ -1,9 +1,15 @@
-// Rows of x as integers of 16 bits, and the products of integers.
+// Rows of x as integers of 16 or 8 bits, and the products of integers.
 //
-// The inputs of a weight's group, or up to MOST_INPUTS of them, are a block. For each block a row has a power of two, 2^k,
-// so that q = x / 2^k has 15 bits and a sign. A bfloat16 of at least 1/128 of its block's largest number stays what it is,
-// and a float16 of at least 1/16. Others are rounded by at most 2^-15 of the largest, which is less than the type itself
-// rounds there. Sums within a block are exact: 128 products of 16 and 8 bits fit into 32.
+// The inputs of a weight's group, or up to MOST_INPUTS of them, are a block. Sums within a block are exact: they fit into
+// 32 bits, and those of 8 bits into a float32's digits. So a row's numbers do not depend on what is computed beside it.
+//
+// 16 bits (InPairs): for each block a row has a power of two, 2^k, so that q = x / 2^k has 15 bits and a sign. A bfloat16
+// of at least 1/128 of its block's largest number stays what it is, and a float16 of at least 1/16. Others are rounded by
+// at most 2^-15 of the largest, which is less than the type itself rounds there.
+//
+// 8 bits (InQuads): q = x * (127 / m) rounded to even, where m is the block's largest magnitude, and q stands for
+// q * (m / 127). One instruction multiplies four of them, in twice as many products as with 16 bits. It takes weights
+// without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q.
 #pragma once
 
 #include "vector.h"
@@ -15,85 +21,155 @@
 #if defined(QUIRE_HAS_AVX512) || defined(__AVX2__) || (defined(__SSE2__) && !defined(__AVX__))
 #define QUIRE_HAS_PAIRS 1
 #endif
+// Without VNNI such an instruction saturates at 16 bits.
+#if defined(QUIRE_HAS_AVX512_VNNI)
+#define QUIRE_HAS_QUADS 1
+#endif
 
 namespace quire {
 namespace widened {
 
-constexpr long MOST_INPUTS = 128;  // of a block; a multiple of each codec's unit
+// Neighbouring inputs of LANES outputs: two, or four.
+typedef int16_t Pairs __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Quads __attribute__((vector_size(4 * LANES)));
+
+// The two kinds of integers.
+struct InPairs {
+    using Codes = Pairs;
+    static constexpr int STEPS = 2;            // in a word
+    static constexpr long MOST_INPUTS = 128;   // of a block; a multiple of each codec's unit
+    static constexpr bool HAS_STARTS = false;  // sums begin at 0
+};
+struct InQuads {
+    using Codes = Quads;
+    static constexpr int STEPS = 4;
+    static constexpr long MOST_INPUTS = 128;
+    static constexpr bool HAS_STARTS = true;
+};
 
 // How inputs fall into blocks. Each group begins with a unit of the codec, and zeros fill its last one.
-struct Blocks {
+template <class X> struct Blocks {
     long groups, group, padded;  // padded: inputs of a group with its zeros
-    long per_group() const { return (padded + MOST_INPUTS - 1) / MOST_INPUTS; }
-    long inputs() const { return groups * padded; }
+    long per_group() const { return (padded + X::MOST_INPUTS - 1) / X::MOST_INPUTS; }
+    long words() const { return groups * padded / X::STEPS; }
     long count() const { return groups * per_group(); }
-    // A tile of rows is {pairs of inputs [inputs / 2][rows], powers of two [count][rows], sums of the block [count][rows]}.
-    long row_bytes() const { return inputs() * 2 + count() * 8; }
-    long powers_at(long rows) const { return inputs() * 2 * rows; }
-    long sums_at(long rows) const { return powers_at(rows) + count() * 4 * rows; }
+    // A tile of rows is {words of inputs [words][rows], factors [count][rows], sums of what the block's integers stand for
+    // [count][rows], starts of sums [count][rows]}.
+    long row_bytes() const { return (words() + count() * (X::HAS_STARTS ? 3 : 2)) * 4; }
+    long factors_at(long rows) const { return words() * 4 * rows; }
+    long sums_at(long rows) const { return factors_at(rows) + count() * 4 * rows; }
+    long starts_at(long rows) const { return sums_at(rows) + count() * 4 * rows; }
 };
 
 // Walks over the blocks.
-struct BlockAt {
-    const Blocks& blocks;
+template <class X> struct BlockAt {
+    const Blocks<X>& blocks;
     long group, first;  // its first input, in the group
-    long steps() const { return std::min(MOST_INPUTS, blocks.padded - first); }
+    long steps() const { return std::min(X::MOST_INPUTS, blocks.padded - first); }
     void advance() {
-        if ((first += MOST_INPUTS) >= blocks.padded) first = 0, group++;
+        if ((first += X::MOST_INPUTS) >= blocks.padded) first = 0, group++;
     }
 };
 
-// One row's numbers of a block: the `count` numbers of `from`, or those at order[i] of it unless order is null. Writes
-// steps / 2 pairs, each `rows` after the one before, the power of two, and the sum of what the pairs stand for.
-template <class T>
-void pack_block(const T* from, const int64_t* order, long count, long steps, int rows, uint32_t* pairs, float* power,
-                float* sum) {
-    T ordered[MOST_INPUTS];
-    if (order) {
-        for (long i = 0; i < count; i++) ordered[i] = from[order[i]];
-        from = ordered;
-    }
-    Ints most{}, total{};
+// Where one row's numbers of a block go in a tile of `rows` rows.
+struct PlaceInTile {
+    uint32_t* words;
+    float *factor, *sum;
+    int32_t* start;
+    int rows;
+};
+
+// The bits of the largest magnitude of `count` numbers; those of no finite number are the greatest.
+template <class T> int32_t largest_bits(const T* from, long count) {
+    Ints most{};
     for (long i = 0; i < count; i += LANES) {
         const Ints bits = bits_as<Ints>(load(from + i, count - i)) & 0x7fffffff;
-        most = bits > most ? bits : most;  // as magnitudes are ordered; the greatest are no numbers
+        most = bits > most ? bits : most;
     }
-    int32_t exponent = 15;  // of a power of two that is a normal number
-    for (int i = 0; i < LANES; i++) exponent = std::max(exponent, most[i] >> 23);
-    const bool is_finite = exponent != 255;
-    const float factor = is_finite ? bits_as<float>((268 - exponent) << 23) : 0;
-    *power = is_finite ? bits_as<float>((exponent - 14) << 23) : std::numeric_limits<float>::quiet_NaN();
-    alignas(64) int32_t numbers[MOST_INPUTS + LANES] = {};
+#if defined(QUIRE_HAS_AVX512)
+    return _mm512_reduce_max_epi32((__m512i)most);
+#else
+    int32_t largest = 0;
+    for (int i = 0; i < LANES; i++) largest = std::max(largest, most[i]);
+    return largest;
+#endif
+}
+
+inline int32_t sum(Ints x) {
+#if defined(QUIRE_HAS_AVX512)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+#endif
+}
+
+constexpr int32_t NOT_FINITE = 255 << 23;
+
+// Writes the `count` numbers of a block of `steps` as integers of 16 bits.
+template <class C, class T> void pack_block(InPairs, const T* from, long count, long steps, const PlaceInTile& to) {
+    const int32_t largest = largest_bits(from, count);
+    const int32_t exponent = std::max(largest >> 23, 15);  // of a power of two that is a normal number
+    const bool is_finite = largest < NOT_FINITE;
+    const float inverse = is_finite ? bits_as<float>((268 - exponent) << 23) : 0;
+    *to.factor = is_finite ? bits_as<float>((exponent - 14) << 23) : std::numeric_limits<float>::quiet_NaN();
+    alignas(64) int32_t numbers[InPairs::MOST_INPUTS + LANES] = {};
+    Ints total{};
     const Floats magic = fill(12582912.0f);  // 1.5 * 2^23: rounds to integers
     for (long i = 0; i < count; i += LANES) {
-        const Ints rounded = bits_as<Ints>(load(from + i, count - i) * factor + magic) - bits_as<Ints>(magic);
+        const Ints rounded = bits_as<Ints>(load(from + i, count - i) * inverse + magic) - bits_as<Ints>(magic);
         const Ints most_of_16_bits = Ints{} + 32767, limited = rounded < most_of_16_bits ? rounded : most_of_16_bits;
         total += limited;
         std::memcpy(numbers + i, &limited, sizeof(limited));
     }
     for (long i = 0; i < steps; i += 2)
-        pairs[i / 2 * rows] = (uint32_t)(numbers[i] & 0xffff) | (uint32_t)numbers[i + 1] << 16;
-    int32_t all = 0;
-    for (int i = 0; i < LANES; i++) all += total[i];
-    *sum = *power * (float)all;
+        to.words[i / 2 * to.rows] = (uint32_t)(numbers[i] & 0xffff) | (uint32_t)numbers[i + 1] << 16;
+    *to.sum = *to.factor * (float)sum(total);
 }
+
+#if defined(QUIRE_HAS_QUADS)
+// The same as integers of 8 bits, in the order of the codec's quads.
+template <class C, class T> void pack_block(InQuads, const T* from, long count, long steps, const PlaceInTile& to) {
+    const int32_t least = 15 << 23;  // 2^-112, whose inverse is a normal number
+    const int32_t largest = largest_bits(from, count);
+    const bool is_finite = largest < NOT_FINITE;
+    const float magnitude = bits_as<float>(std::max(largest, least));
+    const float inverse = is_finite ? 127.0f / magnitude : 0;
+    *to.factor = is_finite ? magnitude / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    alignas(16) static constexpr auto ORDER = C::quad_order();
+    const __m128i order = _mm_load_si128((const __m128i*)ORDER.data());
+    Ints total{};
+    for (long i = 0; i < steps; i += LANES) {
+        const Floats scaled = i < count ? load(from + i, count - i) * inverse : Floats{};
+        const Ints rounded = (Ints)_mm512_cvtps_epi32((__m512)scaled);
+        total += rounded;
+        alignas(16) uint32_t quads[4];
+        _mm_store_si128((__m128i*)quads, _mm_shuffle_epi8(_mm512_cvtepi32_epi8((__m512i)rounded), order));
+        for (long word = 0, words = std::min<long>(4, (steps - i) / 4); word < words; word++)
+            to.words[(i / 4 + word) * to.rows] = quads[word];
+    }
+    const int32_t all = sum(total);
+    *to.sum = *to.factor * (float)all;
+    *to.start = -C::MIDDLE * all;
+}
+#endif
 
 // Writes row `row` of a tile. Number i of the row is that at order[i] of `from`, unless order is null.
-template <class T>
-void pack_integers(const T* from, const int64_t* order, const Blocks& blocks, int row, int rows, uint8_t* tile) {
-    uint32_t* pairs = (uint32_t*)tile + row;
-    float *power = (float*)(tile + blocks.powers_at(rows)) + row, *sum = (float*)(tile + blocks.sums_at(rows)) + row;
-    for (BlockAt at{blocks, 0, 0}; at.group < blocks.groups; at.advance()) {
+template <class X, class C, class T>
+void pack_integers(const T* from, const int64_t* order, const Blocks<X>& blocks, int row, int rows, uint8_t* tile) {
+    PlaceInTile to{(uint32_t*)tile + row, (float*)(tile + blocks.factors_at(rows)) + row,
+                   (float*)(tile + blocks.sums_at(rows)) + row, (int32_t*)(tile + blocks.starts_at(rows)) + row, rows};
+    for (BlockAt<X> at{blocks, 0, 0}; at.group < blocks.groups; at.advance()) {
         const long input = at.group * blocks.group + at.first;
-        const long count = std::min(MOST_INPUTS, blocks.group - at.first);
-        pack_block(order ? from : from + input, order ? order + input : nullptr, count, at.steps(), rows, pairs, power,
-                   sum);
-        pairs += at.steps() / 2 * rows, power += rows, sum += rows;
+        const long count = std::min(X::MOST_INPUTS, blocks.group - at.first);
+        T ordered[X::MOST_INPUTS];
+        if (order)
+            for (long i = 0; i < count; i++) ordered[i] = from[order[input + i]];
+        pack_block<C>(X(), order ? ordered : from + input, count, at.steps(), to);
+        to.words += at.steps() / X::STEPS * rows, to.factor += rows, to.sum += rows, to.start += rows;
     }
 }
-
-// A pair of neighbouring inputs of LANES outputs.
-typedef int16_t Pairs __attribute__((vector_size(4 * LANES)));
 
 #if defined(QUIRE_HAS_PAIRS)
 // Adds to each sum the two products of a pair.
@@ -111,6 +187,13 @@ inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Pairs 
     asm("" : "+v"(sum));  // GCC would add the products of several pairs first, for which there are not registers enough
     return sum;
 #endif
+}
+#endif
+
+#if defined(QUIRE_HAS_QUADS)
+// Adds to each sum the four products of a quad.
+inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Quads weight) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, (__m512i)x);
 }
 #endif
 

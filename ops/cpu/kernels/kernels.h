@@ -66,7 +66,9 @@ struct WidenedLinearCall {
     void* out;             // [rows, out_features, or half as many if gated], dense
     int64_t rows, x_stride;
     WeightForm form;
-    int64_t activation, dtype, num_threads;
+    int64_t activation, dtype;
+    int64_t x_bits;  // see with_weight (widened.h)
+    int64_t num_threads;
 };
 
 struct RouteCall {
@@ -95,6 +97,7 @@ struct ExpertsCall {
     WeightForm gate_up_form;  // not gated: `size` outputs an expert
     WeightForm down_form;
     int64_t dtype;          // of x and out
+    int64_t x_bits;         // see with_weight (widened.h)
     int64_t weighs_inputs;  // weights multiply what the first layer reads, not the sums
     int64_t num_threads;
 };
@@ -399,7 +402,7 @@ struct MultiplyCall {
     float* result;
     int64_t* operations;  // how many multiplications and additions were done
     int64_t num_pieces;
-    int64_t dtype;  // float32; or bfloat16, for the instructions that multiply it, if there are some
+    int64_t dtype;  // float32; or bfloat16 or int8 (rows.h), for the instructions that multiply these, if there are some
     int64_t num_threads;
     double start;
 };

@@ -1,7 +1,7 @@
 // Products of rows with panels of narrower weights.
 //
 // Numbers become float32 in registers, and so does x. Or codes and x are integers (integers.h), where the codec has
-// integers and x is not of float32; each block's sum then becomes float32.
+// integers and the call wants so few bits of x; each block's sum then becomes float32.
 //
 // A weight lies in panels of PANEL outputs: [panel][group]{scales [PANEL], offsets [PANEL], units}. One or two rows take
 // several panels at once, because a sum must wait for the one before. More rows make tiles: the first one keeps the part
@@ -58,7 +58,7 @@ template <class C> struct Layout {
         }
     }
 
-    Blocks blocks() const { return {inputs / group, group, round_up(group, C::UNIT)}; }
+    template <class X> Blocks<X> blocks() const { return {inputs / group, group, round_up(group, C::UNIT)}; }
 
     // The end of the part that begins at `step`: within a group or at its end.
     long part_end(long step) const {
@@ -113,9 +113,9 @@ template <class T> void pack_row(const T* from, const int64_t* order, long size,
 template <class C>
 void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, const float* x, const Tiles& tiles,
                      float* sums);
-template <class C>
-void multiply_integers(const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles,
-                       float* sums);
+template <class C, class X>
+void multiply_integers(X, const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x,
+                       const Tiles& tiles, float* sums);
 
 // A packed weight of any codec.
 struct Weight {
@@ -151,29 +151,34 @@ template <class C> struct CodedWeight : Weight {
     }
 };
 
-// The same with x as integers.
-template <class C> struct IntegerWeight final : CodedWeight<C> {
+// The same with x as integers of kind X.
+template <class C, class X> struct IntegerWeight final : CodedWeight<C> {
     using CodedWeight<C>::CodedWeight, CodedWeight<C>::layout;
-    const Blocks blocks = layout.blocks();
+    const Blocks<X> blocks = layout.template blocks<X>();
     long row_bytes() const override { return blocks.row_bytes(); }
     void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const override {
-        with_type(dtype, [&](auto* type) { pack_integers((decltype(type))from, order, blocks, row, rows, tile); });
+        with_type(dtype, [&](auto* type) { pack_integers<X, C>((decltype(type))from, order, blocks, row, rows, tile); });
     }
     void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
-        multiply_integers(layout, panel, count, x, tiles, sums);
+        multiply_integers(X(), layout, panel, count, x, tiles, sums);
     }
 };
 
-// Calls body with the weight of a form, for a model's numbers of `dtype`, and returns 0. Returns 1, without a call, if
-// this machine's build has no such codec. `body` is no template, so that it is compiled once.
-inline int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long dtype,
+// Calls body with the weight of a form, and returns 0. Returns 1, without a call, if this machine's build has no such
+// codec. Beside integers x becomes integers of `x_bits`, 8 or 16, or float32 if that is 32; of more bits, where there are
+// no instructions for so few. `body` is no template, so that it is compiled once.
+inline int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long x_bits,
                        const std::function<void(const Weight&)>& body) {
     return with_codec(form.codec, [&](auto* codec) {
         using C = std::remove_pointer_t<decltype(codec)>;
-#if defined(QUIRE_HAS_PAIRS)
-        if constexpr (C::IS_INTEGER)
-            if (dtype != FLOAT32) return body(IntegerWeight<C>(form, table));
+        if constexpr (C::IS_INTEGER) {
+#if defined(QUIRE_HAS_QUADS)
+            if (x_bits <= 8) return body(IntegerWeight<C, InQuads>(form, table));
 #endif
+#if defined(QUIRE_HAS_PAIRS)
+            if (x_bits <= 16) return body(IntegerWeight<C, InPairs>(form, table));
+#endif
+        }
         body(CodedWeight<C>(form, table));
     });
 }

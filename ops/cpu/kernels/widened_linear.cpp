@@ -76,12 +76,23 @@ extern "C" int quire_has_fused_vectors() {
 #endif
 }
 
+// See with_weight (widened.h): the fewest bits of x beside integers.
+extern "C" int quire_least_activation_bits() {
+#if defined(QUIRE_HAS_QUADS)
+    return 8;
+#elif defined(QUIRE_HAS_PAIRS)
+    return 16;
+#else
+    return 32;
+#endif
+}
+
 // Bytes of a packed weight; 0 if this machine's build does not take its codec or the type of its scales.
 extern "C" long quire_widened_size(const PackWidenedCall* call) {
     const float no_table[16] = {};
     long size = 0;
     if (with_type(call->form.scale_dtype, [](auto*) {})) return 0;
-    with_weight(call->form, no_table, FLOAT32,
+    with_weight(call->form, no_table, 32,
                 [&](const Weight& weight) { size = weight.num_panels() * weight.panel_bytes(); });
     return size;
 }
@@ -96,7 +107,7 @@ extern "C" int quire_widened_linear(const WidenedLinearCall* call) {
     if (with_type(call->dtype, [](auto*) {})) return 1;
     const long num_blocks = (call->rows + MOST_BLOCK - 1) / MOST_BLOCK;
     bool has_memory = true;
-    const int unknown = with_weight(call->form, call->table, call->dtype, [&](const Weight& weight) {
+    const int unknown = with_weight(call->form, call->table, call->x_bits, [&](const Weight& weight) {
         const long bytes = std::min(call->rows, MOST_BLOCK) * weight.row_bytes();
         const std::unique_ptr<uint8_t, decltype(&std::free)> x(
             (uint8_t*)std::aligned_alloc(64, round_up(bytes + 1, 64)), &std::free);

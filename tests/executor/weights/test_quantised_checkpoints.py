@@ -1,5 +1,6 @@
 """Checkpoints that are quantised already: in each format, a model computes with the numbers that its layers have."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -17,6 +18,9 @@ from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation.notes import forget_notes
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard
+from quire.ops.quantised import QuantisedWeight
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.weights import stored_formats, stored_torchao
@@ -192,6 +196,41 @@ def uneven_groups(out: int, size: int, generator: torch.Generator) -> tuple[dict
     groups[24:32] = 1
     tensors["g_idx"] = groups.int()
     return tensors, ((codes - 8) * tensors["scales"].float()[groups]).t()
+
+
+_INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+_BYTES = {"dtype": "int8"}
+_DYNAMIC = {"_type": "Int8DynamicActivationInt8WeightConfig", "_data": {}, "_version": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "has_byte_inputs"),
+    [
+        ("ct-int8", {}, False),
+        ("ct-int8", {"config_groups": {"0": {"weights": _INT8, "input_activations": _INT8}}}, True),
+        ("ct-int8-zeros", {"config_groups": {"0": {"weights": _INT8, "input_activations": _INT8}}}, True),
+        (
+            "ct-int8",
+            {"config_groups": {"0": {"weights": _INT8, "input_activations": _INT8}, "1": {"weights": _INT8}}},
+            False,
+        ),
+        ("quark-int8", {}, False),
+        ("quark-int8", {"global_quant_config": {"weight": _BYTES, "input_tensors": _BYTES}}, True),
+        ("torchao-int8", {}, False),
+        ("torchao-int8", {"quant_type": {"default": _DYNAMIC}}, True),
+    ],
+)
+def test_checkpoints_say_whether_activations_have_8_bits(
+    name: str, config: dict[str, Any], has_byte_inputs: bool, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    form = FORMATS[name]
+    packed, _ = write(checkpoint("llama"), tmp_path, form._replace(config=form.config | config))
+    context = model_context(read_spec(packed))
+    parts = [Part(f"model.layers.0.mlp.{part}", 96, Shard(0, 0, 96)) for part in ("gate_proj", "up_proj")]
+    with contextlib.closing(context.weights):
+        weight = context.scheme.read_weight(context.weights, parts, 64)
+    assert isinstance(weight, QuantisedWeight)
+    assert weight.has_byte_inputs == has_byte_inputs
 
 
 def test_a_layout_that_is_not_read_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
