@@ -89,7 +89,7 @@ class OpsTimed(Struct, array_like=True, tag="timed"):
     available: list[str]  # the processor's levels, the best first
     num_threads: int
     bytes_per_second: float
-    operations_per_second: dict[str, float]  # by the dtype that is multiplied: float32 and bfloat16
+    operations_per_second: dict[str, float]  # by the dtype that is multiplied: float32, bfloat16, int8
     timings: list[OpTiming]
 
 

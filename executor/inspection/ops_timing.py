@@ -48,7 +48,7 @@ class _Timer:
         self.level = floors.level
         self._seconds = seconds
         self.bytes_per_second = 0.0
-        self.operations_per_second = {"float32": 0.0, "bfloat16": 0.0}
+        self.operations_per_second = {"float32": 0.0, "bfloat16": 0.0, "int8": 0.0}
 
     def time(self, case: Case) -> OpTiming:
         """The best round: that with the most bytes a second, because rounds may read different numbers of them."""
@@ -72,7 +72,14 @@ class _Timer:
 
     def with_floor(self, timing: OpTiming) -> OpTiming:
         """Fills in the floors, which later rounds may have lowered."""
-        exact = "float32" if timing.dtype in ("fp32", "fp16") else "bfloat16"
         timing.read_s = timing.num_bytes / self.bytes_per_second
-        timing.multiply_s = timing.num_operations / self.operations_per_second[exact]
+        timing.multiply_s = timing.num_operations / self.operations_per_second[_multiplied(timing)]
         return timing
+
+
+def _multiplied(timing: OpTiming) -> str:
+    """What the processor can multiply fastest for it. Attention multiplies no bytes: its weights need more digits."""
+    if timing.dtype in ("fp32", "fp16"):
+        return "float32"
+    is_linear = timing.operation in ("linear", "experts")
+    return "int8" if is_linear and timing.dtype in ("int8", "int4") else "bfloat16"

@@ -43,9 +43,9 @@ class Floors:
         return _CACHED_BYTES / (time.perf_counter() - begin)
 
     def multiply(self, dtype: torch.dtype) -> float:
-        """Multiplications and additions per second, of float32, or with the level's instructions for bfloat16."""
+        """Multiplications and additions a second, of float32, or with the level's instructions for bfloat16 or int8."""
         result, operations = (self._result[i:].ctypes.data for i in (0, 1))
         threads = torch.get_num_threads()
         begin = time.perf_counter()
-        self._multiply(result, operations, _PIECES_PER_THREAD * threads, calls.DTYPES[dtype], threads, 0.5)
+        self._multiply(result, operations, _PIECES_PER_THREAD * threads, calls.CACHE_DTYPES[dtype], threads, 0.5)
         return int(self._result[1]) / (time.perf_counter() - begin)

@@ -3,7 +3,9 @@
 // `quire bench ops` divides the times of other kernels by these. They run on the same threads and with the same flags.
 
 #include "amx.h"
+#include "integers.h"
 #include "kernels.h"
+#include "rows.h"
 #include "threads.h"
 #include "vector.h"
 
@@ -11,8 +13,8 @@ namespace quire {
 namespace {
 
 constexpr long CHUNK = 256 << 10;  // bytes of a piece of memory
-constexpr long ROUNDS = 4096;      // of a piece of multiplications
-constexpr int CHAINS = 12;         // sums that do not wait for one another; x86 without AVX-512 has 16 registers
+constexpr long ROUNDS = 32768;     // of a piece of multiplications: far longer than a helper takes to wake up
+constexpr int CHAINS = LANES == 16 ? 24 : 12;  // sums that do not wait for one another, in 32 or 16 registers
 
 // A number that depends on all of memory [num_bytes], a multiple of 4 vectors.
 uint32_t read_all(const char* memory, long num_bytes) {
@@ -26,19 +28,22 @@ uint32_t read_all(const char* memory, long num_bytes) {
     return result;
 }
 
-// Each of these multiplies ROUNDS times CHAINS vectors or 4 tiles, and returns a number that depends on them.
+// Each of these multiplies ROUNDS times CHAINS vectors or 4 tiles, and returns a number that depends on them. All loops over
+// the sums are unrolled: a sum that is found by a variable is in memory, and then storing takes longer than multiplying.
 
 struct Float32 {
     static constexpr long OPERATIONS = 2 * CHAINS * LANES;  // of a round
     static float run(float start) {
         Floats sums[CHAINS];
+#pragma GCC unroll 24
         for (int i = 0; i < CHAINS; i++) sums[i] = fill(start + i);
         const Floats factor = fill(0.999f), addend = fill(0.001f);
         for (long round = 0; round < ROUNDS; round++) {
-#pragma GCC unroll 12
+#pragma GCC unroll 24
             for (int i = 0; i < CHAINS; i++) sums[i] = multiply_add(sums[i], factor, addend);
         }
         Floats total = sums[0];
+#pragma GCC unroll 24
         for (int i = 1; i < CHAINS; i++) total += sums[i];
         return sum(total);
     }
@@ -84,22 +89,54 @@ struct BFloat16Products {
     static constexpr long OPERATIONS = 4 * CHAINS * LANES;
     static float run(float start) {
         __m512 sums[CHAINS];
+#pragma GCC unroll 24
         for (int i = 0; i < CHAINS; i++) sums[i] = _mm512_set1_ps(start + i);
         const __m512bh factor = (__m512bh)_mm512_set1_ps(start);
         for (long round = 0; round < ROUNDS; round++) {
-#pragma GCC unroll 12
+#pragma GCC unroll 24
             for (int i = 0; i < CHAINS; i++) {
                 sums[i] = _mm512_dpbf16_ps(sums[i], factor, factor);
                 asm("" : "+v"(sums[i]));
             }
         }
         __m512 total = sums[0];
+#pragma GCC unroll 24
         for (int i = 1; i < CHAINS; i++) total += sums[i];
         return sum((Floats)total);
     }
 };
 #else
 using BFloat16Products = Float32;  // bfloat16 is widened, and multiplied as float32
+#endif
+
+#if defined(QUIRE_HAS_PAIRS)
+struct IntegerProducts {
+#if defined(QUIRE_HAS_QUADS)
+    using Kind = widened::InQuads;
+#else
+    using Kind = widened::InPairs;
+#endif
+    static constexpr long OPERATIONS = 2 * Kind::STEPS * CHAINS * LANES;
+    static float run(float start) {
+        Ints sums[CHAINS];
+#pragma GCC unroll 24
+        for (int i = 0; i < CHAINS; i++) sums[i] = Ints{} + ((int)start + i);
+        Ints x = Ints{} + 0x01020304;
+        for (long round = 0; round < ROUNDS; round++) {
+#pragma GCC unroll 24
+            for (int i = 0; i < CHAINS; i++) {
+                asm("" : "+v"(x));  // without VNNI the product is one of its own, and could be computed once
+                sums[i] = widened::add_products(sums[i], x, (Kind::Codes)x);
+                asm("" : "+v"(sums[i]));
+            }
+        }
+#pragma GCC unroll 24
+        for (int i = 1; i < CHAINS; i++) sums[0] += sums[i];
+        return (float)widened::sum(sums[0]);
+    }
+};
+#else
+using IntegerProducts = Float32;  // codes are widened, and multiplied as float32
 #endif
 
 template <class Kind> void multiply(const MultiplyCall& call) {
@@ -127,5 +164,6 @@ extern "C" int quire_read_memory(const ReadMemoryCall* call) {
 extern "C" int quire_multiply(const MultiplyCall* call) {
     if (call->dtype == FLOAT32) multiply<Float32>(*call);
     if (call->dtype == BFLOAT16) multiply<BFloat16Products>(*call);
-    return call->dtype != FLOAT32 && call->dtype != BFLOAT16;
+    if (call->dtype == INT8_CODES) multiply<IntegerProducts>(*call);
+    return call->dtype != FLOAT32 && call->dtype != BFLOAT16 && call->dtype != INT8_CODES;
 }
