@@ -22,7 +22,7 @@ class EplbConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     After every `step_interval` steps, the tokens of the last `window_size` steps count. `num_redundant_experts` places
     of a layer are for further copies of its busiest experts. `log_balancedness` logs every `log_balancedness_interval`
-    steps how equally these loaded the ranks.
+    steps how equally these loaded the ranks. The last three are vLLM's; Quire has one way of each.
     """
 
     window_size: Positive = 1000
@@ -30,6 +30,13 @@ class EplbConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_redundant_experts: Annotated[int, Meta(ge=0)] = 0
     log_balancedness: bool = False
     log_balancedness_interval: Positive = 1
+    policy: Literal["default"] = "default"
+    communicator: None = None
+    use_async: bool = False
+
+    def __post_init__(self) -> None:
+        if self.use_async:
+            raise ValueError("use_async cannot be true: ranks stop while experts move")
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True):
@@ -112,13 +119,12 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     cp_kv_cache_interleave_size: Annotated[
-        int,
+        Positive | None,
         Meta(
-            ge=1,
             description="With --decode-context-parallel-size, so many neighbouring positions are one worker's; divides "
-            "--block-size.",
+            "--block-size. 1 when unset.",
         ),
-    ] = 1
+    ] = None
     enable_expert_parallel: Annotated[
         bool,
         Meta(
@@ -141,13 +147,13 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     eplb_config: Annotated[
-        EplbConfig,
+        EplbConfig | None,
         Meta(
             description="With --enable-eplb: window_size and step_interval (steps), num_redundant_experts, "
             "log_balancedness, log_balancedness_interval.",
             extra={"parse": "json"},
         ),
-    ] = EplbConfig()
+    ] = None
     distributed_executor_backend: Annotated[
         Literal["uni", "mp", "ray"] | None,
         Meta(

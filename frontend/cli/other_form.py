@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.core.config.engine_args import EngineArgs
-from quire.core.config.parallel import ParallelConfig
+from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.logging import configure
 from quire.core.wire.inspection import FilesSaved
 from quire.frontend.flags.parser import CommandParser, add_engine_options
@@ -37,5 +37,6 @@ def _division(parallel: ParallelConfig) -> str:
     if parallel.enable_expert_parallel:
         flags += f" --enable-expert-parallel --expert-placement-strategy {parallel.expert_placement_strategy}"
     if parallel.enable_eplb:
-        flags += f" --enable-eplb --eplb-config.num_redundant_experts {parallel.eplb_config.num_redundant_experts}"
+        num_redundant = (parallel.eplb_config or EplbConfig()).num_redundant_experts
+        flags += f" --enable-eplb --eplb-config.num_redundant_experts {num_redundant}"
     return flags

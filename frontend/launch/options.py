@@ -8,7 +8,7 @@ import msgspec
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
-from quire.core.config.parallel import ExpertPlacement, ParallelConfig
+from quire.core.config.parallel import EplbConfig, ExpertPlacement, ParallelConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace, Layout
@@ -57,8 +57,8 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         seed=args.model.seed,
         quantization=args.model.quantization or ("bitsandbytes" if args.load.load_format == "bitsandbytes" else None),
         expert_placement=_expert_placement(args.parallel),
-        cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size,
-        eplb=args.parallel.eplb_config if args.parallel.enable_eplb else None,
+        cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size or 1,
+        eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,
         log_stats=not args.observability.disable_log_stats,
         aggregate_engine_logging=args.observability.aggregate_engine_logging,
         logprobs_mode=args.model.logprobs_mode,
@@ -165,7 +165,7 @@ def _expert_placement(asked: ParallelConfig) -> ExpertPlacement | None:
         if asked.enable_eplb:
             raise ConfigError("--enable-eplb places whole experts: give --enable-expert-parallel, too.")
         return None
-    num_redundant = asked.eplb_config.num_redundant_experts
+    num_redundant = (asked.eplb_config or EplbConfig()).num_redundant_experts
     if num_redundant and not asked.enable_eplb:
         raise ConfigError("--eplb-config.num_redundant_experts has no effect without --enable-eplb: give it, too.")
     if asked.enable_eplb and asked.expert_placement_strategy != "linear":
@@ -213,7 +213,7 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int) -> 
         )
     if not chunked and asked.long_prefill_token_threshold:
         raise ConfigError("--long-prefill-token-threshold splits prompts, which --no-enable-chunked-prefill forbids.")
-    block_size, run = args.cache.block_size or DEFAULT_BLOCK_SIZE, args.parallel.cp_kv_cache_interleave_size
+    block_size, run = args.cache.block_size or DEFAULT_BLOCK_SIZE, args.parallel.cp_kv_cache_interleave_size or 1
     num_ranks = args.parallel.decode_context_parallel_size
     if block_size % run:
         raise ConfigError(
