@@ -40,6 +40,13 @@ class Hosts:
                 env=environ | SECRET,
             )
 
+    def close(self) -> None:
+        try:
+            self.server.stop()
+        finally:
+            self.node.terminate()
+            assert self.node.wait(30) == 0
+
     def running(self) -> dict[str, int]:
         """Running requests by engine."""
         rows = httpx.get(self.server.base_url + "/metrics", timeout=30).text.splitlines()
@@ -50,11 +57,11 @@ class Hosts:
 @pytest.fixture(scope="module")
 def hosts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     made = Hosts(tmp_path_factory.mktemp("hosts"), checkpoint("llama"))
-    made.server.wait_until_ready()
-    yield made
-    made.server.stop()
-    made.node.terminate()
-    assert made.node.wait(30) == 0
+    try:
+        made.server.wait_until_ready()
+        yield made
+    finally:
+        made.close()
 
 
 def answers(server: ServerProcess, num_tokens: int) -> list[str]:

@@ -49,17 +49,21 @@ class Hosts:
         return httpx.get(self.server.base_url + "/health", timeout=30).json()["engine"]
 
     def close(self) -> None:
-        self.server.stop()
-        self.node.terminate()
-        assert self.node.wait(30) == 0
+        try:
+            self.server.stop()
+        finally:
+            self.node.terminate()
+            assert self.node.wait(30) == 0
 
 
 @pytest.fixture(scope="module")
 def hosts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     made = Hosts(tmp_path_factory.mktemp("hosts"), checkpoint("llama"))
-    made.server.wait_until_ready()
-    yield made
-    made.close()
+    try:
+        made.server.wait_until_ready()
+        yield made
+    finally:
+        made.close()
 
 
 def client_of(server: ServerProcess) -> openai.OpenAI:
@@ -123,3 +127,11 @@ def test_a_node_ends_when_told_to(hosts: Hosts) -> None:
     """And so does the server, which then waits for the node."""
     hosts.node.send_signal(signal.SIGINT)
     assert hosts.node.wait(30) == 0
+
+
+def test_a_node_that_becomes_the_agent_ends_when_told_to(hosts: Hosts) -> None:
+    node = hosts.start_node()
+    while b"node_process" not in Path(f"/proc/{node.pid}/cmdline").read_bytes():
+        time.sleep(0.005)
+    node.terminate()
+    assert node.wait(30) == 0

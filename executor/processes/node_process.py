@@ -20,6 +20,7 @@ from quire.executor.processes.node_agent import NodeAgent
 logger = get_logger(__name__)
 
 FAILED = 1
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(fd: int) -> int:
@@ -38,8 +39,9 @@ def main(fd: int) -> int:
 async def _run(start: NodeStart) -> int:
     agent = NodeAgent(start)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         loop.add_signal_handler(number, agent.close)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # they waited from before the exec that made this program
     return await agent.run()
 
 

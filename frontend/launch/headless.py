@@ -1,6 +1,7 @@
 """`quire serve --headless`: this process becomes a node that serves no HTTP."""
 
 import os
+import signal
 import sys
 
 import msgspec
@@ -29,5 +30,6 @@ def run_node(args: EngineArgs) -> None:
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(start))
     os.set_inheritable(fd, True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # until the agent has its handlers
     command = [sys.executable, "-P", "-m", "quire.executor.processes.node_process", str(fd)]
     os.execv(sys.executable, command)
