@@ -37,8 +37,10 @@ class NodeFacts(Struct, array_like=True, frozen=True):
     digest: str  # of the checkpoint; see `digest_of`
 
     @classmethod
-    def of_this_host(cls, part: Part, ranks: list[int], num_ranks: int, address: str, folder: Path) -> "NodeFacts":
-        """The facts of this host, with the checkpoint in `folder`."""
+    def of_this_host(
+        cls, part: Part, ranks: list[int], num_ranks: int, address: str, folder: Path | None
+    ) -> "NodeFacts":
+        """The facts of this host, with the checkpoint in `folder`; the digest is empty without one."""
         return cls(
             part=part,
             ranks=ranks,
@@ -47,7 +49,7 @@ class NodeFacts(Struct, array_like=True, frozen=True):
             hostname=socket.gethostname(),
             quire=_version("quire"),
             torch=_version("torch"),
-            digest=digest_of(folder),
+            digest="" if folder is None else digest_of(folder),
         )
 
     def __str__(self) -> str:

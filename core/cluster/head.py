@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from quire.core.cluster.check_messages import CHECK
 from quire.core.cluster.facts import NodeFacts, name_ranks, obstacle
 from quire.core.cluster.messages import (
     WORKER,
@@ -160,6 +161,8 @@ class ClusterHead:
         node = self._nodes.get(identity)
         if node is not None:
             node.silence.broken()
+        if kind == CHECK:  # of a `quire check-cluster` that should have met another one; it gives up by itself
+            return
         if kind == WORKER:
             if node is not None and node.listener is not None:
                 node.listener.on_output(payload)

@@ -17,6 +17,10 @@ QUIRE = Program(
     {
         "serve": Command("quire.frontend.cli.serve", "Serve a model over HTTP with OpenAI's API.", is_service=True),
         "plan": Command("quire.frontend.cli.plan", "Say what a model would take of memory, and what fits beside it."),
+        "check-cluster": Command(
+            "quire.frontend.cli.check_cluster",
+            "Say whether hosts can serve one model together; run it on each of them.",
+        ),
         "run-batch": Command("quire.frontend.cli.run_batch", "Run a JSONL file of requests through a model."),
         "chat": Command("quire.frontend.cli.chat", "Chat with the model of a running server."),
         "complete": Command("quire.frontend.cli.complete", "Complete text with the model of a running server."),

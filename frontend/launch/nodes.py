@@ -4,12 +4,16 @@ from pathlib import Path
 
 from quire.core import envs
 from quire.core.cluster.addresses import interface_of, own_address, resolve
+from quire.core.cluster.check_messages import CheckStart, NodeReport
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import HeadStart, NodeStart
+from quire.core.config.load import LoadConfig
+from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import ParallelConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
+from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.options import engine_places
 
 logger = get_logger(__name__)
@@ -87,6 +91,30 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
     interface_of(address)
     facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
     return NodeStart(f"{head}:{parallel.master_port}", _token_of_all().keys(), facts, str(folder), logging)
+
+
+def check_start(
+    parallel: ParallelConfig, model: ModelConfig, load: LoadConfig, devices: str, free_memory: str
+) -> CheckStart:
+    """What this host, whichever number it has, is told of a check before serving.
+
+    Args:
+        model: names the checkpoint; without a name, none is checked.
+        devices, free_memory: of this host, for people.
+
+    Raises:
+        ConfigError: options contradict each other, an address or the checkpoint is wrong, or there is no join token.
+    """
+    if parallel.nnodes == 1:
+        raise ConfigError("--nnodes must say the number of hosts, 2 or more, and --node-rank this host's number.")
+    _check_rank(parallel)
+    folder = None if model.model is None else model_source.find_model(model, load)
+    head = resolve(parallel.master_addr, "--master-addr")
+    address = own_address(head) if parallel.node_rank else head
+    interface_of(address)
+    token = _token_of_all() if parallel.node_rank else _token(parallel, parallel.master_port)
+    facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
+    return CheckStart(f"{head}:{parallel.master_port}", token.keys(), NodeReport(facts, devices, free_memory))
 
 
 def join_secret(parallel: ParallelConfig) -> str:

@@ -1,0 +1,225 @@
+"""Node 0's end of a check whether hosts can serve together: it asks all nodes, and has each pair measure its link."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+
+from quire.core.cluster.check_messages import (
+    CHECK,
+    CheckStart,
+    Farewell,
+    FromChecked,
+    Hello,
+    Measure,
+    Measured,
+    NodeReport,
+    Quantity,
+    ToChecked,
+    Verdict,
+    Welcome,
+    checking,
+)
+from quire.core.cluster.facts import name_ranks, obstacle
+from quire.core.cluster.probe import LIMIT_SECONDS, Probe
+from quire.core.errors import ConfigError
+from quire.core.logging import get_logger
+from quire.core.wire.channel import bind_router
+
+logger = get_logger(__name__)
+
+ANSWER_SECONDS, FAREWELL_SECONDS = 10.0, 3.0
+_QUANTITIES: tuple[Quantity, ...] = ("latency", "bandwidth")
+
+
+@dataclass
+class Findings:
+    """What a check has found. Pairs are (from, to)."""
+
+    reports: dict[int, NodeReport] = field(default_factory=dict)  # by node
+    seconds_apart: dict[int, float] = field(default_factory=dict)  # by how much a node's clock is ahead of node 0's
+    links: dict[Quantity, dict[tuple[int, int], float]] = field(
+        default_factory=lambda: {each: {} for each in _QUANTITIES}
+    )
+    problems: list[str] = field(default_factory=list)
+
+
+class _Node:
+    """A node that is there, seen from node 0."""
+
+    def __init__(self, identity: bytes, hello: Hello, seconds_apart: float) -> None:
+        self.identity = identity
+        self.hello = hello
+        self.seconds_apart = seconds_apart
+        self.has_left = asyncio.Event()
+        self.measured: asyncio.Queue[float | None] = asyncio.Queue()
+
+
+class CheckHead:
+    """Node 0's end. Use from one event loop.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+
+    def __init__(self, start: CheckStart) -> None:
+        self._start = start
+        self._report = start.report
+        self._nodes: dict[int, _Node] = {}  # by number
+        self._refused: dict[bytes, str] = {}  # sentences by identity
+        self._num_strangers = 0
+        self._changed = asyncio.Event()
+        self._decoder: msgspec.msgpack.Decoder[FromChecked] = msgspec.msgpack.Decoder(FromChecked)
+        try:
+            self._channel = bind_router(f"tcp://{start.head}", start.keys, self._on_frames, self._on_stranger)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"Nodes cannot join at {start.head}: {error}. --master-addr must be an address of this host, and "
+                "--master-port a free port: end the server that has it, or name another one on all nodes."
+            ) from None
+        self._probe = Probe(start.report.facts.address, start.keys)
+
+    async def run(self, patience: float) -> Findings:
+        """Waits at most `patience` seconds for the nodes, and measures between those that are there."""
+        await self._wait_for_nodes(patience)
+        findings = Findings({0: self._report})
+        own = self._report.facts
+        for rank, node in sorted(self._nodes.items()):
+            report = findings.reports[rank] = node.hello.report
+            findings.seconds_apart[rank] = node.seconds_apart
+            if bool(report.facts.digest) != bool(own.digest):
+                findings.problems.append(f"{_name(report)}: MODEL was named there or on node 0, but not on both.")
+            elif (problem := obstacle(own, report.facts, node.seconds_apart)) is not None:
+                findings.problems.append(f"{_name(report)}: {problem}")
+        findings.problems += self._say_who_is_missing(patience)
+        for quantity in _QUANTITIES:
+            await self._measure_all(quantity, findings)
+        await self._tell_verdict(findings.problems)
+        return findings
+
+    def close(self) -> None:
+        """Stops listening. Idempotent."""
+        self._probe.close()
+        self._channel.close(linger_ms=500)
+
+    async def _wait_for_nodes(self, patience: float) -> None:
+        logger.info("waiting at %s for %s, %.0f s at most", self._start.head, self._missing_nodes(), patience)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while self._missing():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def _tell_verdict(self, problems: list[str]) -> None:
+        for node in self._nodes.values():
+            self._tell(node.identity, Verdict(problems))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                for node in self._nodes.values():
+                    await node.has_left.wait()
+
+    def _missing(self) -> list[int]:
+        return sorted(set(range(1, self._report.facts.num_ranks)) - set(self._nodes))
+
+    def _missing_nodes(self) -> str:
+        return f"node {name_ranks(self._missing())} of {self._report.facts.num_ranks}"
+
+    def _say_who_is_missing(self, patience: float) -> list[str]:
+        if not self._missing():
+            return []
+        sentences = [
+            f"Within {patience:g} s, {self._missing_nodes()} did not come to {self._start.head}: run `quire "
+            "check-cluster` there with its --node-rank, and see whether it reaches this address and port (firewall)."
+        ]
+        if self._num_strangers:
+            sentences.append(
+                "Somebody without the join token was turned away; set the same QUIRE_JOIN_TOKEN on all nodes."
+            )
+        return sentences + list(self._refused.values())
+
+    # ----------------------------------------------------------------------------------------------------- measuring
+
+    async def _measure_all(self, quantity: Quantity, findings: Findings) -> None:
+        """In each round every node sends to one other, so that there are as many rounds as each node has others."""
+        ranks = sorted(findings.reports)
+        for distance in range(1, len(ranks)):
+            pairs = list(zip(ranks, ranks[distance:] + ranks[:distance], strict=True))
+            if quantity == "bandwidth":  # not where nobody answers
+                pairs = [pair for pair in pairs if pair in findings.links["latency"]]
+            values = await asyncio.gather(*(self._measure(quantity, *pair) for pair in pairs))
+            for (source, target), value in zip(pairs, values, strict=True):
+                if value is not None:
+                    findings.links[quantity][source, target] = value
+                else:
+                    address = findings.reports[target].facts.address
+                    findings.problems.append(
+                        f"Node {source} gets no answer from node {target} at {address}; open all TCP ports between the "
+                        "nodes, and let QUIRE_HOST_IP name each host's address in the network that they share."
+                    )
+
+    async def _measure(self, quantity: Quantity, source: int, target: int) -> float | None:
+        endpoint = self._probe.endpoint if target == 0 else self._nodes[target].hello.endpoint
+        if source == 0:
+            return await self._probe.measure(quantity, endpoint)
+        node = self._nodes[source]
+        self._tell(node.identity, Measure(quantity, endpoint))
+        try:
+            async with asyncio.timeout(LIMIT_SECONDS + ANSWER_SECONDS):
+                return await node.measured.get()
+        except TimeoutError:
+            return None
+
+    # ----------------------------------------------------------------------------------------------------- messages
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        identity, kind, payload = frames
+        if kind != CHECK:  # a headless node of a server, which waits
+            return
+        match self._decoder.decode(payload):
+            case Hello() as hello:
+                self._on_hello(identity, hello)
+            case Measured(value):
+                if (node := self._node_of(identity)) is not None:
+                    node.measured.put_nowait(value)
+            case Farewell():
+                if (node := self._node_of(identity)) is not None:
+                    node.has_left.set()
+
+    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+        own, facts = self._report.facts, hello.report.facts
+        [rank] = facts.ranks
+        seconds_apart = hello.clock - time.time()
+        before = self._nodes.get(rank)
+        if facts.num_ranks != own.num_ranks or not 0 < rank < own.num_ranks:
+            problem = obstacle(own, facts, seconds_apart)
+        elif before is not None and before.identity != identity and before.hello.report.facts.address != facts.address:
+            problem = f"There is already {before.hello.report.facts}; give each node a number of its own."
+        else:
+            problem = None
+        if problem is not None:
+            self._refused[identity] = sentence = f"{_name(hello.report)}: {problem}"
+            logger.error("%s", sentence)
+            self._tell(identity, Verdict([sentence]))
+            return
+        if before is None or before.identity != identity:
+            logger.info("%s is there", facts)
+            self._nodes[rank] = _Node(identity, hello, seconds_apart)
+            self._changed.set()
+        self._tell(identity, Welcome())
+
+    def _node_of(self, identity: bytes) -> _Node | None:
+        return next((node for node in self._nodes.values() if node.identity == identity), None)
+
+    def _on_stranger(self) -> None:
+        self._num_strangers += 1
+
+    def _tell(self, identity: bytes, message: ToChecked) -> None:
+        self._channel.send([identity, *checking(message)])
+
+
+def _name(report: NodeReport) -> str:
+    name = str(report.facts)
+    return name[0].upper() + name[1:]

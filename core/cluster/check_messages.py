@@ -1,0 +1,73 @@
+"""What `quire check-cluster` says between nodes, as Structs in MessagePack: frames of a kind that no server reads."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from quire.core.cluster.facts import NodeFacts
+from quire.core.wire.channel import CurveKeys
+
+CHECK = b"k"
+
+Quantity = Literal["latency", "bandwidth"]
+
+
+class NodeReport(Struct, array_like=True, frozen=True):
+    """One node, as it says of itself."""
+
+    facts: NodeFacts  # the digest is empty where no checkpoint was named
+    devices: str  # for people
+    free_memory: str  # for people
+
+
+class CheckStart(Struct, frozen=True):
+    """Everything that a node is told of the check that it takes part in."""
+
+    head: str  # node 0's address:port
+    keys: CurveKeys
+    report: NodeReport
+
+
+class Hello(Struct, array_like=True, tag="hello", frozen=True):
+    """A node is there. Said once a second."""
+
+    report: NodeReport
+    endpoint: str  # of its probe
+    clock: float  # seconds since the epoch, as the message was sent
+
+
+class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
+    """Node 0's answer to each `Hello`."""
+
+
+class Measure(Struct, array_like=True, tag="measure", frozen=True):
+    """The node measures towards another node, and says `Measured`."""
+
+    quantity: Quantity
+    endpoint: str
+
+
+class Measured(Struct, array_like=True, tag="measured", frozen=True):
+    """A latency in seconds or a bandwidth in bytes a second; None if the other node did not answer."""
+
+    value: float | None
+
+
+class Verdict(Struct, array_like=True, tag="verdict", frozen=True):
+    """The check is over. No problems: the nodes can serve together."""
+
+    problems: list[str]
+
+
+class Farewell(Struct, array_like=True, tag="farewell", frozen=True):
+    """The node has the verdict, so that node 0 may end."""
+
+
+FromChecked = Hello | Measured | Farewell
+ToChecked = Welcome | Measure | Verdict
+
+
+def checking(message: FromChecked | ToChecked) -> list[bytes]:
+    """The frames of a message."""
+    return [CHECK, msgspec.msgpack.encode(message)]
