@@ -47,6 +47,15 @@ class Hosts:
             self.node.terminate()
             assert self.node.wait(30) == 0
 
+    def wait_for_state_of_1(self, is_reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """What /health says of engine 1, once that is reached, or after a minute."""
+        deadline = time.monotonic() + 60
+        while True:
+            engine = httpx.get(self.server.base_url + "/health", timeout=30).json()["engines"][1]
+            if is_reached(engine) or time.monotonic() > deadline:
+                return engine
+            time.sleep(0.05)
+
     def running(self) -> dict[str, int]:
         """Running requests by engine."""
         rows = httpx.get(self.server.base_url + "/metrics", timeout=30).text.splitlines()
@@ -91,11 +100,9 @@ def test_streams_of_a_lost_host_go_on_at_the_other_and_it_may_come_back(hosts: H
     _, alive = psutil.wait_procs(children, 30)
     assert not alive
     assert httpx.get(hosts.server.base_url + "/health", timeout=30).status_code == 200
+    missing = hosts.wait_for_state_of_1(lambda engine: "waits_for" in engine)
+    assert (missing["state"], missing["waits_for"]) == ("restarting", "the host of engine 1")
     hosts.node = hosts.start_node()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        engines = httpx.get(hosts.server.base_url + "/health", timeout=30).json()["engines"]
-        if all(engine["state"] == "serving" for engine in engines):
-            break
-        time.sleep(0.05)
+    back = hosts.wait_for_state_of_1(lambda engine: engine["state"] == "serving")
+    assert "waits_for" not in back
     assert answers(hosts.server, 30) == answers(server, 30)

@@ -71,7 +71,14 @@ class EngineHandle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts engine processes, or waits for those that somebody else starts."""
+    """Starts engine processes, or waits for those that somebody else starts.
+
+    Attributes:
+        waits_for: what is missing before it can start one, such as a node; None if it knows of nothing.
+    """
+
+    @property
+    def waits_for(self) -> str | None: ...
 
     async def launch(self) -> EngineHandle:
         """Any exception but NoMoreEnginesError counts as a failed start."""
@@ -203,7 +210,7 @@ class EngineSupervisor:
 
     @property
     def _waits_for(self) -> str | None:
-        return self._life.waits_for if self._life is not None else None
+        return self._launcher.waits_for if self._life is None else self._life.waits_for
 
     async def close(self) -> None:
         """Stops the engine: politely when it is serving, by force while it loads or when it does not answer."""

@@ -77,6 +77,8 @@ class EngineLauncher:
         ray_nodes: starts the other nodes; None: others do.
     """
 
+    waits_for = None  # an engine is started at once, and says itself what it waits for
+
     def __init__(
         self,
         config: EngineConfig,

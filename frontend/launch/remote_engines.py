@@ -66,6 +66,10 @@ class RemoteNodes:
         engine = self._running[data] = RemoteEngine(node, data, address, self._start.keys)
         return engine
 
+    def has_node_with(self, data: int) -> bool:
+        """Whether the node with an engine's number has joined."""
+        return self._head is not None and data not in self._head.missing
+
     def close(self) -> None:
         """Lets all nodes go, which end their engines. Idempotent."""
         head, self._head = self._head, None
@@ -117,6 +121,12 @@ class RemoteLauncher:
     def __init__(self, config: EngineConfig, nodes: RemoteNodes) -> None:
         self.config = config
         self._nodes = nodes
+
+    @property
+    def waits_for(self) -> str | None:
+        """See `Launcher.waits_for`."""
+        data = self.config.place.data
+        return None if self._nodes.has_node_with(data) else f"the host of engine {data}"
 
     def launch_ahead(self) -> None:
         """The node need not be there yet, so there is nothing to do."""

@@ -39,6 +39,8 @@ class _HostLauncher(EngineLauncher):
 
 
 class _VisitingLauncher:
+    waits_for = None
+
     def __init__(self, host: _HostLauncher) -> None:
         self._host = host
 
