@@ -27,14 +27,16 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+_LOGGER = logging.getLogger("quire")
+_LOGGING = list(_LOGGER.handlers), _LOGGER.propagate, _LOGGER.level
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """Commands that run in this process set up logging for it."""
-    logger = logging.getLogger("quire")
-    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    """Commands that run in this process, in tests or in the fixtures of a module, set up logging for it."""
     yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
+    _LOGGER.handlers[:], _LOGGER.propagate = _LOGGING[:2]
+    _LOGGER.setLevel(_LOGGING[2])
 
 
 @pytest.fixture(scope="session")

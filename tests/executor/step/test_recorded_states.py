@@ -49,7 +49,7 @@ def test_tokens_are_those_of_the_ordinary_way(
     served = start(hybrid(variant))
     run = served.generate
     with monkeypatch.context() as patch:
-        patch.setattr(served.worker._runner, "_decode_inputs", None)
+        patch.setattr(served.worker._runner._inputs, "_decode_inputs", None)
         expected = tokens_of(run(requests()))
     recorded: list[int] = []
     play = launches.Recording.run

@@ -58,7 +58,7 @@ def test_pages_that_held_states_do_not_spoil_attention(
     tokens = []
     for content in (0, 0xFF):  # zeros, and NaN in every type
         served = start(hybrid("lfm2"))
-        snapshots = served.worker._runner._snapshots  # type: ignore[union-attr]
+        snapshots = served.worker._runner._inputs._snapshots  # type: ignore[union-attr]
         assert snapshots is not None
         for tensor in snapshots._pages:
             tensor.fill_(content)
