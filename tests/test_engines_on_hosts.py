@@ -26,7 +26,7 @@ class Hosts:
         self._folder, self._checkpoint = folder, checkpoint
         self._where = ["--data-parallel-size", "2", "--data-parallel-size-local", "1"]
         self._where += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_port())]
-        options = ["--num-gpu-blocks-override", "256", "--served-model-name", "tiny", "--max-num-seqs", "8"]
+        options = ["--num-gpu-blocks-override", "600", "--served-model-name", "tiny", "--max-num-seqs", "8"]
         self.server = ServerProcess(folder, str(checkpoint), *options, *self._where, env=SECRET)
         self.node = self.start_node()
 
@@ -87,11 +87,12 @@ def answers(server: ServerProcess, num_tokens: int) -> list[str]:
 
 
 def test_streams_of_a_lost_host_go_on_at_the_other_and_it_may_come_back(hosts: Hosts, server: ServerProcess) -> None:
-    expected = answers(server, 400)
+    expected = answers(server, 1000)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(answers, hosts.server, 400)
+        asked = pool.submit(answers, hosts.server, 1000)
         deadline = time.monotonic() + 60
         while not all(hosts.running().get(engine) for engine in "01") and time.monotonic() < deadline:
+            assert not asked.done(), "the answers ended before both engines were seen at work"
             time.sleep(0.02)
         children = psutil.Process(hosts.node.pid).children(recursive=True)
         hosts.node.kill()

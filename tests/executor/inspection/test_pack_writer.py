@@ -57,7 +57,7 @@ def outputs(folder: Path, size: int = 1, **options: Any) -> list[Any]:
         ("mixtral", 2, {"dtype": "bfloat16"}),
         ("gpt2", 1, {"dtype": "float16"}),
         ("deepseek_v3", 1, {}),
-        ("qwen2", 2, {"model_impl": "transformers"}),
+        ("qwen2", 1, {"model_impl": "transformers"}),
     ],
 )
 def test_outputs_are_those_of_the_checkpoint(

@@ -50,8 +50,7 @@ def test_the_figures_are_those_of_a_real_start(
     assert plan.is_native == (options.get("model_impl") is None)
 
 
-@pytest.mark.parametrize("variant", ["lfm2", "mamba2", "bamba"])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("variant", "size"), [("lfm2", 1), ("mamba2", 2), ("bamba", 2)])
 def test_models_with_states(variant: str, size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, architecture, config = VARIANTS[variant]
     kind(**{**COMMON, **config, "architectures": [architecture]}).save_pretrained(tmp_path)
