@@ -9,7 +9,6 @@ from quire.core.logging import get_logger
 
 logger = get_logger(__name__)
 
-
 _lock = threading.Lock()
 
 
@@ -17,11 +16,6 @@ def note_plain(dtype: torch.dtype, how: str) -> None:
     """Says that layers which are quantised in such a way are kept as numbers of `dtype`, once in a process."""
     with _lock:  # the cache alone calls twice if two threads ask at the same time
         _say(dtype, how)
-
-
-def forget_notes() -> None:
-    """Lets everything be said again, for tests."""
-    _say.cache_clear()
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation.notes import forget_notes
+from quire.executor.weights.quantisation import notes
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.quantised import QuantisedWeight
@@ -174,7 +174,7 @@ PLAIN_LAYERS = {
 def test_what_cannot_stay_short_is_said_once(
     name: str, checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forget_notes()
+    notes._say.cache_clear()  # another test may have heard it
     num_ranks, message = PLAIN_LAYERS[name]
     layers = re.compile(r"model\.layers\.\d+\.self_attn\.[kqo]_proj\.weight") if name == "awq" else LINEAR
     form = Format(FORMATS["gptq-order"].config, uneven_groups) if name == "uneven" else FORMATS[name]
