@@ -216,6 +216,7 @@ class AsyncLLM(EngineControl):
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
         tells_logprobs: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> BeamSearch:
         """Prepares a beam search from a prompt; arguments, result and errors are `RequestIntake.open_beams`'s."""
         await self.start()
@@ -227,6 +228,7 @@ class AsyncLLM(EngineControl):
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
             tells_logprobs=tells_logprobs,
+            data_parallel_rank=data_parallel_rank,
         )
 
     async def generate(

@@ -100,6 +100,42 @@ def test_health_and_metrics_tell_the_engines_apart(server: ServerProcess) -> Non
     wait_for(lambda: "reason" not in health(server)["engine"])
 
 
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "use_beam_search": True, "n": 2}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "use_beam_search": True, "n": 2}),
+        ("/v1/chat/completions/batch", {**CHAT, "messages": [CHAT["messages"]]}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
+        ("/v1/messages", {**CHAT, "model": "tiny"}),
+        ("/inference/v1/generate", {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 2}}),
+    ],
+)
+def test_a_header_chooses_the_engine(server: ServerProcess, route: str, body: dict[str, Any]) -> None:
+    def ask(rank: str) -> httpx.Response:
+        headers = {"X-data-parallel-rank": rank}
+        return httpx.post(server.base_url + route, json=body, headers=headers, timeout=60)
+
+    def counts() -> dict[str, float]:
+        return metric(server, "vllm:prompt_tokens_total")
+
+    for rank, other in ("01", "10"):
+        before = counts()
+        assert ask(rank).status_code == 200
+        after = counts()
+        assert after[rank] > before[rank]
+        assert after[other] == before[other]
+    for rank in ("2", "-1", "one"):
+        refused = ask(rank)
+        assert refused.status_code == 400
+        assert "X-data-parallel-rank" in refused.json()["error"]["message"]
+
+
 def test_python_programs_have_several_engines_too(checkpoint: Callable[..., Path]) -> None:
     prompts = [{"prompt_token_ids": [5, 6, number]} for number in range(7, 13)]
     params = SamplingParams(max_tokens=8, temperature=0)

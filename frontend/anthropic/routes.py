@@ -9,6 +9,7 @@ from quire.frontend.anthropic.answers import ErrorAnswer, MessageAnswer, TokenCo
 from quire.frontend.anthropic.errors import AnthropicErrors, error_frame
 from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.frontend.anthropic.service import Messages
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.http.answers import HttpAnswers, documented
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.json_request import JsonRequest
@@ -21,9 +22,10 @@ def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorRepo
     async def create_message(request: JsonRequest, data: MessagesRequest) -> ASGIApp:
         """Continues a conversation; a stream of events with `stream`."""
         answers.check_ready()
+        headers = ClientHeaders.read(request.headers)
         if data.stream:
-            return answers.stream(messages.stream(data), error_frame)
-        return await answers.whole(messages.create(data), request)
+            return answers.stream(messages.stream(data, headers), error_frame)
+        return await answers.whole(messages.create(data, headers), request)
 
     @post("/count_tokens", status_code=200, responses=documented(TokenCount, ErrorAnswer), summary="Count tokens")
     async def count_tokens(request: JsonRequest, data: CountTokensRequest) -> ASGIApp:

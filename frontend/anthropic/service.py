@@ -11,6 +11,7 @@ from quire.frontend.anthropic.builder import MessageBuilder
 from quire.frontend.anthropic.content import with_one_system_message
 from quire.frontend.anthropic.schema import NAMES, CountTokensRequest, MessagesRequest
 from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.turn import Turn
@@ -28,14 +29,14 @@ class Messages:
         self._conversations = conversations
         self._tells_cached = server.enable_prompt_tokens_details
 
-    async def create(self, request: MessagesRequest) -> MessageAnswer:
+    async def create(self, request: MessagesRequest, headers: ClientHeaders = ClientHeaders()) -> MessageAnswer:
         """The whole message; cancelling aborts it in the engine.
 
         Raises:
             RequestError: the request cannot be served as asked.
             EngineError: the engine failed.
         """
-        turn, builder = await self._open(request)
+        turn, builder = await self._open(request, headers)
         try:
             async for _, events in turn.events():
                 builder.add(events)
@@ -43,9 +44,11 @@ class Messages:
             turn.close()
         return builder.message
 
-    async def stream(self, request: MessagesRequest) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, request: MessagesRequest, headers: ClientHeaders = ClientHeaders()
+    ) -> AsyncGenerator[bytes, None]:
         """The message as events; closing the generator aborts it in the engine. Errors as for `create`."""
-        turn, builder = await self._open(request)
+        turn, builder = await self._open(request, headers)
         started = False
         try:
             yield ACCEPTED
@@ -83,10 +86,10 @@ class Messages:
         chat = msgspec.structs.replace(chat, messages=messages)
         return chat, await self._conversations.render(chat)
 
-    async def _open(self, request: MessagesRequest) -> tuple[Turn, MessageBuilder]:
+    async def _open(self, request: MessagesRequest, headers: ClientHeaders) -> tuple[Turn, MessageBuilder]:
         message_id = f"msg_{uuid.uuid4().hex}"
         chat, prompt = await self._render(self._read(request))
-        turn = await self._conversations.open(chat, message_id, prompt=prompt)
+        turn = await self._conversations.open(chat, message_id, headers, prompt=prompt)
         usage = MessageUsage(input_tokens=turn.num_prompt_tokens, output_tokens=0)
         message = MessageAnswer(id=message_id, model=self._model.name, usage=usage)
         return turn, MessageBuilder(message, tells_cached=self._tells_cached)

@@ -8,6 +8,7 @@ from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.answer_reader import AnswerReader
 from quire.frontend.chat.chat_input import ChatInput
+from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.config import ChatConfig
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.renderer import Renderer
@@ -69,7 +70,9 @@ class Conversations:
         """The marks around reasoning, for a request with a thinking budget and a prompt of any kind."""
         return self._reader.thinking_marks(prompt_text)
 
-    async def open(self, chat: ChatInput, reply_id: str, *, prompt: Prompt | None = None) -> Turn:
+    async def open(
+        self, chat: ChatInput, reply_id: str, headers: ClientHeaders, *, prompt: Prompt | None = None
+    ) -> Turn:
         """Hands the conversation to the engine.
 
         Args:
@@ -88,9 +91,9 @@ class Conversations:
             )
         request_id = engine_id(reply_id)
         text = prompt.text or ""
-        with renamed(**chat.names), renamed(prompt="messages"):
+        with renamed(**chat.names), renamed(prompt="messages", data_parallel_rank=RANK_HEADER):
             choices = await self._reader.choices(chat, text)
-            stream = await self._open_stream(chat, prompt, request_id)
+            stream = await self._open_stream(chat, prompt, request_id, headers.data_parallel_rank)
         # Beams are read after they have ended.
         if chat.tools.bounds_calls and choices is not None and isinstance(stream, RequestStream):
             for index, choice in enumerate(choices):
@@ -111,11 +114,13 @@ class Conversations:
         asked = chat.max_tokens if chat.max_tokens is not None else defaults.get("max_tokens")
         return {**defaults, **chat.sampling, "max_tokens": sampling_input.limit_output(asked)}
 
-    async def _open_stream(self, chat: ChatInput, prompt: Prompt, request_id: str) -> OutputStream:
+    async def _open_stream(
+        self, chat: ChatInput, prompt: Prompt, request_id: str, data_parallel_rank: int | None
+    ) -> OutputStream:
         fields = {**self._asked(chat), **self._reader.sampling_fields(chat, prompt.text or "")}
         sampling = SamplingParams(**fields)
         if chat.beams is not None:
-            return await self._open_beams(chat, chat.beams, prompt, sampling, request_id)
+            return await self._open_beams(chat, chat.beams, prompt, sampling, request_id, data_parallel_rank)
         return await self._engine.open(
             prompt,
             sampling,
@@ -125,10 +130,17 @@ class Conversations:
             truncation=chat.truncation,
             fit_context=chat.max_tokens is None or chat.lowers_max_tokens,
             grammar_is_whole=True,
+            data_parallel_rank=data_parallel_rank,
         )
 
     async def _open_beams(
-        self, chat: ChatInput, beams: dict[str, Any], prompt: Prompt, sampling: SamplingParams, request_id: str
+        self,
+        chat: ChatInput,
+        beams: dict[str, Any],
+        prompt: Prompt,
+        sampling: SamplingParams,
+        request_id: str,
+        data_parallel_rank: int | None,
     ) -> OutputStream:
         if sampling.structured_outputs is not None:
             raise ParameterError(
@@ -147,4 +159,5 @@ class Conversations:
             priority=chat.priority,
             cache_salt=chat.cache_salt,
             tells_logprobs=sampling.logprobs is not None,
+            data_parallel_rank=data_parallel_rank,
         )

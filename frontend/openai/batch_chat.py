@@ -10,6 +10,7 @@ import msgspec
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import MAX_COMPLETIONS
 from quire.frontend.chat.body_fields import read_sampling
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.list_price import check_lists
 from quire.frontend.openai.answers import ChatCompletion, CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from quire.frontend.openai.chat import ChatCompletions
@@ -50,7 +51,7 @@ class BatchChat:
     def __init__(self, chat: ChatCompletions) -> None:
         self._chat = chat
 
-    async def complete(self, request: BatchChatRequest, header_id: str | None = None) -> ChatCompletion:
+    async def complete(self, request: BatchChatRequest, headers: ClientHeaders = ClientHeaders()) -> ChatCompletion:
         """The whole answer. The first conversation that fails aborts all the others in the engine; so does cancelling.
 
         Raises:
@@ -63,7 +64,7 @@ class BatchChat:
             async for each in in_turns(conversations, most=1):
                 if tasks and tasks[-1].done() and tasks[-1].exception() is not None:  # refused: so is the whole batch
                     break
-                tasks.append(asyncio.create_task(self._chat.complete(each, header_id)))
+                tasks.append(asyncio.create_task(self._chat.complete(each, headers)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # gather would cancel all in one turn
             answers = [task.result() for task in tasks if task.done()]
         finally:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
@@ -29,15 +30,15 @@ class ChatCompletions:
         self._conversations = conversations
         self._encoder = msgspec.json.Encoder()
 
-    async def complete(self, request: ChatRequest, header_id: str | None = None) -> ChatCompletion:
+    async def complete(self, request: ChatRequest, headers: ClientHeaders = ClientHeaders()) -> ChatCompletion:
         """The whole answer; cancelling aborts it in the engine.
 
         Raises:
             RequestError: the request cannot be served as asked.
             EngineError: the engine failed.
         """
-        reply = self._replies.begin(request, header_id)
-        turn = await self._conversations.open(request.to_chat_input(), reply.id)
+        reply = self._replies.begin(request, headers)
+        turn = await self._conversations.open(request.to_chat_input(), reply.id, headers)
         try:
             output, events = await turn.whole()
         finally:
@@ -49,10 +50,12 @@ class ChatCompletions:
         answer = functools.partial(self._answer, request, reply, output, events, usage, tells_ids=tells_ids)
         return await apart(answer, is_long=len(output.outputs) > INLINE_CHOICES)
 
-    async def stream(self, request: ChatRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, request: ChatRequest, headers: ClientHeaders = ClientHeaders()
+    ) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
-        reply = self._replies.begin(request, header_id)
-        turn = await self._conversations.open(request.to_chat_input(), reply.id)
+        reply = self._replies.begin(request, headers)
+        turn = await self._conversations.open(request.to_chat_input(), reply.id, headers)
         try:
             yield ACCEPTED
             formatter, role = self._replies.formatter(request, request.top_logprobs), self._role(request)

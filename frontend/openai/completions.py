@@ -9,6 +9,7 @@ import msgspec
 
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.list_price import check_lists
 from quire.frontend.chat.renaming import renamed
@@ -45,15 +46,15 @@ class TextCompletions:
         self._conversations = conversations
         self._encoder = msgspec.json.Encoder()
 
-    async def complete(self, request: CompletionRequest, header_id: str | None = None) -> TextCompletion:
+    async def complete(self, request: CompletionRequest, headers: ClientHeaders = ClientHeaders()) -> TextCompletion:
         """The whole answer; cancelling aborts it in the engine.
 
         Raises:
             RequestError: the request cannot be served as asked.
             EngineError: the engine failed.
         """
-        reply = self._replies.begin(request, header_id)
-        streams = await self._open(request, reply.id)
+        reply = self._replies.begin(request, headers)
+        streams = await self._open(request, reply.id, headers.data_parallel_rank)
         last: dict[int, RequestOutput] = {}
         try:
             async with aclosing(merge(streams)) as outputs:
@@ -64,10 +65,12 @@ class TextCompletions:
         answer = functools.partial(self._answer, request, reply, [last[index] for index in sorted(last)])
         return await apart(answer, is_long=len(last) * (request.n or 1) > INLINE_CHOICES)
 
-    async def stream(self, request: CompletionRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, request: CompletionRequest, headers: ClientHeaders = ClientHeaders()
+    ) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
-        reply = self._replies.begin(request, header_id)
-        streams = await self._open(request, reply.id)
+        reply = self._replies.begin(request, headers)
+        streams = await self._open(request, reply.id, headers.data_parallel_rank)
         try:
             yield ACCEPTED
             formatter = self._replies.formatter(request, request.logprobs)
@@ -86,7 +89,9 @@ class TextCompletions:
 
     # ----------------------------------------------------------------------------------------------------- requests
 
-    async def _open(self, request: CompletionRequest, reply_id: str) -> list[OutputStream]:
+    async def _open(
+        self, request: CompletionRequest, reply_id: str, data_parallel_rank: int | None
+    ) -> list[OutputStream]:
         prompts = request.prompts()
         fields = self.sampling_fields(request)
         check_lists(fields, len(prompts) * (request.n or 1))
@@ -95,7 +100,7 @@ class TextCompletions:
         try:
             async for index, prompt in in_turns(enumerate(prompts)):
                 request_id = engine_id(reply_id, index)
-                streams.append(await self._open_one(prompt, request, sampling, request_id))
+                streams.append(await self._open_one(prompt, request, sampling, request_id, data_parallel_rank))
         except BaseException:
             await close(streams)
             raise
@@ -120,10 +125,15 @@ class TextCompletions:
         return fields
 
     async def _open_one(
-        self, prompt: PromptLike, request: CompletionRequest, sampling: SamplingParams, request_id: str
+        self,
+        prompt: PromptLike,
+        request: CompletionRequest,
+        sampling: SamplingParams,
+        request_id: str,
+        data_parallel_rank: int | None,
     ) -> OutputStream:
         special = request.add_special_tokens is not False
-        with renamed(beam_width="n", **request.format_names()):
+        with renamed(beam_width="n", data_parallel_rank=RANK_HEADER, **request.format_names()):
             if request.use_beam_search:
                 assert sampling.max_tokens is not None
                 return await self._engine.open_beams(
@@ -134,6 +144,7 @@ class TextCompletions:
                     cache_salt=request.cache_salt,
                     add_special_tokens=special,
                     tells_logprobs=sampling.logprobs is not None,
+                    data_parallel_rank=data_parallel_rank,
                 )
             if sampling.thinking_token_budget is not None:
                 sampling = sampling.replace(thinking=self._conversations.thinking_marks(self._as_text(prompt)))
@@ -146,6 +157,7 @@ class TextCompletions:
                 add_special_tokens=special,
                 truncation=request.truncation,
                 fit_context=request.max_tokens is None,
+                data_parallel_rank=data_parallel_rank,
             )
 
     def _as_text(self, prompt: PromptLike) -> str:

@@ -15,6 +15,8 @@ from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.body_fields import check_priority, check_salt
+from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
+from quire.frontend.chat.renaming import renamed
 from quire.frontend.http.event_stream import ACCEPTED, DONE
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatLogprobs, CompletionUsage, PromptTokensDetails
@@ -158,10 +160,12 @@ class TokenGeneration:
         self._cache_details = server.enable_prompt_tokens_details
         self._encoder = msgspec.json.Encoder()
 
-    async def complete(self, request: GenerateRequest, header_id: str | None = None) -> GenerateResponse[AnyLogprobs]:
+    async def complete(
+        self, request: GenerateRequest, headers: ClientHeaders = ClientHeaders()
+    ) -> GenerateResponse[AnyLogprobs]:
         """The whole answer; cancelling aborts it in the engine. Raises RequestError and EngineError."""
-        reply_id = _reply_id(request, header_id)
-        stream = await self._open(request, reply_id, RequestOutputKind.FINAL_ONLY)
+        reply_id = _reply_id(request, headers)
+        stream = await self._open(request, reply_id, RequestOutputKind.FINAL_ONLY, headers)
         try:
             async for output in stream:
                 last = output
@@ -179,10 +183,12 @@ class TokenGeneration:
             prompt_token_ids=request.token_ids if request.return_token_ids else None,
         )
 
-    async def stream(self, request: GenerateRequest, header_id: str | None = None) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, request: GenerateRequest, headers: ClientHeaders = ClientHeaders()
+    ) -> AsyncGenerator[bytes, None]:
         """The answer as events, one for each part of a choice; closing the generator aborts it in the engine."""
-        reply_id = _reply_id(request, header_id)
-        stream = await self._open(request, reply_id, RequestOutputKind.DELTA)
+        reply_id = _reply_id(request, headers)
+        stream = await self._open(request, reply_id, RequestOutputKind.DELTA, headers)
         options = request.stream_options or StreamOptions()
         counts = [0] * request.sampling_params.n
         told_prompt = not request.return_token_ids
@@ -207,7 +213,9 @@ class TokenGeneration:
         finally:
             stream.close()
 
-    async def _open(self, request: GenerateRequest, reply_id: str, kind: RequestOutputKind) -> RequestStream:
+    async def _open(
+        self, request: GenerateRequest, reply_id: str, kind: RequestOutputKind, headers: ClientHeaders
+    ) -> RequestStream:
         request.check()
         self._engine.model.check_name(request.model)
         asked = request.sampling_params
@@ -215,14 +223,16 @@ class TokenGeneration:
         wants_text = request.output_mode == "text" or bool(asked.stop)
         decided = {"max_tokens": max_tokens, "output_kind": kind, "detokenize": wants_text}
         sampling = SamplingParams(**{**msgspec.structs.asdict(asked), **decided})
-        return await self._engine.open(
-            {"prompt_token_ids": request.token_ids},
-            sampling,
-            engine_id(reply_id),
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            fit_context=asked.max_tokens is None,
-        )
+        with renamed(data_parallel_rank=RANK_HEADER):
+            return await self._engine.open(
+                {"prompt_token_ids": request.token_ids},
+                sampling,
+                engine_id(reply_id),
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                fit_context=asked.max_tokens is None,
+                data_parallel_rank=headers.data_parallel_rank,
+            )
 
     def _choice(self, request: GenerateRequest, output: CompletionOutput) -> GenerateChoice[AnyLogprobs]:
         wants_text = request.output_mode == "text"
@@ -257,5 +267,5 @@ class TokenGeneration:
         )
 
 
-def _reply_id(request: GenerateRequest, header_id: str | None) -> str:
-    return f"generate-tokens-{(header_id or request.request_id or uuid.uuid4().hex)[:MAX_ID_CHARACTERS]}"
+def _reply_id(request: GenerateRequest, headers: ClientHeaders) -> str:
+    return f"generate-tokens-{(headers.request_id or request.request_id or uuid.uuid4().hex)[:MAX_ID_CHARACTERS]}"

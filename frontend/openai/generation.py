@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import (
     ChatChunkChoice,
@@ -68,7 +69,7 @@ class Replies:
         self._prefix = prefix
         self._fingerprint = fingerprint(server, engine.config)
 
-    def begin(self, request: GenerationRequest, header_id: str | None) -> Reply:
+    def begin(self, request: GenerationRequest, headers: ClientHeaders) -> Reply:
         """The reply to `request`.
 
         Raises:
@@ -79,7 +80,7 @@ class Replies:
         asked, forced = request.stream_options, self._server.enable_force_include_usage
         include_usage = forced or bool(asked and asked.include_usage)
         return Reply(
-            id=choose_id(self._prefix, request, header_id),
+            id=choose_id(self._prefix, request, headers.request_id),
             model=self._model.name,
             created=int(time.time()),
             cache_details=self._server.enable_prompt_tokens_details,

@@ -9,6 +9,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.json_request import JsonRequest, decode_body
@@ -48,9 +49,9 @@ R = TypeVar("R", ChatRequest, CompletionRequest, GenerateRequest, contravariant=
 class _Service(Protocol[R]):
     """A service that answers bodies of one type."""
 
-    def complete(self, request: R, header_id: str | None) -> Coroutine[Any, Any, Any]: ...
+    def complete(self, request: R, headers: ClientHeaders) -> Coroutine[Any, Any, Any]: ...
 
-    def stream(self, request: R, header_id: str | None) -> AsyncGenerator[bytes, None]: ...
+    def stream(self, request: R, headers: ClientHeaders) -> AsyncGenerator[bytes, None]: ...
 
 
 class ModelDescriptions(Protocol):
@@ -118,7 +119,7 @@ def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswe
     async def create_chat_completions(request: JsonRequest, data: BatchChatRequest) -> ASGIApp:
         """Continues many conversations, one choice for each."""
         answers.check_ready()
-        return await answers.whole(batch.complete(data, request.headers.get("x-request-id")), request)
+        return await answers.whole(batch.complete(data, ClientHeaders.read(request.headers)), request)
 
     @post("/chat/completions/render", status_code=200, responses=documented(RenderedRequest), summary="Render a chat")
     async def render_chat_completion(request: JsonRequest, data: ChatRequest) -> ASGIApp:
@@ -253,7 +254,7 @@ async def _continue(
     service: _Service[R], data: R, request: JsonRequest, answers: HttpAnswers, load: LoadReport | None = None
 ) -> ASGIApp:
     """The service's answer to a body, whole or as a stream, as the body asks; `load` goes with whole ones."""
-    header_id = request.headers.get("x-request-id")
+    headers = ClientHeaders.read(request.headers)
     if data.stream:
-        return answers.stream(service.stream(data, header_id))
-    return await answers.whole(service.complete(data, header_id), request, load)
+        return answers.stream(service.stream(data, headers))
+    return await answers.whole(service.complete(data, headers), request, load)

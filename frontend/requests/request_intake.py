@@ -140,12 +140,14 @@ class RequestIntake:
             cache_salt=cache_salt,
             fit_context=fit_context,
             arrival_time=arrival_time,
-            engine=None if data_parallel_rank is None else self._engine(data_parallel_rank),
+            engine=self._engine(data_parallel_rank),
             log=self._log,
         )
 
-    def _engine(self, rank: int) -> int:
-        """The number here of the engine with a rank among all."""
+    def _engine(self, rank: int | None) -> int | None:
+        """The number here of the engine with a rank among all; None for None."""
+        if rank is None:
+            return None
         if rank not in self._engines:
             first, last = self._engines[0], self._engines[-1]
             raise ParameterError(
@@ -164,6 +166,7 @@ class RequestIntake:
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
         tells_logprobs: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> BeamSearch:
         """Prepares a beam search from a prompt, and validates it; nothing runs yet. Other arguments as in `open`.
 
@@ -171,14 +174,18 @@ class RequestIntake:
             tells_logprobs: the output includes the log-probabilities of its tokens.
 
         Raises:
-            ParameterError: the prompt is wrong, or too long for max_tokens.
+            ParameterError: the rank or the prompt is wrong, or the prompt too long for max_tokens.
         """
         read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)
         if self._log is not None:
             self._log.add(request_id, read, params)
         open_request = functools.partial(
-            self.running.open, priority=priority, cache_salt=cache_salt, limit_logprobs=False
+            self.running.open,
+            priority=priority,
+            cache_salt=cache_salt,
+            limit_logprobs=False,
+            engine=self._engine(data_parallel_rank),
         )
         return BeamSearch(
             open_request, self._tokenizer, self._spec, read, params, request_id, tells_logprobs=tells_logprobs

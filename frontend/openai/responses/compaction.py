@@ -8,6 +8,7 @@ import msgspec
 
 from quire.core.errors import EngineError, ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.openai.responses.answers import Compaction
@@ -39,7 +40,7 @@ class Compactions:
         self._conversations = conversations
         self._reader = reader
 
-    async def compact(self, request: CompactRequest) -> Compaction:
+    async def compact(self, request: CompactRequest, headers: ClientHeaders = ClientHeaders()) -> Compaction:
         """The conversation in short: all messages but the assistant's, then an item with the model's summary.
 
         Raises:
@@ -60,7 +61,7 @@ class Compactions:
                 max_tokens=limit,
                 lowers_max_tokens=True,
             )
-            turn = await self._conversations.open(chat, f"resp_{uuid.uuid4().hex}")
+            turn = await self._conversations.open(chat, f"resp_{uuid.uuid4().hex}", headers)
         summary: list[str] = []
         try:
             async for _, events in turn.events():

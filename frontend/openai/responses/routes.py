@@ -9,6 +9,7 @@ from litestar import delete, get, post
 from litestar.params import Parameter
 from litestar.types import ASGIApp
 
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import Problem
 from quire.frontend.http.json_request import JsonRequest
@@ -56,10 +57,11 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
     async def create_response(request: JsonRequest, data: ResponsesRequest) -> ASGIApp:
         """Continues a conversation that the server may keep; a stream of events with `stream`."""
         answers.check_ready()
+        headers = ClientHeaders.read(request.headers)
         if data.stream:
-            numbered = _Numbered(responses.stream(data))
+            numbered = _Numbered(responses.stream(data, headers))
             return answers.stream(numbered.frames(), numbered.error_frame)
-        return await answers.whole(responses.create(data), request)
+        return await answers.whole(responses.create(data, headers), request)
 
     @get("/responses/{response_id:str}", responses=documented(Response), summary="Response")
     async def retrieve_response(
@@ -87,7 +89,7 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
     async def compact_conversation(request: JsonRequest, data: CompactRequest) -> ASGIApp:
         """A conversation in short: the model's summary stands for all that it and its tools said."""
         answers.check_ready()
-        return await answers.whole(compactions.compact(data), request)
+        return await answers.whole(compactions.compact(data, ClientHeaders.read(request.headers)), request)
 
     @get("/responses/{response_id:str}/input_items", responses=documented(ItemPage), summary="Input")
     async def list_input_items(

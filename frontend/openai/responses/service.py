@@ -10,6 +10,7 @@ import msgspec
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.openai.responses.answers import (
@@ -45,14 +46,14 @@ class Responses:
         self._reader = reader
         self._jobs = jobs
 
-    async def create(self, request: ResponsesRequest) -> Response:
+    async def create(self, request: ResponsesRequest, headers: ClientHeaders = ClientHeaders()) -> Response:
         """The whole response; one in the background is returned at once, unfinished.
 
         Raises:
             RequestError: the request cannot be served as asked.
             EngineError: the engine failed.
         """
-        job = await self._open(request)
+        job = await self._open(request, headers)
         if request.background:
             self._jobs.start(job)
             return msgspec.structs.replace(job.builder.response, output=[])  # a copy: the response still changes
@@ -60,10 +61,12 @@ class Responses:
             pass
         return job.builder.response
 
-    async def stream(self, request: ResponsesRequest) -> AsyncGenerator[list[bytes], None]:
+    async def stream(
+        self, request: ResponsesRequest, headers: ClientHeaders = ClientHeaders()
+    ) -> AsyncGenerator[list[bytes], None]:
         """The response's events; each list holds those that come together. Closing the generator aborts the response,
         unless it is made in the background."""
-        job = await self._open(request)
+        job = await self._open(request, headers)
         if request.background:
             self._jobs.start(job)
             assert job.stored.history is not None
@@ -140,7 +143,7 @@ class Responses:
 
     # ------------------------------------------------------------------------------------------------------ requests
 
-    async def _open(self, request: ResponsesRequest) -> Job:
+    async def _open(self, request: ResponsesRequest, headers: ClientHeaders) -> Job:
         """Checks the request and hands it to the engine."""
         request.check()
         self._engine.model.check_name(request.model)
@@ -162,7 +165,7 @@ class Responses:
                 )
             else:
                 prompt = await self._conversations.render(chat)
-            turn = await self._conversations.open(chat, response_id, prompt=prompt)
+            turn = await self._conversations.open(chat, response_id, headers, prompt=prompt)
         response = _new_response(request, response_id, self._engine.model.name, self._engine)
         builder = ResponseBuilder(response, read.tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
         history = StreamHistory() if request.background and request.stream else None
