@@ -181,19 +181,17 @@ class Attention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
-        batch = step.attention[group]
+        batch, sight = step.attention[group], step.sight
         projected = self._project(x)
         heads = projected[:, : self._qkv_size].unflatten(1, (-1, self._head_dim))
         q = self._store(heads, step, pages, batch.slot_mapping)
         if self._place.is_last and step.wanted is not None:
-            q, batch = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:]), step.wanted.attention[group]
-        if self._sequences is None:
+            q = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:])
+            batch, sight = step.wanted.attention[group], step.wanted.sight
+        if self._sequences is None or sight is None:
             out = self._ops.attention(q, pages, batch, self._form).flatten(1)
         else:
-            positions = step.positions
-            if self._place.is_last and step.wanted is not None:
-                positions = positions[step.wanted.tokens]
-            out = self._sequences.attend(self._ops, q, pages, batch, self._form, positions).flatten(1)
+            out = self._sequences.attend(self._ops, q, pages, batch, self._form, sight).flatten(1)
         if self._is_gated:
             gate = self.outputs_of(projected[:, self._qkv_size :], step)
             out = self._ops.recurrent.multiply_gate(out, gate, "sigmoid")

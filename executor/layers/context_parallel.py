@@ -1,5 +1,7 @@
 """Attention over sequences whose keys and values are divided by position over ranks that hold the same KV heads."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -7,11 +9,25 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.sequence_shard import SequenceShard
-from quire.ops.backend import AttentionForm, Backend
+from quire.ops.backend import AttentionBatch, AttentionForm, Backend
+
+
+class PartialSight(NamedTuple):
+    """What a step's tokens see of one rank's part of the positions, and the order in which they attend to it.
+
+    Attributes:
+        sees_none: [num_tokens] bool, in that order: the token sees no key. It is given one, because kernels need one.
+        order: [num_tokens] int64, the step's tokens in that order; None: the step's own.
+        back: the inverse of `order`.
+    """
+
+    sees_none: Tensor
+    order: Tensor | None = None
+    back: Tensor | None = None
 
 
 class ContextParallel:
-    """One rank's part of the positions, and the group that has all of them.
+    """One rank's part of the positions, and the group that has all of them. The ranks have different query heads.
 
     Attributes:
         shard: the part.
@@ -54,19 +70,30 @@ class ContextParallel:
             )
 
     def attend(
-        self, ops: Backend, q: Tensor, pages: Tensor, batch: object, form: AttentionForm, positions: Tensor
+        self, ops: Backend, q: Tensor, pages: Tensor, batch: AttentionBatch, form: AttentionForm, sight: PartialSight
     ) -> Tensor:
-        """`Backend.attention` of `q` [num_tokens, num_heads, head_dim], at `positions` [num_tokens], over all ranks.
+        """`Backend.attention` of `q` [num_tokens, num_heads, head_dim] over all ranks.
 
-        Each rank attends with the queries of all ranks over its own positions; then each merges the parts of its own
-        heads, weighted by their shares of the whole softmax.
+        Each rank attends with the queries of all ranks over its own positions, and then merges the parts of its own.
+
+        Args:
+            batch: attention to this rank's part, in the order of `sight`.
         """
-        group, (num_tokens, num_heads, _) = self._group, q.shape
-        out, lse = ops.partial_attention(group.all_gather(q, dim=1), pages, batch, form)
-        sees_none = self.shard.num_own(positions + 1) == 0  # the kernel was given one key, because it needs some
-        lse = lse.masked_fill(sees_none.unsqueeze(1), -torch.inf)
-        own = slice(group.rank * num_heads, (group.rank + 1) * num_heads)
-        outs = group.all_gather(out, dim=0).unflatten(0, (group.size, num_tokens))[:, :, own]
-        sums = group.all_gather(lse, dim=0).unflatten(0, (group.size, num_tokens))[:, :, own]
+        if sight.order is not None:
+            q = ops.take_rows(q.flatten(1), sight.order).view(q.shape)
+        out, lse = ops.partial_attention(self._group.all_gather(q, dim=1), pages, batch, form)
+        lse = lse.masked_fill(sight.sees_none.unsqueeze(1), -torch.inf)
+        heads = (self._group.size, q.shape[1])
+        merged = self._merge(out.unflatten(1, heads).transpose(0, 1), lse.unflatten(1, heads).transpose(0, 1))
+        return merged if sight.back is None else ops.take_rows(merged.flatten(1), sight.back).view(q.shape)
+
+    def _merge(self, outs: Tensor, sums: Tensor) -> Tensor:
+        """Outputs of this rank's queries over all positions.
+
+        Args:
+            outs: [num_ranks, num_tokens, num_heads, head_dim], of each rank's queries over this rank's positions.
+            sums: [num_ranks, num_tokens, num_heads] float32, the logarithms of their softmaxes' denominators.
+        """
+        outs, sums = self._group.all_to_all(outs), self._group.all_to_all(sums)
         shares = sums.softmax(dim=0).unsqueeze(-1)
-        return (outs.float() * shares).masked_fill(shares == 0, 0).sum(dim=0).to(q.dtype)
+        return (outs.float() * shares).masked_fill(shares == 0, 0).sum(dim=0).to(outs.dtype)

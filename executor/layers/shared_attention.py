@@ -58,13 +58,13 @@ class SharedAttention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_wanted, hidden] → the same shape."""
         pages, group = step.caches[self._place.number]
-        batch = (step.attention if step.wanted is None else step.wanted.attention)[group]
+        own = step.wanted or step
+        batch, sight = own.attention[group], own.sight
         heads = self._q(x).unflatten(1, (-1, self._head_dim))
         q = self._ops.rotary(self._ops.rms_norm(heads, *self._norm), *step.wanted_rotation(self._rotary))
-        if self._sequences is None:
+        if self._sequences is None or sight is None:
             return self._output(self._ops.attention(q, pages, batch, self._form).flatten(1))
-        positions = step.positions if step.wanted is None else step.positions[step.wanted.tokens]
-        return self._output(self._sequences.attend(self._ops, q, pages, batch, self._form, positions).flatten(1))
+        return self._output(self._sequences.attend(self._ops, q, pages, batch, self._form, sight).flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
         """See `Attention.outputs_of`: all rows, which are those of the wanted tokens."""

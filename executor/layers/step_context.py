@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from quire.executor.layers.context_parallel import PartialSight
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.ops.backend import AttentionBatch
 from quire.ops.latent import Selection
@@ -41,10 +42,12 @@ class Wanted(NamedTuple):
     Attributes:
         tokens: [num_wanted] int64; indices into the step's tokens.
         attention: by KV group, the attention of these tokens alone, as the queries of the rows that have some.
+        sight: of these tokens, as in `StepContext`.
     """
 
     tokens: Tensor
     attention: Sequence[AttentionBatch]
+    sight: PartialSight | None = None
 
 
 class StepContext:
@@ -54,6 +57,7 @@ class StepContext:
         positions: [num_tokens] int64; each token's place in its sequence.
         caches: by layer that the rank builds.
         attention: by KV group, where each token reads and writes.
+        sight: what the tokens see of this rank's part of the positions; None: it has all.
         given: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
         states: by recurrent layer that the rank builds, its tensors; the first dimension is the slot of a sequence.
@@ -69,6 +73,7 @@ class StepContext:
         caches: Sequence[LayerCache],
         attention: Sequence[AttentionBatch],
         *,
+        sight: PartialSight | None = None,
         given: GivenRows | None = None,
         wanted: Wanted | None = None,
         states: Sequence[Sequence[Tensor]] = (),
@@ -79,6 +84,7 @@ class StepContext:
         self.positions = positions
         self.caches = caches
         self.attention = attention
+        self.sight = sight
         self.given = given
         self.wanted = wanted
         self.states = states

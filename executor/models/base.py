@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
-from quire.executor.layers.step_context import GivenRows, LayerCache, StepContext, Wanted
+from quire.executor.layers.step_context import GivenRows, LayerCache, PartialSight, StepContext, Wanted
 
 __all__ = [
     "AttentionKV",
@@ -17,6 +17,7 @@ __all__ = [
     "LayerState",
     "Model",
     "ModelContext",
+    "PartialSight",
     "StagedModel",
     "StepContext",
     "Wanted",

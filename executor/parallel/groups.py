@@ -37,6 +37,10 @@ class ParallelGroup:
         """`x` of every rank, joined along `dim` in rank order; all ranks give the same shape."""
         return x
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [size, ...] has a part for each rank; returns what each has for this one, in rank order."""
+        return x
+
     def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Sends tensors to ranks, and fills others from ranks; what one rank sends another arrives in order.
 
@@ -67,6 +71,12 @@ class DistributedGroup(ParallelGroup):
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self._distributed.all_gather(parts, x, group=self._handle)
         return torch.cat(parts, dim=dim)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        received = torch.empty_like(x)
+        self._distributed.all_to_all_single(received, x, group=self._handle)
+        return received
 
     def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
         both = ((self._distributed.isend, sent), (self._distributed.irecv, received))

@@ -19,6 +19,10 @@ class SequenceShard(NamedTuple):
     size: int
     run: int
 
+    def owner(self, positions: np.ndarray) -> np.ndarray:
+        """The number of the rank that keeps each position; any shape of integers."""
+        return positions // self.run % self.size
+
     def num_own(self, num_tokens: Integers) -> Integers:
         """How many of a sequence's first `num_tokens` positions are this rank's; any shape of integers."""
         turn = self.run * self.size

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.executor.models.base import GivenRows, LayerCache, Model, StepContext, Wanted
+from quire.executor.models.base import GivenRows, LayerCache, Model, PartialSight, StepContext, Wanted
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.partial_rows import PartialRows
 from quire.executor.step.stage import Stage
 from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
@@ -68,11 +69,12 @@ class Forward:
         return self._model.compute_logits(hidden)
 
     def _step(self, batch: InputBatch, given: GivenRows | None, wanted: Wanted | None = None) -> StepContext:
-        attention = self._attention(batch, batch.query_lens)
+        attention, sight = self._attention(batch, batch.query_lens)
         return StepContext(
             batch.positions,
             self._caches,
             attention,
+            sight=sight,
             given=given,
             wanted=wanted,
             states=self._states,
@@ -88,39 +90,22 @@ class Forward:
             num_wanted = np.zeros_like(num_wanted)
             num_wanted[-1] = 1
             tokens = to_device(np.array([len(batch.token_ids) - 1]), batch.token_ids.device)
-        return Wanted(tokens, self._attention(batch, num_wanted))
+        return Wanted(tokens, *self._attention(batch, num_wanted))
 
-    def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> list[AttentionBatch]:
+    def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> tuple[list[AttentionBatch], PartialSight | None]:
         """By KV group, attention of the last `query_lens` tokens of each row that has any; stores all tokens."""
         if self._shard is not None:
-            return self._partial_attention(batch, query_lens, self._shard)
-        rows: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
-        return [
+            rows = PartialRows.of_step(self._shard, batch, query_lens)
+            return rows.attention(self._ops, batch.pages, self._block_size), rows.sight
+        own: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
+        attention = [
             self._ops.attention_batch(
-                query_lens[rows],
-                batch.seq_lens[rows],
-                pages.block_tables[rows],
+                query_lens[own],
+                batch.seq_lens[own],
+                pages.block_tables[own],
                 pages.slot_mapping,
                 block_size=self._block_size,
             )
             for pages in batch.pages
         ]
-
-    def _partial_attention(
-        self, batch: InputBatch, query_lens: np.ndarray, shard: SequenceShard
-    ) -> list[AttentionBatch]:
-        """Like `_attention`, over a part of the keys, of which a token sees some number that its neighbours may not.
-
-        So each token is a row of its own.
-        """
-        rows, ends = np.repeat(np.arange(len(query_lens)), query_lens), np.cumsum(query_lens)
-        num_seen = np.arange(1, ends[-1] + 1) + np.repeat(batch.seq_lens - ends, query_lens)
-        # A row needs a key: see `ContextParallel.attend`.
-        seq_lens = np.maximum(shard.num_own(num_seen), 1)
-        return [
-            self._ops.attention_batch(
-                np.ones_like(seq_lens), seq_lens, pages.block_tables[rows], pages.slot_mapping,
-                block_size=self._block_size,
-            )
-            for pages in batch.pages
-        ]  # fmt: skip
+        return attention, None

@@ -33,6 +33,9 @@ class ThreadGroup(ParallelGroup):
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         return torch.cat(self._exchange(x), dim=dim)
 
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return torch.stack([parts[self.rank] for parts in self._exchange(x)])
+
     def exchange(self, sent: Any, received: Any) -> None:
         everyone = self._exchange(sent)
         for peer in range(self.size):

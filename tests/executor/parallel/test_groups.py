@@ -46,6 +46,8 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.f
             report.append(digest(gathered))
         report.append(digest(total))
 assert group.all_gather(torch.full((2, 3), rank)).shape == (2, 3 * size)
+sent = 10 * rank + torch.arange(2 * size).view(2, size).T  # to each rank two numbers, not side by side
+assert group.all_to_all(sent).tolist() == [[10 * other + rank, 10 * other + size + rank] for other in range(size)]
 print(json.dumps(report))
 leave()
 leave()

@@ -16,6 +16,8 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.partial_rows import PartialRows
 from quire.executor.worker import Worker
 from tests.executor.layers.test_layers import ThreadGroup
 from tests.executor.models.test_hybrid_models import Folder
@@ -42,6 +44,41 @@ def test_ranks_divide_the_positions() -> None:
     assert slots[1].tolist()[12:] == [36, 37, 20, 21, 36, 37, 38, 39]
     owners = sum((own // 4 != 9).astype(int) for own in slots)
     assert owners.tolist() == [1] * 20
+
+
+@pytest.mark.parametrize(("size", "run"), [(2, 1), (3, 1), (2, 4)])
+def test_prompts_are_few_rows(size: int, run: int) -> None:
+    """A prompt of 50 tokens after 7 others, a decode, a prompt of 13, and one of which no key is on some ranks."""
+    query_lens, seq_lens = np.array([50, 1, 13, 2]), np.array([57, 30, 13, 2])
+    sequences = np.repeat(np.arange(4), query_lens)
+    positions = np.concatenate([np.arange(end - n, end) for n, end in zip(query_lens, seq_lens, strict=True)])
+    batch = build_batch(query_lens, seq_lens)
+    num_rows = []
+    for rank in range(size):
+        shard = SequenceShard(rank, size, run)
+        rows = PartialRows.of_step(shard, batch, query_lens)
+        order, back = rows.sight.order, rows.sight.back
+        assert order is not None
+        assert back is not None
+        assert order[back].tolist() == list(range(66))
+        token_rows = np.repeat(np.arange(len(rows.query_lens)), rows.query_lens)
+        assert rows.sequences[token_rows].tolist() == sequences[order].tolist()
+        offsets = np.arange(66) - (np.cumsum(rows.query_lens) - rows.query_lens)[token_rows]
+        seen = (rows.num_keys - rows.query_lens)[token_rows] + offsets + 1
+        assert (seen >= 1).all()
+        seen[rows.sight.sees_none.numpy()] = 0
+        expected = [sum(shard.owner(np.arange(at + 1)) == rank) for at in positions[order]]
+        assert seen.tolist() == expected
+        num_rows.append(len(rows.query_lens))
+    # A row for each prompt and rank, and more where a rank has no key of a prompt's first tokens. With longer turns,
+    # those of the 66 tokens attend one by one that are at positions of others.
+    assert max(num_rows) <= (3 * size + 1 + 2 * (size - 1) if run == 1 else 40)
+
+
+def build_batch(query_lens: np.ndarray, seq_lens: np.ndarray) -> InputBatch:
+    """A step's rows; of the rest of it, nothing is read."""
+    no_ids, no_slots = torch.empty(0), np.empty(0)
+    return InputBatch(no_ids, no_ids, [], query_lens, seq_lens, query_lens, no_ids, no_slots, no_slots)
 
 
 def groups_of(size: int, part: int) -> list[ThreadGroup]:

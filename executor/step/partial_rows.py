@@ -1,0 +1,90 @@
+"""The rows of attention to a part of each sequence's positions.
+
+A row of an attention batch is a run of tokens of which each sees one key more than the one before. Where the ranks keep
+every position in turn, this holds for the tokens of a prompt at one rank's positions, whatever rank's keys they see: a
+prompt is then as many rows as there are ranks. Where each keeps several neighbours, it holds for the rank's own tokens;
+those of others attend one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.executor.models.base import PartialSight
+from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.executor.step.input_batch import GroupPages, InputBatch
+from quire.executor.transfers import to_device
+from quire.ops.backend import AttentionBatch, Backend
+
+
+@dataclass(frozen=True)
+class PartialRows:
+    """Rows of tokens that attend to one part.
+
+    Attributes:
+        query_lens: [num_rows] int64, on the host.
+        num_keys: [num_rows] int64, on the host; those of the part that a row's last token sees, or 1.
+        sequences: [num_rows] int64, on the host; the rows of the step.
+        sight: of the tokens.
+    """
+
+    query_lens: np.ndarray
+    num_keys: np.ndarray
+    sequences: np.ndarray
+    sight: PartialSight
+
+    @classmethod
+    def of(
+        cls,
+        shard: SequenceShard,
+        sequences: np.ndarray,
+        positions: np.ndarray,
+        device: torch.device,
+        order: np.ndarray | None = None,
+    ) -> "PartialRows":
+        """Tokens at `positions` [n] of the step's rows `sequences` [n], in the order in which they attend.
+
+        Args:
+            order: [n] int64; see `PartialSight`.
+        """
+        seen = shard.num_own(positions + 1)
+        num_keys = np.maximum(seen, 1)
+        is_first = (np.diff(sequences, prepend=-1) != 0) | (np.diff(num_keys, prepend=0) != 1)
+        ends = np.append(np.flatnonzero(is_first)[1:], len(sequences))
+        sight = PartialSight(to_device(seen == 0, device))
+        if order is not None:
+            sight = sight._replace(order=to_device(order, device), back=to_device(np.argsort(order), device))
+        return cls(np.diff(ends, prepend=0), num_keys[ends - 1], sequences[ends - 1], sight)
+
+    @classmethod
+    def of_step(cls, shard: SequenceShard, batch: InputBatch, query_lens: np.ndarray) -> "PartialRows":
+        """The last `query_lens` tokens of each row of a step."""
+        sequences, positions = last_tokens(query_lens, batch.seq_lens)
+        order = None
+        if query_lens.max() > 1:
+            order = np.argsort(sequences * shard.size + shard.owner(positions), kind="stable")
+            sequences, positions = sequences[order], positions[order]
+        return cls.of(shard, sequences, positions, batch.positions.device, order)
+
+    def attention(self, ops: Backend, pages: Sequence[GroupPages], block_size: int) -> list[AttentionBatch]:
+        """By KV group, the attention of these rows; stores all tokens of the step.
+
+        Args:
+            block_size: slots of a page on this rank.
+        """
+        return [
+            ops.attention_batch(
+                self.query_lens, self.num_keys, group.block_tables[self.sequences], group.slot_mapping,
+                block_size=block_size,
+            )
+            for group in pages
+        ]  # fmt: skip
+
+
+def last_tokens(num_last: np.ndarray, seq_lens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and positions, [sum of `num_last`] int64 each, of the last `num_last` [num_rows] tokens of each row."""
+    ends = np.cumsum(num_last)
+    rows = np.repeat(np.arange(len(num_last)), num_last)
+    return rows, np.arange(len(rows)) + (seq_lens - ends)[rows]
