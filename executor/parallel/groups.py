@@ -1,8 +1,7 @@
 """The groups of one rank: the collectives that layers need, and the messages between stages. gloo on a CPU, or NCCL.
 
-Every rank of a tensor-parallel group gets the same bits: a gather copies, and both libraries reduce each element in one
-place (or in one fixed order) and hand the sum to all. Sampling on each rank from gathered logits therefore stays in
-step.
+Every rank of a tensor-parallel group gets the same bits: a gather copies, and each element is added up in one place, or
+in one order on all ranks. Sampling on each rank from gathered logits therefore stays in step.
 """
 
 import atexit
@@ -17,6 +16,7 @@ import torch
 
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout, Rank
+from quire.executor.parallel.posted_receives import MAX_BYTES, PostedReceives
 
 
 class ParallelGroup:
@@ -88,6 +88,46 @@ class DistributedGroup(ParallelGroup):
         if operations:
             for work in self._distributed.batch_isend_irecv(operations):
                 work.wait()
+
+
+class GlooGroup(DistributedGroup):
+    """A group over gloo. Sums are added up in the order of the ranks, so that a row's sum is the same in every batch.
+
+    gloo itself adds up in an order that depends on an element's place in the tensor. For a sum it takes two round trips
+    or more, where small tensors need half of one.
+    """
+
+    def __init__(self, distributed: ModuleType, handle: Any, rank: int, size: int) -> None:
+        super().__init__(distributed, handle, rank, size)
+        self._small = PostedReceives(distributed, handle, rank, size)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        if x.nbytes <= MAX_BYTES:
+            return _sum_of(self._small.exchange(x))
+        if self.size == 2:  # two numbers have one order
+            return super().all_reduce(x)
+        # Each rank adds up one part of the tensor.
+        parts = list(x.view(-1).tensor_split(self.size))
+        received = [torch.empty_like(parts[self.rank]) for _ in parts]
+        received[self.rank] = parts[self.rank]
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        self.exchange([(peer, parts[peer]) for peer in peers], [(peer, received[peer]) for peer in peers])
+        parts[self.rank].copy_(_sum_of(received))
+        own = [(peer, parts[self.rank]) for peer in peers]
+        self.exchange(own, [(peer, parts[peer]) for peer in peers])
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        x = x.contiguous()
+        return torch.cat(self._small.exchange(x), dim=dim) if x.nbytes <= MAX_BYTES else super().all_gather(x, dim)
+
+
+def _sum_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
 
 
 class StageNeighbours(Protocol):
@@ -174,20 +214,19 @@ class RankGroups(NamedTuple):
             **_meeting(distributed, number, layout.num_workers, init_method),
         )
         atexit.register(leave)
+        kind = DistributedGroup if device == "cuda" else GlooGroup
         group, stages, context = ParallelGroup(), None, ParallelGroup()
         if layout.tensor > 1:
             # Each rank makes all groups, in the same order.
             firsts = range(0, layout.num_workers, layout.tensor)
             handles = [distributed.new_group(list(range(first, first + layout.tensor))) for first in firsts]
-            group = DistributedGroup(distributed, handles[rank.pipeline], rank.tensor, layout.tensor)
+            group = kind(distributed, handles[rank.pipeline], rank.tensor, layout.tensor)
         if layout.context > 1:
             parts = [
                 distributed.new_group(list(range(first, first + layout.context)))
                 for first in range(0, layout.num_workers, layout.context)
             ]
-            context = DistributedGroup(
-                distributed, parts[number // layout.context], number % layout.context, layout.context
-            )
+            context = kind(distributed, parts[number // layout.context], number % layout.context, layout.context)
         if layout.pipeline > 1:
             stages = DistributedNeighbours(distributed, number, layout.tensor, layout.pipeline)
         return cls(group, stages, context)

@@ -13,7 +13,8 @@ from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import RankGroups
 
-# One rank: prints digests of an all_reduce for each dtype and shape, and of gathers along both dimensions.
+# One rank: prints digests of an all_reduce for each dtype and shape, and of gathers along both dimensions. Sums of rows
+# are compared with those of more rows.
 RANK = """
 import hashlib, json, sys
 import torch
@@ -48,6 +49,10 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.f
 assert group.all_gather(torch.full((2, 3), rank)).shape == (2, 3 * size)
 sent = 10 * rank + torch.arange(2 * size).view(2, size).T  # to each rank two numbers, not side by side
 assert group.all_to_all(sent).tolist() == [[10 * other + rank, 10 * other + size + rank] for other in range(size)]
+rows = of(rank, torch.float32, (80, 1000))
+totals = {number: group.all_reduce(rows[:number].clone()) for number in (80, 79, 7, 1)}
+assert all(torch.equal(total, totals[80][:number]) for number, total in totals.items()), "rows depend on others"
+report.append(digest(totals[80]))
 print(json.dumps(report))
 leave()
 leave()
@@ -72,7 +77,7 @@ if rank.pipeline == 0:
     received = []
 else:
     received = [stages.receive(torch.empty(4)).tolist() for _ in range(5)]
-group.all_reduce(total)
+total = group.all_reduce(total)
 print(json.dumps([received, total.tolist()]))
 """
 
@@ -91,7 +96,7 @@ def reports_of(source: str, size: int, *args: str) -> list[Any]:
 def test_ranks_agree_to_the_bit(tmp_path: Path) -> None:
     size = 3  # with two ranks the order of addition could not show
     reports = reports_of(RANK, size, str(size), str(tmp_path))
-    assert len(reports[0]) == 27
+    assert len(reports[0]) == 28
     assert all(report == reports[0] for report in reports)
 
 

@@ -1,0 +1,53 @@
+"""Small tensors from each rank of a gloo group to all others, with receives that are posted before they are needed.
+
+gloo sends nothing before the receiver has said that it waits. So a message whose receive is posted when it is needed
+takes a round trip, and one whose receive was posted before takes half of it. gloo's own collectives take one or more.
+"""
+
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+import torch
+
+MAX_BYTES = 256 * 1024
+"""Of a tensor. What is larger takes longer for its bytes than for round trips, and would need larger buffers."""
+_DEPTH = 2  # a peer may be one exchange ahead, and finds the next buffer waiting
+_TAG = 1  # other messages between two ranks have 0
+
+
+class PostedReceives:
+    """Exchanges tensors of at most `MAX_BYTES` between all ranks of a group. All call it in the same order.
+
+    Args:
+        distributed: the module torch.distributed.
+        handle: a group over gloo.
+    """
+
+    def __init__(self, distributed: ModuleType, handle: Any, rank: int, size: int) -> None:
+        self._distributed = distributed
+        self._handle = handle
+        self._rank = rank
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._posted: deque[dict[int, tuple[Any, torch.Tensor]]] = deque()  # by peer, in the order of exchanges
+        self._used = [{peer: torch.empty(MAX_BYTES, dtype=torch.uint8) for peer in self._peers} for _ in range(_DEPTH)]
+
+    def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks by rank, with the shape and dtype of `x`, which is contiguous.
+
+        They may be read until the next exchange.
+        """
+        for buffers in self._used:
+            self._posted.append({peer: (self._receive(buffer, peer), buffer) for peer, buffer in buffers.items()})
+        sent = [self._distributed.isend(x, group=self._handle, group_dst=peer, tag=_TAG) for peer in self._peers]
+        parts, self._used = {self._rank: x}, [{}]
+        for peer, (work, buffer) in self._posted.popleft().items():
+            work.wait()
+            parts[peer] = buffer[: x.nbytes].view(x.dtype).view(x.shape)
+            self._used[0][peer] = buffer
+        for work in sent:
+            work.wait()
+        return [parts[rank] for rank in sorted(parts)]
+
+    def _receive(self, buffer: torch.Tensor, peer: int) -> Any:
+        return self._distributed.irecv(buffer, group=self._handle, group_src=peer, tag=_TAG)
