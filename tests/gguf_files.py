@@ -51,7 +51,7 @@ def make_gguf(
     config = json.loads((checkpoint / "config.json").read_bytes())
     writer = gguf.GGUFWriter(path, architecture)
     _write_sizes(writer, config, dict(metadata or {}), architecture)
-    _write_tokenizer(writer, checkpoint)
+    write_tokenizer(writer, checkpoint)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     written: dict[str, torch.Tensor] = {}
@@ -240,7 +240,8 @@ def _write_sizes(writer: Any, config: dict[str, Any], more: dict[str, Any], arch
             writer.add_float32(key, value)
 
 
-def _write_tokenizer(writer: Any, checkpoint: Path) -> None:
+def write_tokenizer(writer: Any, checkpoint: Path) -> None:
+    """Writes the byte-level tokenizer of a checkpoint."""
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_bytes())
     settings = json.loads((checkpoint / "tokenizer_config.json").read_bytes())
     size = json.loads((checkpoint / "config.json").read_bytes())["vocab_size"]

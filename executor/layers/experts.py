@@ -204,12 +204,12 @@ class FusedExperts:
         return rows[: len(rows) // 2], rows[len(rows) // 2 :]
 
 
-def stored_experts(context: ModelContext, name: str) -> StoredExperts:
+def stored_experts(context: ModelContext, name: str, *, is_transposed: bool = False) -> StoredExperts:
     """The experts called `name`, in whichever form the checkpoint has them: `FusedExperts`, or else one by one."""
     fused = f"{name}.gate_up_proj"
     ending = fused.removeprefix("model.")  # whatever prefix the checkpoint has
     if any(stored.endswith(ending) for stored in context.weights.shapes or ()):
-        return FusedExperts(fused, f"{name}.down_proj")
+        return FusedExperts(fused, f"{name}.down_proj", is_transposed)
     return SeparateExperts(f"{name}.{{}}")
 
 

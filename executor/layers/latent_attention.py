@@ -150,6 +150,8 @@ def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[T
 
     [heads, nope_head_dim, kv_lora_rank] and [heads, kv_lora_rank, v_head_dim], in the model's dtype.
     """
+    if context.find(f"{name.replace('kv_b', 'k_b')}.weight") is not None:
+        return _separate_expansions(context, name, shape)
     head_dim = shape.nope_head_dim + shape.v_head_dim
     size = shape.num_heads * head_dim
     part = Part(name, size, context.shard(0, size, "key and value outputs"))
@@ -157,3 +159,17 @@ def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[T
     heads = weight.view(-1, head_dim, shape.kv_lora_rank)
     keys, values = heads.split((shape.nope_head_dim, shape.v_head_dim), dim=1)
     return keys.contiguous(), values.transpose(1, 2).contiguous()
+
+
+def _separate_expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[Tensor, Tensor]:
+    """See `_expansions`: of GGUF files, which have [heads, kv_lora_rank, nope_head_dim] and [heads, v_head_dim,
+    kv_lora_rank] instead of the layer called `name`."""
+    heads = context.shard(0, shape.num_heads, "attention heads")
+    keys, values = (
+        context.read(f"{name.replace('kv_b', kind)}.weight", (shape.num_heads, *size), heads).mT.contiguous()
+        for kind, size in (
+            ("k_b", (shape.kv_lora_rank, shape.nope_head_dim)),
+            ("v_b", (shape.v_head_dim, shape.kv_lora_rank)),
+        )
+    )
+    return keys, values

@@ -14,6 +14,7 @@ from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.blocks import ParallelLayer, ResidualLayer
 from quire.executor.models.decoder import Decoder, activation_of, layer_places, vocabulary_ends
+from quire.executor.weights.quantisation.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 
@@ -40,7 +41,9 @@ class FalconForCausalLM(Decoder):
         multi_query = config.get("multi_query", True)
         kv_heads = config.get("num_kv_heads") or heads if is_new else 1 if multi_query else heads
         shape = AttentionShape(size, heads, kv_heads, spec.head_dim)
-        weights = RearrangedWeights(context.weights, _pieces(shape), layer="transformer.h.{}", ends=_ENDS)
+        weights = RearrangedWeights(
+            context.weights, _pieces(shape, is_gguf(spec)), layer="transformer.h.{}", ends=_ENDS
+        )
         context = replace(context, weights=weights)
         style = NormStyle(config.get("layer_norm_epsilon", 1e-5), is_centred=True, has_bias=True)
         scale, has_alibi = spec.head_dim**-0.5, config.get("alibi", False)
@@ -71,12 +74,11 @@ class FalconForCausalLM(Decoder):
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
 
 
-def _pieces(shape: AttentionShape) -> dict[str, Piece]:
-    """Each KV head is stored after the queries that read it."""
-    group = shape.num_heads // shape.num_kv_heads * shape.head_dim
-    q, k, v = fused(
-        "self_attention.query_key_value", group, shape.head_dim, shape.head_dim, num_blocks=shape.num_kv_heads
-    )  # fmt: skip
+def _pieces(shape: AttentionShape, is_gguf: bool) -> dict[str, Piece]:
+    """Each KV head is stored after the queries that read it; in GGUF files, all keys follow all queries."""
+    num_blocks = 1 if is_gguf else shape.num_kv_heads
+    queries, keys = (heads * shape.head_dim // num_blocks for heads in (shape.num_heads, shape.num_kv_heads))
+    q, k, v = fused("self_attention.query_key_value", queries, keys, keys, num_blocks=num_blocks)
     return {
         "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
         "self_attn.o_proj": Piece("self_attention.dense"),

@@ -11,7 +11,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import Experts, ExpertShape, FusedExperts
+from quire.executor.layers.experts import Experts, ExpertShape, FusedExperts, SeparateExperts, StoredExperts
 from quire.executor.layers.mixture import read_router
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
@@ -28,7 +28,8 @@ from quire.executor.models.decoder import (
     vocabulary_ends,
 )
 from quire.executor.models.gemma2 import gemma_factor
-from quire.executor.weights.rearranged import Piece, RearrangedWeights
+from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 from quire.ops.routing import Routing
 
@@ -49,7 +50,10 @@ class Gemma4Experts:
         self._router_norm = (torch.ones(size, dtype=context.dtype, device=context.device), style.eps)
         self._before = RMSNorm(context, f"{name}.pre_feedforward_layernorm_2", size, style)
         self._after = RMSNorm(context, f"{name}.post_feedforward_layernorm_2", size, style)
-        stored = FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj")
+        stored: StoredExperts = FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj")
+        if is_gguf(spec):  # whose stacks are of whole layers, quantised
+            stored = SeparateExperts(f"{name}.experts.{{}}")
+            context = replace(context, weights=RearrangedWeights(context.weights, _expert_pieces(shape)))
         activation = activation_of(spec, "hidden_activation", "gelu_pytorch_tanh")
         self._experts = Experts(context, stored, shape, routing.top_k, activation)
         self.activation_size = self._experts.activation_size + 2 * size
@@ -58,6 +62,15 @@ class Gemma4Experts:
         """`x` [num_tokens, hidden], the residual stream before the layer's network → the same shape."""
         ids, weights = self._ops.route(self._ops.rms_norm(x, *self._router_norm), self._router)
         return self._after(self._group.all_reduce(self._experts.partial(self._before(x), ids, weights)))
+
+
+def _expert_pieces(shape: ExpertShape) -> dict[str, Piece]:
+    """Of each expert, whose gate and up are one layer."""
+    pieces: dict[str, Piece] = {}
+    for index in range(shape.num_experts):
+        gate, up = fused(f"experts.{index}.gate_up_proj", shape.size, shape.size)
+        pieces |= {f"experts.{index}.gate_proj": gate, f"experts.{index}.up_proj": up}
+    return pieces
 
 
 class Gemma4Layer:

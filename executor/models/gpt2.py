@@ -10,6 +10,7 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.vocabulary import positioned_embedding
 from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import Decoder, activation_of, attention_shape, layer_places, vocabulary_ends
+from quire.executor.weights.quantisation.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 
@@ -17,20 +18,24 @@ _ENDS = {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_
 
 
 class GPT2LMHeadModel(Decoder):
-    """Layer norms, learned positions, a feed-forward network without a gate; weights are stored as [in, out]."""
+    """Layer norms, learned positions, a feed-forward network without a gate.
+
+    Weights are stored as [in, out], except in GGUF files.
+    """
 
     SIZES = ("n_embd",)
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        q, k, v = fused("attn.c_attn", size, size, size, is_transposed=True)
+        is_transposed = not is_gguf(spec)
+        q, k, v = fused("attn.c_attn", size, size, size, is_transposed=is_transposed)
         pieces = {
             "input_layernorm": Piece("ln_1"),
             "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
-            "self_attn.o_proj": Piece("attn.c_proj", is_transposed=True),
+            "self_attn.o_proj": Piece("attn.c_proj", is_transposed=is_transposed),
             "post_attention_layernorm": Piece("ln_2"),
-            "mlp.up_proj": Piece("mlp.c_fc", is_transposed=True),
-            "mlp.down_proj": Piece("mlp.c_proj", is_transposed=True),
+            "mlp.up_proj": Piece("mlp.c_fc", is_transposed=is_transposed),
+            "mlp.down_proj": Piece("mlp.c_proj", is_transposed=is_transposed),
         }  # fmt: skip
         weights = RearrangedWeights(context.weights, pieces, layer="transformer.h.{}", ends=_ENDS)
         context = replace(context, weights=weights)

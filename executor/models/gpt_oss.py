@@ -8,7 +8,7 @@ from quire.executor.layers.experts import ExpertShape, FusedExperts, Mxfp4Expert
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, attention_shape, layer_windows, size_of
-from quire.executor.weights.quantisation.schemes import OF_EXPERTS, OF_GGUF
+from quire.executor.weights.quantisation.schemes import OF_EXPERTS, is_gguf, own_config
 from quire.ops.backend import SWIGLU_ALPHA, SWIGLU_LIMIT, AttentionForm
 from quire.ops.routing import Routing
 
@@ -46,10 +46,9 @@ class GptOssForCausalLM(PreNormDecoder):
 
 
 def _stored_experts(spec: ModelSpec, name: str) -> StoredExperts:
-    method = (spec.hf_config.get("quantization_config") or {}).get("quant_method")
-    if method == OF_GGUF:
+    if is_gguf(spec):
         return SeparateExperts(f"{name}.{{}}", has_bias=True)
-    is_mxfp4 = method == OF_EXPERTS
+    is_mxfp4 = own_config(spec)[0] == OF_EXPERTS
     form = Mxfp4Experts if is_mxfp4 else FusedExperts
     return form(
         f"{name}.gate_up_proj", f"{name}.down_proj", is_transposed=not is_mxfp4, is_interleaved=True, has_bias=True

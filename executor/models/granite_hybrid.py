@@ -5,14 +5,16 @@ from dataclasses import replace
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, FusedExperts
+from quire.executor.layers.experts import ExpertShape
 from quire.executor.layers.mamba2 import Mamba2Mixer
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.bamba import mamba2_shape
 from quire.executor.models.decoder import FeedForward, activation_of, attention_shape, size_of, vocabulary_ends
+from quire.executor.models.granite_moe import granite_experts
 from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_kind
+from quire.executor.weights.quantisation.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 from quire.ops.routing import Routing
@@ -25,12 +27,7 @@ class GraniteMoeHybridForCausalLM(PairedDecoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, shape = spec.hf_config, mamba2_shape(spec)
-        gate, up = fused("shared_mlp.input_linear", *[size_of(spec, "shared_intermediate_size")] * 2)
-        pieces = {
-            "shared_mlp.gate_proj": gate, "shared_mlp.up_proj": up,
-            "shared_mlp.down_proj": Piece("shared_mlp.output_linear"),
-        }  # fmt: skip
-        context = replace(context, weights=RearrangedWeights(context.weights, pieces))
+        context = replace(context, weights=RearrangedWeights(context.weights, _pieces(spec)))
         rotary = None
         if config.get("position_embedding_type") == "rope":
             rotary = RotaryEmbedding(context, config, spec.head_dim)
@@ -54,6 +51,16 @@ class GraniteMoeHybridForCausalLM(PairedDecoder):
         )  # fmt: skip
 
 
+def _pieces(spec: ModelSpec) -> dict[str, Piece]:
+    """What all tokens share is fused; GGUF files have its parts, under the names of a dense model where it is alone."""
+    if is_gguf(spec):
+        name = "mlp.shared_expert" if spec.hf_config.get("num_local_experts") else "mlp"
+        return {f"shared_mlp.{part}_proj": Piece(f"{name}.{part}_proj") for part in ("gate", "up", "down")}
+    gate, up = fused("shared_mlp.input_linear", *[size_of(spec, "shared_intermediate_size")] * 2)
+    down = Piece("shared_mlp.output_linear")
+    return {"shared_mlp.gate_proj": gate, "shared_mlp.up_proj": up, "shared_mlp.down_proj": down}
+
+
 def _feed_forward(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> FeedForward:
     """What all tokens share, and the experts among which a router chooses, if there are any."""
     activation, num_experts = activation_of(spec, "hidden_act"), spec.hf_config.get("num_local_experts", 8)
@@ -64,7 +71,7 @@ def _feed_forward(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> 
     name = f"{place.name}.block_sparse_moe"
     experts = RoutedExperts(
         context, f"{name}.router.layer", Routing(spec.hf_config.get("num_experts_per_tok", 2), renormalise=True),
-        FusedExperts(f"{name}.input_linear.weight", f"{name}.output_linear.weight"),
+        granite_experts(spec, name),
         ExpertShape(num_experts, spec.hidden_size, size_of(spec, "intermediate_size")), activation,
     )  # fmt: skip
     return Mixture(context, [experts, shared])

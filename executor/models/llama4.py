@@ -10,7 +10,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, FusedExperts
+from quire.executor.layers.experts import ExpertShape, stored_experts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.rotary import RotaryEmbedding
@@ -89,7 +89,7 @@ class Llama4ForCausalLM(PreNormDecoder):
             if place.index not in sparse:
                 return GatedMLP(context, name, size, size_of(spec, "intermediate_size_mlp"), activation)
             shape = ExpertShape(size_of(spec, "num_local_experts"), size, expert_size)
-            stored = FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj", is_transposed=True)
+            stored = stored_experts(context, f"{name}.experts", is_transposed=True)
             routing = Routing(size_of(spec, "num_experts_per_tok"), "sigmoid")
             routed = RoutedExperts(
                 context, f"{name}.router", routing, stored, shape, activation, weighs_inputs=True

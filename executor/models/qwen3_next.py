@@ -71,11 +71,9 @@ class Qwen3NextForCausalLM(_Qwen3NextDecoder):
 
 def _parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
     """Queries, keys and values in one projection; gates, b and a in one each."""
-    keys, values, heads = _shards(context, shape)
-    mixed = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
+    heads = context.shard(0, shape.num_value_heads, "linear attention heads")
     return [
-        *parts_of(f"{name}.in_proj_qkv", mixed, 2 * shape.key_size + shape.value_size),
-        Part(f"{name}.in_proj_z", shape.value_size, values),
+        *_mixed_and_gates(context, name, shape),
         Part(f"{name}.in_proj_b", shape.num_value_heads, heads),
         Part(f"{name}.in_proj_a", shape.num_value_heads, heads),
     ]
@@ -95,16 +93,21 @@ def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> l
             shards += [Shard(0, start, start + size) for start in starts]
         return parts_of(f"{name}.{projection}", shards, shape.num_key_heads * total)
 
-    mixed = by_head("in_proj_qkvz", (shape.key_dim, shape.key_dim, values, values))
-    return [*mixed, *by_head("in_proj_ba", (per_key, per_key))]
+    b_and_a = by_head("in_proj_ba", (per_key, per_key))
+    if context.find(f"{name}.in_proj_qkv.weight") is not None:  # as newer GGUF files have it
+        return [*_mixed_and_gates(context, name, shape), *b_and_a]
+    return [*by_head("in_proj_qkvz", (shape.key_dim, shape.key_dim, values, values)), *b_and_a]
 
 
-def _shards(context: ModelContext, shape: DeltaShape) -> tuple[Shard, Shard, Shard]:
-    return (
-        context.shard(0, shape.key_size, "linear attention keys"),
-        context.shard(0, shape.value_size, "linear attention values"),
-        context.shard(0, shape.num_value_heads, "linear attention heads"),
-    )
+def _mixed_and_gates(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
+    """Queries, keys and values in one projection, gates in another."""
+    keys = context.shard(0, shape.key_size, "linear attention keys")
+    values = context.shard(0, shape.value_size, "linear attention values")
+    mixed = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
+    return [
+        *parts_of(f"{name}.in_proj_qkv", mixed, 2 * shape.key_size + shape.value_size),
+        Part(f"{name}.in_proj_z", shape.value_size, values),
+    ]
 
 
 def _delta_shape(spec: ModelSpec) -> DeltaShape:

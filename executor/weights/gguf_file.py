@@ -16,6 +16,12 @@ from quire.ops.quantised import dequantise
 _ONE_ROW = ("_inp_shexp.weight",)
 _ONE_ROW_OF = {"ernie4_5-moe": (*_ONE_ROW, "exp_probs_b.bias")}
 """Endings of names where a file has the numbers of a checkpoint's only row, by architecture."""
+_STACKS = ("_exps.weight", "_exps.bias", "altup_proj.weight", "altup_unembd_proj.weight")
+"""Endings of names of tensors that are several of a checkpoint's."""
+_OF_CHANNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
+"""Endings of names of convolutions of each channel alone."""
+_OF_HEADS = ("ssm_a", "ssm_d", "ssm_norm.weight")
+"""Endings of names where a checkpoint has one dimension for heads, or groups of them, and their numbers."""
 _PART = 1 << 24
 """About the most numbers that are unpacked at once."""
 
@@ -23,21 +29,18 @@ _PART = 1 << 24
 class GgufFiles:
     """See `TensorFile`: all files of a model, opened by their table of contents.
 
-    Of a stack of experts, `blk.0.ffn_up_exps.weight`, each is a tensor, too: `blk.0.ffn_up_exps.3.weight`.
+    Of a stack, such as the experts of `blk.0.ffn_up_exps.weight`, each is a tensor, too: `blk.0.ffn_up_exps.3.weight`.
     """
 
     def __init__(self, path: Path) -> None:
         table = read_gguf_table(path)
         self._tensors = dict(table.tensors)
-        one_row = _ONE_ROW_OF.get(table.architecture, _ONE_ROW)
         for name, tensor in table.tensors.items():
-            if name.endswith(("_exps.weight", "_exps.bias")):
+            if name.endswith(_STACKS):
                 self._tensors |= _members(name, tensor)
-            elif len(tensor.shape) == 1 and name.endswith(one_row):
-                self._tensors[name] = GgufTensor(tensor.type, (1, *tensor.shape), tensor.file, tensor.offset)
-            elif name.endswith("shortconv.conv.weight"):  # a convolution of each channel alone
-                out, width = tensor.shape
-                self._tensors[name] = GgufTensor(tensor.type, (out, 1, width), tensor.file, tensor.offset)
+            else:
+                shape = _shape_on_hub(name, tensor.shape, table.architecture)
+                self._tensors[name] = GgufTensor(tensor.type, shape, tensor.file, tensor.offset)
         self._paths = [Path(file) for file in table.files]
         self._files = [_mapped(file) for file in self._paths]
         for name, tensor in table.tensors.items():
@@ -81,6 +84,15 @@ class GgufFiles:
         """The tensor's bytes, [rows, bytes of a row]."""
         count, size = math.prod(tensor.shape[:-1]), _row_bytes(tensor)
         return self._files[tensor.file][tensor.offset : tensor.offset + count * size].view(count, size)
+
+
+def _shape_on_hub(name: str, shape: tuple[int, ...], architecture: str) -> tuple[int, ...]:
+    """The shape that checkpoints have of the same numbers."""
+    if len(shape) == 1 and name.endswith(_ONE_ROW_OF.get(architecture, _ONE_ROW)):
+        return (1, *shape)
+    if name.endswith(_OF_CHANNELS):
+        return (shape[0], 1, *shape[1:])
+    return (math.prod(shape),) if name.endswith(_OF_HEADS) else shape
 
 
 def _mapped(path: Path) -> Tensor:

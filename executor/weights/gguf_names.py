@@ -7,15 +7,33 @@ from torch import Tensor
 
 from quire.executor.weights.names import halves_apart
 
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
-_MEMBER = re.compile(r"(_exps)\.\d+")
+_MEMBER_OF_STACK = re.compile(r"(.*\.(?:experts|altup_(?:unembed_)?projections))\.(\d+)(\..*)")
+_MEMBER = re.compile(r"(_exps|altup_proj|altup_unembd_proj)\.\d+")
 _ROTATED = re.compile(r"self_attn\.[qk]_proj\.")
-_NORM = re.compile(r"norm\.weight$")
-_CORRECTION = "e_score_correction_bias"
-"""Of a router; in files it is a bias, as it is called in `gguf`."""
-_TURNS_NEIGHBOURS = ("llama", "granite", "granitemoe")
+_NORM = re.compile(r"(?<!linear_attn\.)norm\.weight$")
+_OTHER_NAMES = tuple(
+    (re.compile(known), used)
+    for known, used in (
+        (r"e_score_correction_bias$", "e_score_correction.bias"),
+        (r"(\.sinks|\.correct_output_scale|\.layer_scalar)$", r"\1.weight"),
+        (r"^backbone\.layers\.(\d+)\.mixer\.experts\.", r"model.layers.\1.mlp.experts."),
+    )
+)
+"""What the hub calls a tensor, and what it is called in `gguf`'s table."""
+_UNLISTED = tuple(
+    (re.compile(rf".*\.layers\.(\d+)\.{known}"), used)
+    for known, used in (
+        (r".*\.dt_bias", r"blk.\1.ssm_dt.bias"),
+        (r".*\.A_log", r"blk.\1.ssm_a"),
+        (r".*\.D", r"blk.\1.ssm_d"),
+        (r"router\.scale", r"blk.\1.ffn_gate_inp.scale"),
+        (r"router\.per_expert_scale", r"blk.\1.ffn_down_exps.scale"),
+    )
+)
+"""Names on the hub that the table does not know, and those in files."""
+_TURNS_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid")
 """Architectures whose files have the rows of queries and keys in another order than the hub."""
-_ADDS_ONE = ("gemma", "gemma2", "gemma3")
+_ADDS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next")
 """Architectures whose files have 1 added to the weights of norms."""
 
 
@@ -37,18 +55,19 @@ class GgufNames:
         return stored if stored is not None and stored in present else None
 
     def stored_name(self, name: str) -> str | None:
-        """The name in files of what models call `name`. One expert of a stack has its number before the last dot."""
-        if name.endswith(_CORRECTION):
-            name = name.replace(_CORRECTION, "e_score_correction.bias")
-        elif name.endswith(".sinks"):
-            name += ".weight"
-        expert = _EXPERT.fullmatch(name)
-        whole = name if expert is None else expert[1] + expert[3]
+        """The name in files of what models call `name`. A member of a stack has its number before the last dot."""
+        for known, used in _UNLISTED:
+            if match := known.fullmatch(name):
+                return match.expand(used)
+        for known, used in _OTHER_NAMES:
+            name = known.sub(used, name)
+        member = _MEMBER_OF_STACK.fullmatch(name)
+        whole = name if member is None else member[1] + member[3]
         stored = self._map.get_name(whole, try_suffixes=(".weight", ".bias"))
-        if stored is None or expert is None:
+        if stored is None or member is None:
             return stored
         stem, _, kind = stored.rpartition(".")
-        return f"{stem}.{expert[2]}.{kind}"
+        return f"{stem}.{member[2]}.{kind}"
 
     def arrange(self, name: str, tensor: Tensor) -> Tensor:
         """See `Names.arrange`; blocks of bytes may stand for the numbers of a row."""
@@ -56,9 +75,11 @@ class GgufNames:
             return halves_apart(tensor, self._head_dim)
         if self._adds_one and _NORM.search(name):
             return tensor - 1
+        if name.endswith(".A_log"):  # files have -exp of it
+            return tensor.neg().log()
         return tensor
 
 
-def without_expert(stored: str) -> str:
-    """The name of the stack that holds the expert called `stored`; other names are their own."""
+def whole_stack(stored: str) -> str:
+    """The name of the stack that holds the member called `stored`; other names are their own."""
     return _MEMBER.sub(r"\1", stored)

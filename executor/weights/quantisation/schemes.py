@@ -59,6 +59,11 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
     return read_format(method, config, getattr(torch, spec.dtype))
 
 
+def is_gguf(spec: ModelSpec) -> bool:
+    """Whether the tensors are those of GGUF files, of which llama.cpp's converter splits or turns some."""
+    return own_config(spec)[0] == OF_GGUF
+
+
 def own_config(spec: ModelSpec) -> tuple[str | None, Mapping[str, Any]]:
     """(the name of the checkpoint's format, or None; what it says of it)."""
     for field in CONFIG_FIELDS:

@@ -3,7 +3,8 @@
 Metadata names numbers as `llama.embedding_length`, with the architecture in front.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.architectures import ARCHITECTURES
@@ -14,11 +15,8 @@ QUANT_METHOD = "gguf"
 """In `quantization_config`: linear layers are read as the file has them."""
 
 
-def make_config(fields: Fields, rope_factors: Mapping[str, bytes]) -> Config:
+def make_config(fields: Fields) -> Config:
     """The fields of config.json.
-
-    Args:
-        rope_factors: the bytes of the float32 tensors that hold factors of rotary frequencies, by name.
 
     Raises:
         ConfigError: an architecture that is not read, or metadata that lack a number.
@@ -31,30 +29,13 @@ def make_config(fields: Fields, rope_factors: Mapping[str, bytes]) -> Config:
     if "token_embd.weight" not in fields.tensors:
         raise ConfigError(f"{fields.path} holds a vocabulary but no weights: name the file of the model itself.")
     own = ARCHITECTURES[fields.architecture](fields)
-    return {**_common(fields), "rope_parameters": make_rope(fields, rope_factors), **own}
+    return {**{name: find(fields) for name, find in _COMMON.items() if name not in own}, **own}
 
 
-def _common(fields: Fields) -> Config:
-    heads = fields.need("attention.head_count")
-    head_dim = fields.head_dim
-    if fields.get("attention.value_length", head_dim) != head_dim:
+def _head_dim(fields: Fields) -> int:
+    if fields.get("attention.value_length", fields.head_dim) != fields.head_dim:
         raise ConfigError(f"{fields.path}: values of another size than keys are not supported in GGUF files.")
-    return {
-        "hidden_size": fields.need("embedding_length"),
-        "num_hidden_layers": fields.need("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.num_kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": fields.get("feed_forward_length") or fields.need("expert_feed_forward_length"),
-        "max_position_embeddings": fields.need("context_length"),
-        "vocab_size": fields.tensors["token_embd.weight"].shape[0],
-        "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
-        "tie_word_embeddings": "output.weight" not in fields.tensors,
-        "attention_bias": fields.has_attention_bias,
-        "mlp_bias": "blk.0.ffn_down.bias" in fields.tensors,
-        "dtype": _dtype(fields),
-        "quantization_config": {"quant_method": QUANT_METHOD},
-    }  # fmt: skip
+    return fields.head_dim
 
 
 def _dtype(fields: Fields) -> str:
@@ -63,3 +44,25 @@ def _dtype(fields: Fields) -> str:
     types = {tensor.type for tensor in fields.tensors.values() if len(tensor.shape) > 1}
     kind = fields.tensors["token_embd.weight"].type
     return plain[kind] if types <= set(plain) else "bfloat16"
+
+
+_COMMON: Mapping[str, Callable[[Fields], Any]] = {
+    "hidden_size": lambda fields: fields.need("embedding_length"),
+    "num_hidden_layers": lambda fields: fields.need("block_count"),
+    "num_attention_heads": lambda fields: fields.need("attention.head_count"),
+    "num_key_value_heads": lambda fields: fields.num_kv_heads,
+    "head_dim": _head_dim,
+    "intermediate_size": lambda fields: fields.need(
+        "feed_forward_length" if fields.get("feed_forward_length") else "expert_feed_forward_length"
+    ),
+    "max_position_embeddings": lambda fields: fields.need("context_length"),
+    "vocab_size": lambda fields: fields.tensors["token_embd.weight"].shape[0],
+    "rms_norm_eps": lambda fields: fields.get("attention.layer_norm_rms_epsilon"),
+    "tie_word_embeddings": lambda fields: "output.weight" not in fields.tensors,
+    "attention_bias": lambda fields: fields.has_attention_bias,
+    "mlp_bias": lambda fields: "blk.0.ffn_down.bias" in fields.tensors,
+    "dtype": _dtype,
+    "rope_parameters": make_rope,
+    "quantization_config": lambda _: {"quant_method": QUANT_METHOD},
+}
+"""The fields that architectures need not say → what they are."""

@@ -15,12 +15,20 @@ class Fields:
 
     Attributes:
         tensors: those of all files of the model.
+        rope_factors: the bytes of the float32 tensors that hold factors of rotary frequencies, by name.
     """
 
-    def __init__(self, path: str, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(
+        self,
+        path: str,
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, TensorInfo],
+        rope_factors: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.path = path
         self.architecture = str(metadata.get("general.architecture"))
         self.tensors = tensors
+        self.rope_factors = rope_factors or {}
         self._metadata = metadata
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -39,7 +47,7 @@ class Fields:
     @property
     def head_dim(self) -> int:
         """Numbers of a head of keys."""
-        given = self.get("attention.key_length")
+        given = self.get("attention.key_length_mla") or self.get("attention.key_length")
         return given or self.need("embedding_length") // self.need("attention.head_count")
 
     @property
@@ -52,4 +60,40 @@ class Fields:
 
     @property
     def has_attention_bias(self) -> bool:
-        return "blk.0.attn_q.bias" in self.tensors
+        return self.has_any("attn_q.bias")
+
+    def has_any(self, name: str) -> bool:
+        """Whether some layer has a tensor of this name, such as `attn_q.weight`."""
+        return any(stored.endswith(f".{name}") for stored in self.tensors)
+
+    def has(self, layer: int, name: str) -> bool:
+        """Whether the layer has a tensor of this name."""
+        return f"blk.{layer}.{name}" in self.tensors
+
+    def by_layer(self, name: str) -> list[Any]:
+        """A value for each layer, where the file may have one for all."""
+        value = self.get(name)
+        return value if isinstance(value, list) else [value] * self.need("block_count")
+
+    def rows(self, name: str) -> int | None:
+        """The second last dimension of the first layer's tensor of this name; None: no layer has one."""
+        for layer in range(self.need("block_count")):
+            if self.has(layer, name):
+                return self.tensors[f"blk.{layer}.{name}"].shape[-2]
+        return None
+
+
+def named(name: str, model_type: str, **more: Any) -> Config:
+    """The fields that name a model, and `more`."""
+    return {"architectures": [name], "model_type": model_type, **more}
+
+
+def granite_multipliers(fields: Fields) -> Config:
+    """What all generations of Granite multiply by."""
+    return {
+        "hidden_act": "silu",
+        "attention_multiplier": fields.get("attention.scale", fields.head_dim**-0.5),
+        "embedding_multiplier": fields.get("embedding_scale", 1.0),
+        "residual_multiplier": fields.get("residual_scale", 1.0),
+        "logits_scaling": fields.get("logit_scale", 1.0),
+    }

@@ -24,7 +24,7 @@ from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, mak
 
 logger = get_logger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 """Of the folders' content; a new one makes them anew."""
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -74,13 +74,13 @@ def _contents(headers: Sequence[Header]) -> dict[str, str]:
     """The texts of the folder's files by their names."""
     first = headers[0]
     tensors = {name: (index, info) for index, header in enumerate(headers) for name, info in header.tensors.items()}
-    fields = Fields(str(first.path), first.metadata, {name: info for name, (_, info) in tensors.items()})
     factors = {
         name: _bytes(headers[tensors[name][0]].path, tensors[name][1].offset, 4 * tensors[name][1].shape[0])
         for name in _FACTORS
         if name in tensors
     }
-    config = make_config(fields, factors)
+    fields = Fields(str(first.path), first.metadata, {name: info for name, (_, info) in tensors.items()}, factors)
+    config = make_config(fields)
     generation = make_generation_config(first.metadata)
     table = GgufTable(
         architecture=fields.architecture,

@@ -1,26 +1,25 @@
 """What a GGUF file's metadata say of rotary embeddings, as `rope_parameters` of config.json."""
 
 import struct
-from collections.abc import Mapping
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.fields import Config, Fields
 
 
-def make_rope(fields: Fields, factors: Mapping[str, bytes]) -> Config:
-    """`rope_parameters`; `factors` are the bytes of the float32 tensors that hold factors of frequencies, by name.
+def make_rope(fields: Fields, head_dim: int | None = None) -> Config:
+    """`rope_parameters`; `head_dim` are the numbers of a head that are or are not rotated, if not all of its own.
 
     Raises:
         ConfigError: a scaling that is not supported.
     """
     base = {"rope_theta": fields.get("rope.freq_base", 10_000.0)}
     rotated = fields.get("rope.dimension_count", fields.head_dim)
-    if rotated != fields.head_dim:
-        base["partial_rotary_factor"] = rotated / fields.head_dim
+    if rotated != (head_dim or fields.head_dim):
+        base["partial_rotary_factor"] = rotated / (head_dim or fields.head_dim)
     kind, factor = fields.get("rope.scaling.type", "none"), fields.get("rope.scaling.factor", 1.0)
     original = fields.get("rope.scaling.original_context_length")
-    if factors:
-        return {**base, **_factors(fields, factors)}
+    if fields.rope_factors:
+        return {**base, **_factors(fields)}
     match kind:
         case "linear":
             return {**base, "rope_type": "linear", "factor": factor}
@@ -38,9 +37,9 @@ def make_rope(fields: Fields, factors: Mapping[str, bytes]) -> Config:
     raise ConfigError(f"{fields.path}: the rope scaling {kind!r} is not supported.")
 
 
-def _factors(fields: Fields, factors: Mapping[str, bytes]) -> Config:
+def _factors(fields: Fields) -> Config:
     """Factors for each frequency: one list (Llama 3.1 on), or those of LongRoPE for short and for long contexts."""
-    lists = {name: list(struct.unpack(f"<{len(data) // 4}f", data)) for name, data in factors.items()}
+    lists = {name: list(struct.unpack(f"<{len(data) // 4}f", data)) for name, data in fields.rope_factors.items()}
     if (only := lists.get("rope_freqs.weight")) is not None:
         return {"rope_type": "longrope", "short_factor": only, "long_factor": only, "attention_factor": 1.0}
     return {

@@ -15,6 +15,11 @@ _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}|{_SLASHES}"
 )
+_PUNCTUATED = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3 = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _PUNCTUATED]
 _DIGITS_APART = [r"\p{N}", _GPT2]
 
 SPLITS: dict[str, list[str]] = {
@@ -38,6 +43,7 @@ SPLITS: dict[str, list[str]] = {
     "stablelm2": [_QWEN2],
     "megrez": [_QWEN2],
     "hunyuan": [_QWEN2],
+    "deepseek-v3": _DEEPSEEK3,
     "starcoder": _DIGITS_APART,
     "refact": _DIGITS_APART,
     "command-r": _DIGITS_APART,

@@ -2,7 +2,7 @@
 
 Made with the `tokenizers` library alone. `tokenizer.ggml.model` says how texts are cut into tokens: `gpt2` merges
 bytes in the order of `merges`, after a split that `pre` names; `llama` is SentencePiece's BPE, which merges what makes
-the token of the best score.
+the token of the best score; `gemma4` is the same with `merges` in place of scores.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ _NAMED = {
 }
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ENDS_BY_TEXT = frozenset((
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "<|end_of_text|>",
-    "<|return|>", "<|call|>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
+    "<|end_of_text|>", "<|return|>", "<|call|>",
 ))  # fmt: skip
 """Control tokens that end an answer whatever the ids in the metadata say, as in llama.cpp: many files name only one."""
 
@@ -60,10 +60,10 @@ def make_tokenizer(path: str, metadata: Mapping[str, Any]) -> Tokenizer:
         ConfigError: there is none, or one of another kind.
     """
     fields = _Fields(path, metadata)
-    makers = {"gpt2": _byte_level, "llama": _sentence_pieces}
+    makers = {"gpt2": _byte_level, "llama": _sentence_pieces, "gemma4": _sentence_pieces}
     if fields.kind not in makers or not fields.tokens:
         raise ConfigError(
-            f"{path} has a tokenizer of the kind {fields.kind!r}; {' and '.join(makers)} are read. Name the "
+            f"{path} has a tokenizer of the kind {fields.kind!r}; {', '.join(makers)} are read. Name the "
             "tokenizer of the original checkpoint with --tokenizer, or use --skip-tokenizer-init."
         )
     if len(fields.types) != len(fields.tokens):
@@ -140,6 +140,23 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _sentence_pieces(fields: _Fields) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(fields.tokens)}
+    if fields.kind == "gemma4":
+        merges = [_pair(merge) for merge in fields.get("merges", [])]
+    else:
+        merges = _merges_by_score(fields, vocabulary)
+    unknown = next(iter(fields.of_type(_UNKNOWN)), None)
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bool(fields.of_type(_BYTE)))
+    )
+    has_prefix = fields.get("add_space_prefix", fields.kind == "llama")
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if has_prefix else spaces
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
+    return tokenizer
+
+
+def _merges_by_score(fields: _Fields, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     scores: list[float] = fields.get("scores") or [-float(index) for index in range(len(fields.tokens))]
     whole = [
         (scores[index], token)
@@ -147,17 +164,7 @@ def _sentence_pieces(fields: _Fields) -> Tokenizer:
         if len(token) > 1 and kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
     ]
     whole.sort(key=lambda item: -item[0])  # stable: equal scores keep the order of ids
-    merges = [pair for _, token in whole for pair in _halves(token, vocabulary)]
-    unknown = next(iter(fields.of_type(_UNKNOWN)), None)
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bool(fields.of_type(_BYTE)))
-    )
-    has_prefix = fields.get("add_space_prefix", True)
-    spaces = normalizers.Replace(" ", "▁")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if has_prefix else spaces
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
-    return tokenizer
+    return [pair for _, token in whole for pair in _halves(token, vocabulary)]
 
 
 def _halves(token: str, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -168,7 +175,7 @@ def _halves(token: str, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
 
 def _add_ends(tokenizer: Tokenizer, fields: _Fields) -> None:
     """Has texts begin with BOS, and end with EOS, where the file says so or llama.cpp does for its kind."""
-    adds_bos = fields.get("add_bos_token", fields.kind == "llama" or fields.pre in ADDS_BOS)
+    adds_bos = fields.get("add_bos_token", fields.kind != "gpt2" or fields.pre in ADDS_BOS)
     bos = fields.token("bos_token_id") if adds_bos else None
     eos = fields.token("eos_token_id") if fields.get("add_eos_token", False) else None
     if bos is None and eos is None:

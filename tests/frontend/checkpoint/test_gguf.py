@@ -216,7 +216,7 @@ def test_the_package_is_named_where_it_is_missing(path: Path, monkeypatch: pytes
 
 
 def test_a_tokenizer_that_is_not_read_is_left_to_the_user(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"of the kind 'rwkv'; gpt2 and llama are read.*--tokenizer"):
+    with pytest.raises(ConfigError, match=r"of the kind 'rwkv'; gpt2, llama, gemma4 are read.*--tokenizer"):
         make_tokenizer("x.gguf", {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]})
     with pytest.raises(ConfigError, match=r"as 'odd' says.*--tokenizer"):
         make_tokenizer(
@@ -267,6 +267,15 @@ def test_sentence_pieces_merge_by_score_and_fall_back_to_bytes() -> None:
     assert bare.decode(bare.encode(" the").ids) == " the"
 
 
+def test_merges_of_gemma_4_come_from_the_file() -> None:
+    """Where scores, as SentencePiece has them, would make other tokens."""
+    both = {"merges": ["t h", "▁ qu"]}
+    assert sentence_pieces(**both).encode("the qu").tokens == ["<s>", "▁the", "▁qu"]
+    merged = sentence_pieces(model="gemma4", **both)
+    assert merged.encode("the qu").tokens == ["<s>", "th", "e", "▁", "q", "u"]
+    assert merged.decode(merged.encode("the qu").ids) == "the qu"
+
+
 NUMBERS_APART = [" ", "1", "2", "3", "4", "5"]
 
 
@@ -276,6 +285,7 @@ NUMBERS_APART = [" ", "1", "2", "3", "4", "5"]
         ("gpt-2", ["I", "'", "LL", " pay", " 12345", " HelloWorld", "\n\n ", " x"]),
         ("starcoder", ["I", "'", "LL", " pay", *NUMBERS_APART, " HelloWorld", "\n\n ", " x"]),
         ("qwen2", ["I", "'LL", " pay", *NUMBERS_APART, " HelloWorld", "\n\n", " ", " x"]),
+        ("deepseek-v3", ["I", "'LL", " pay", " ", "123", "45", " HelloWorld", "\n\n", " ", " x"]),
         ("llama-bpe", ["I", "'LL", " pay", " ", "123", "45", " HelloWorld", "\n\n", " ", " x"]),
         ("tekken", ["I", "'LL", " pay", *NUMBERS_APART, " Hello", "World", "\n\n", " ", " x"]),
         ("gpt-4o", ["I'LL", " pay", " ", "123", "45", " Hello", "World", "\n\n", " ", " x"]),

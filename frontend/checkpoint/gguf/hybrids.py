@@ -1,0 +1,85 @@
+"""The fields of config.json that architectures with recurrent layers add to those of all."""
+
+from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named
+
+
+def lfm2(fields: Fields) -> Config:
+    heads = fields.get("attention.head_count_kv")
+    if not isinstance(heads, list) or len(set(heads) - {0}) != 1:
+        raise ConfigError(f"{fields.path} lacks lfm2.attention.head_count_kv for each layer. Convert it again.")
+    return named(
+        "Lfm2ForCausalLM", "lfm2", norm_eps=fields.get("attention.layer_norm_rms_epsilon"),
+        layer_types=["full_attention" if each else "conv" for each in heads],
+        conv_L_cache=fields.need("shortconv.l_cache"), conv_bias=False, block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+
+
+def qwen3_next(fields: Fields) -> Config:
+    heads = fields.need("ssm.time_step_rank")
+    return named(
+        "Qwen3NextForCausalLM", "qwen3_next", hidden_act="silu",
+        layer_types=[
+            "linear_attention" if fields.has(layer, "ssm_a") else "full_attention"
+            for layer in range(fields.need("block_count"))
+        ],
+        linear_conv_kernel_dim=fields.need("ssm.conv_kernel"), linear_num_value_heads=heads,
+        linear_num_key_heads=fields.need("ssm.group_count"), linear_key_head_dim=fields.need("ssm.state_size"),
+        linear_value_head_dim=fields.need("ssm.inner_size") // heads,
+        num_experts=fields.need("expert_count"), num_experts_per_tok=fields.need("expert_used_count"),
+        moe_intermediate_size=fields.need("expert_feed_forward_length"), norm_topk_prob=True,
+        shared_expert_intermediate_size=fields.rows("ffn_gate_shexp.weight"),
+    )  # fmt: skip
+
+
+def granite_hybrid(fields: Fields) -> Config:
+    """Granite 4; the network that all tokens share is the only one where there are no experts."""
+    heads, experts = fields.need("ssm.time_step_rank"), fields.get("expert_count", 0)
+    inner = fields.need("ssm.inner_size")
+    return named(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", **granite_multipliers(fields),
+        layer_types=["mamba" if fields.has(layer, "ssm_a") else "attention"
+                     for layer in range(fields.need("block_count"))],
+        mamba_n_heads=heads, mamba_d_head=inner // heads, mamba_n_groups=fields.need("ssm.group_count"),
+        mamba_d_state=fields.need("ssm.state_size"), mamba_d_conv=fields.need("ssm.conv_kernel"),
+        mamba_expand=inner // fields.need("embedding_length"),
+        mamba_conv_bias=fields.has_any("ssm_conv1d.bias"), mamba_proj_bias=fields.has_any("ssm_in.bias"),
+        num_local_experts=experts, num_experts_per_tok=fields.get("expert_used_count", 0),
+        intermediate_size=fields.rows("ffn_up_exps.weight") or fields.rows("ffn_up.weight"),
+        shared_intermediate_size=fields.rows("ffn_up_shexp.weight") or fields.rows("ffn_up.weight"),
+        position_embedding_type="rope" if fields.get("rope.scaling.finetuned") else "nope",
+    )  # fmt: skip
+
+
+def nemotron_h(fields: Fields) -> Config:
+    """Nemotron-H, and Nemotron 3, which has experts. A layer is what its tensors say."""
+    own: Config = {}
+    if fields.get("expert_count") and fields.has_any("ffn_up_exps.weight"):
+        own = {
+            "n_routed_experts": fields.need("expert_count"), "num_experts_per_tok": fields.need("expert_used_count"),
+            "moe_intermediate_size": fields.rows("ffn_up_exps.weight"),
+            "moe_shared_expert_intermediate_size": fields.rows("ffn_up_shexp.weight"),
+            "moe_latent_size": fields.get("moe_latent_size"),
+            "n_group": fields.get("expert_group_count", 1), "topk_group": fields.get("expert_group_used_count", 1),
+            "norm_topk_prob": fields.get("expert_weights_norm", True),
+            "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
+        }  # fmt: skip
+    heads = fields.need("ssm.time_step_rank")
+    eps = fields.get("attention.layer_norm_rms_epsilon") or fields.need("attention.layer_norm_epsilon")
+    return named(
+        "NemotronHForCausalLM", "nemotron_h", **own, mlp_hidden_act="relu2", layer_norm_epsilon=eps,
+        layers_block_type=[_kind(fields, layer) for layer in range(fields.need("block_count"))],
+        intermediate_size=fields.rows("ffn_up.weight") or fields.rows("ffn_up_exps.weight"),
+        mamba_num_heads=heads, mamba_head_dim=fields.need("ssm.inner_size") // heads,
+        n_groups=fields.need("ssm.group_count"), ssm_state_size=fields.need("ssm.state_size"),
+        conv_kernel=fields.need("ssm.conv_kernel"), use_conv_bias=fields.has_any("ssm_conv1d.bias"),
+        use_bias=fields.has_any("ssm_in.bias"), mlp_bias=fields.has_any("ffn_up.bias"),
+    )  # fmt: skip
+
+
+def _kind(fields: Fields, layer: int) -> str:
+    kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_up_exps.weight": "moe", "ffn_up.weight": "mlp"}
+    for name, kind in kinds.items():
+        if fields.has(layer, name):
+            return kind
+    raise ConfigError(f"{fields.path} has none of {', '.join(kinds)} in layer {layer}. Download it again.")

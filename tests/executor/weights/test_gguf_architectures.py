@@ -1,0 +1,242 @@
+"""GGUF files of architectures whose tensors llama.cpp's converter rearranges: each is the checkpoint's model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.executor.parallel.groups import ParallelGroup
+from quire.frontend.checkpoint.gguf import make_folder, parts_of
+from tests.executor.layers.test_layers import on_every_rank
+from tests.executor.models.test_hybrid_models import DELTA, MAMBA, NEMOTRON, VARIANTS
+from tests.executor.models.test_hybrid_models import _save as save_hybrid
+from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.gguf_conventions import stored_tensors, write_gguf
+
+TOKENS = [5, 9, 200, 17, 33, 4, 250, 61, 7, 8, 90, 12]
+
+SIZES = {
+    "block_count": 4, "context_length": 2048, "embedding_length": 64, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "rope.freq_base": 10000.0,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip
+"""Metadata that most files have; None below: not this one."""
+LATENT = {
+    "block_count": 2, "attention.head_count_kv": 1, "attention.key_length": 36, "attention.value_length": 24,
+    "attention.kv_lora_rank": 24, "attention.key_length_mla": 32, "attention.value_length_mla": 18,
+    "rope.dimension_count": 12, "leading_dense_block_count": 1, "expert_count": 8, "expert_used_count": 3,
+    "expert_feed_forward_length": 20,
+}  # fmt: skip
+GEMMA4 = {
+    "rope.freq_base": 1e6, "rope.freq_base_swa": 10000.0, "attention.sliding_window": 4, "attention.key_length": 32,
+    "attention.value_length": 32, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
+}  # fmt: skip
+SSM = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 20, "ssm.group_count": 2, "ssm.inner_size": 128, "ssm.time_step_rank": 8,
+}  # fmt: skip
+HYBRID = {**SSM, "ssm.conv_kernel": 3, "context_length": 2**20, "attention.scale": 0.2}
+NEMOTRON_H = {
+    **SSM, "attention.key_length": 24, "attention.value_length": 24, "rope.dimension_count": 16,
+    "attention.layer_norm_epsilon": 1e-5, "expert_count": 6, "expert_used_count": 2,
+    "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 28, 0, 28],
+}  # fmt: skip
+WINDOWS = [True, False] * 2
+TYPES = ["sliding_attention", "full_attention"] * 2
+
+FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "gpt2": (
+        "gpt2",
+        "gpt2",
+        {"tie": True},
+        {
+            "block_count": 2, "attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 256,
+            "attention.head_count_kv": None,
+        },
+    ),
+    "falcon-7b": (
+        "falcon",
+        "falcon",
+        {"tie": True, "num_kv_heads": 1},
+        {"attention.head_count_kv": 1, "attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 256,
+         "block_count": 2},
+    ),
+    "falcon-40b": (
+        "falcon",
+        "falcon",
+        {"tie": True, "new_decoder_architecture": True, "num_kv_heads": 2},
+        {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 256, "block_count": 2},
+    ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        "deepseek2",
+        {},
+        {**LATENT, "attention.q_lora_rank": 40, "expert_shared_count": 2, "expert_weights_scale": 1.0},
+    ),
+    "deepseek-v2-lite": ("deepseek_v2", "deepseek2", {"q_lora_rank": None}, {**LATENT, "expert_shared_count": 2}),
+    "deepseek-v3": (
+        "deepseek_v3",
+        "deepseek2",
+        {
+            "rope": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512,
+                "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
+            },
+            "routed_scaling_factor": 2.5,
+        },
+        {
+            **LATENT, "attention.q_lora_rank": 40, "expert_shared_count": 1, "expert_weights_scale": 2.5,
+            "expert_weights_norm": True, "expert_group_count": 4, "expert_group_used_count": 2,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 512,
+            "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0,
+            "rope.scaling.yarn_log_multiplier": 0.1, "expert_gating_func": 2,
+        },
+    ),
+    "llama4": (
+        "llama4",
+        "llama4",
+        {"num_hidden_layers": 4, "interleave_moe_layer_step": 2, "rope": {"rope_type": "default", "rope_theta": 1e4}},
+        {
+            "feed_forward_length": 72, "expert_count": 5, "expert_used_count": 1, "attention.key_length": 16,
+            "attention.layer_norm_rms_epsilon": 1e-5, "interleave_moe_layer_step": 2, "expert_feed_forward_length": 96,
+        },
+    ),
+    "gemma3n": (
+        "gemma3n",
+        "gemma3n",
+        {
+            "tie": True, "num_hidden_layers": 6, "sliding_window": 4, "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 320, "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0, 0.0],
+        },
+        {
+            "block_count": 6, "feed_forward_length": [96] * 6, "rope.freq_base": 1e6, "rope.freq_base_swa": 10000.0,
+            "attention.key_length": 16, "attention.sliding_window": 4, "final_logit_softcapping": 30.0,
+            "embedding_length_per_layer_input": 16, "attention.shared_kv_layers": 2,
+            "attention.sliding_window_pattern": [True, False] * 3,
+            "activation_sparsity_scale": [1.6448535919189453, 1.6448535919189453, *[float("-inf")] * 4],
+        },
+    ),
+    "gemma4": (
+        "gemma4",
+        "gemma4",
+        {
+            "tie": True, "num_hidden_layers": 6, "sliding_window": 4, "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 320, "global_head_dim": 32, "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 3,
+        },
+        {
+            **GEMMA4, "block_count": 6, "feed_forward_length": [96] * 4 + [192] * 2, "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 16, "attention.sliding_window_pattern": [True, False] * 3,
+        },
+    ),
+    "gemma4-experts": (
+        "gemma4",
+        "gemma4",
+        {
+            "tie": True, "num_hidden_layers": 4, "sliding_window": 4, "hidden_size_per_layer_input": 0,
+            "global_head_dim": 32, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "layer_types": TYPES, "enable_moe_block": True, "num_experts": 4,
+            "top_k_experts": 2, "moe_intermediate_size": 32,
+        },
+        {
+            **GEMMA4, "attention.head_count_kv": [2, 1, 2, 1], "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0, "attention.sliding_window_pattern": WINDOWS, "expert_count": 4,
+            "expert_used_count": 2, "expert_feed_forward_length": 32,
+        },
+    ),
+}  # fmt: skip
+"""(family of checkpoints, llama.cpp's architecture, the checkpoint's options, what the converter writes)."""
+
+HYBRIDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3-next": (
+        "qwen3-next",
+        "qwen3next",
+        {**DELTA, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+         "shared_expert_intermediate_size": 24},
+        {
+            "attention.key_length": 24, "attention.value_length": 24, "rope.dimension_count": 6, "expert_count": 6,
+            "expert_used_count": 2, "expert_feed_forward_length": 40, "ssm.conv_kernel": 4, "ssm.state_size": 12,
+            "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.inner_size": 120,
+        },
+    ),
+    "granite-hybrid": (
+        "granite-hybrid",
+        "granitehybrid",
+        {**VARIANTS["granite-hybrid"][2], "position_embedding_type": None},
+        {
+            **HYBRID, "attention.head_count_kv": [0, 2, 0, 2], "expert_count": 6, "expert_used_count": 2,
+            "embedding_scale": 1.5, "residual_scale": 0.7, "logit_scale": 1.2,
+        },
+    ),
+    "granite-hybrid-dense": (
+        "granite-hybrid",
+        "granitehybrid",
+        {**MAMBA, "layer_types": ["full_attention", "linear_attention"] * 2, "num_local_experts": 0,
+         "shared_intermediate_size": 96, "attention_multiplier": 0.2, "position_embedding_type": "rope"},
+        {**HYBRID, "attention.head_count_kv": [2, 0, 2, 0], "rope.scaling.finetuned": True, "expert_count": 0},
+    ),
+    "nemotron-h": (
+        "nemotron-h",
+        "nemotron_h",
+        {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "time_step_min": 0.001},
+        {**NEMOTRON_H, "expert_count": 0, "feed_forward_length": [0, 96, 0, 96]},
+    ),
+    "nemotron-3": (
+        "nemotron-h",
+        "nemotron_h_moe",
+        {**NEMOTRON, "time_step_min": 0.001, "n_group": 2, "moe_latent_size": 40, "routed_scaling_factor": 2.5},
+        {
+            **NEMOTRON_H, "expert_group_count": 2, "expert_group_used_count": 1, "expert_weights_scale": 2.5,
+            "expert_weights_norm": True, "moe_latent_size": 40,
+        },
+    ),
+}  # fmt: skip
+
+Source = Callable[[str], tuple[Path, str, dict[str, Any]]]
+
+
+@pytest.fixture
+def source(checkpoint: Checkpoints, tmp_path: Path) -> Source:
+    """Makes a tiny checkpoint; returns its folder, llama.cpp's name of the architecture, and the file's metadata."""
+
+    def make(name: str) -> tuple[Path, str, dict[str, Any]]:
+        if name in FAMILIES:
+            family, architecture, options, metadata = FAMILIES[name]
+            return checkpoint(family, **options), architecture, metadata
+        variant, architecture, options, metadata = HYBRIDS[name]
+        kind, model, _ = VARIANTS[variant]
+        save_hybrid(tmp_path / "source", kind, model, options)
+        return tmp_path / "source", architecture, metadata
+
+    return make
+
+
+def logits(folder: Path, group: ParallelGroup | None = None) -> Tensor:
+    driver = PagedDriver(load_model(read_spec(folder), group=group or ParallelGroup()), 1, 32)
+    return driver.step({0: TOKENS})[0]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS])
+def test_a_file_is_the_checkpoint_that_it_was_made_of(
+    name: str, source: Source, checkpoint: Checkpoints, tmp_path: Path, gguf_cache: Path
+) -> None:
+    """Also on two ranks in blocks of eight bits, beside a file of the same numbers in float32."""
+    original, architecture, metadata = source(name)
+    tensors, tokenizer = stored_tensors(original, architecture), checkpoint("llama")
+
+    def served(tensors: dict[str, Tensor], kind: str = "F32") -> tuple[Path, dict[str, Tensor]]:
+        path = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}.gguf"
+        held = write_gguf(path, architecture, {**SIZES, **metadata}, tensors, tokenizer, kind)
+        return make_folder(parts_of(path)), held
+
+    folder, _ = served(tensors)
+    torch.testing.assert_close(logits(folder), logits(original), atol=5e-4, rtol=1e-4)  # of decays, exp is stored
+    folder, held = served(tensors, "Q8_0")
+    assert any(not torch.equal(held[each], tensors[each]) for each in held), "nothing was rounded"
+    plain, _ = served(held)
+    expected = logits(plain)
+    for got in on_every_rank(2, lambda group: logits(folder, group)):
+        torch.testing.assert_close(got, expected, atol=2e-3, rtol=2e-3)

@@ -1,0 +1,205 @@
+"""What llama.cpp's converter makes of the tensors of architectures that it rearranges, and files of the result."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.gguf_files import gguf, write_tokenizer
+
+Changed = Iterator[tuple[str, Tensor]]
+_MEMBER = re.compile(r"(.*(?:\.experts|altup_\w*projections))\.(\d+)(\..*)")
+_PLAIN = re.compile(r"embd|altup|laurel|norm|conv1d|ssm_[ad]$|_inp|proj_b|per_layer")
+"""Names of tensors that llama.cpp does not quantise, or that a test does not."""
+
+
+def stored_tensors(checkpoint: Path, architecture: str) -> dict[str, Tensor]:
+    """The tensors of `checkpoint` under their names in GGUF files."""
+    config = json.loads((checkpoint / "config.json").read_bytes())
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    table = gguf.get_tensor_name_map(number, config.get("num_hidden_layers") or config["n_layer"])
+    stored: dict[str, Tensor] = {}
+    stacks: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        for changed, numbers in CHANGES[architecture](name, tensor.float(), config):
+            member = _MEMBER.fullmatch(changed)
+            whole = changed if member is None else member[1] + member[3]
+            found = table.get_name(whole, try_suffixes=(".weight", ".bias")) or whole
+            if member is None:
+                stored[found] = numbers
+            else:
+                stacks.setdefault(found, {})[int(member[2])] = numbers
+    stored |= {name: torch.stack([members[index] for index in sorted(members)]) for name, members in stacks.items()}
+    if architecture == "gemma4":  # a quarter of the frequencies of layers that see all tokens
+        half = max(len(numbers) for name, numbers in stored.items() if name.endswith("attn_k_norm.weight")) // 2
+        stored["rope_freqs.weight"] = torch.tensor([1.0] * (half // 4) + [1e30] * (half - half // 4))
+    return stored
+
+
+def write_gguf(
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Path,
+    kind: str = "F32",
+) -> dict[str, Tensor]:  # fmt: skip
+    """Writes a file whose large tensors have the type `kind`, and returns the numbers that it holds.
+
+    Args:
+        metadata: without the architecture in their names; None: the file lacks it.
+        tokenizer: the folder of a checkpoint that has one.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in ((name, value) for name, value in metadata.items() if value is not None):
+        writer.add_key_value(
+            f"{architecture}.{name}", value, _type(value), _type(value[0]) if _is_list(value) else None
+        )
+    write_tokenizer(writer, tokenizer)
+    held = {}
+    for name, tensor in tensors.items():
+        numbers = tensor.numpy()
+        is_plain = tensor.dim() < 2 or tensor.shape[-1] % 32 != 0 or _PLAIN.search(name) is not None
+        type_ = gguf.GGMLQuantizationType["F32" if is_plain else kind]
+        raw = gguf.quants.quantize(numbers, type_)
+        held[name] = torch.from_numpy(gguf.quants.dequantize(raw, type_).reshape(numbers.shape).copy())
+        writer.add_tensor(name, raw, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _type(value: Any) -> Any:
+    kinds = gguf.GGUFValueType
+    table = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, list: kinds.ARRAY}
+    return table[type(value)]
+
+
+def _gpt2(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield name, tensor.T.contiguous() if re.search(r"c_(attn|proj|fc)\.weight", name) else tensor
+
+
+def _falcon(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """All queries, then all keys, then all values; checkpoints have them by KV head."""
+    if "query_key_value" in name:
+        heads, kv_heads = config["num_attention_heads"], config.get("num_kv_heads") or 1
+        head_dim = config["hidden_size"] // heads
+        groups = tensor.view(kv_heads, heads // kv_heads + 2, head_dim, -1)
+        parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
+        tensor = torch.cat([part.flatten(0, 2) for part in parts])
+    yield name, tensor
+
+
+def _deepseek2(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    if name.endswith("kv_b_proj.weight"):
+        nope, values = config["qk_nope_head_dim"], config["v_head_dim"]
+        k_b, v_b = tensor.unflatten(0, (-1, nope + values)).split((nope, values), dim=1)
+        yield name.replace("kv_b_proj", "k_b_proj"), k_b.transpose(1, 2).contiguous()
+        yield name.replace("kv_b_proj", "v_b_proj"), v_b.contiguous()
+    else:
+        yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+
+
+def _llama4(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    if name.endswith("gate_up_proj"):
+        gate, up = tensor.transpose(1, 2).chunk(2, dim=1)
+        yield name.replace("gate_up_proj", "gate_proj.weight"), gate.contiguous()
+        yield name.replace("gate_up_proj", "up_proj.weight"), up.contiguous()
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor.transpose(1, 2).contiguous()
+    else:
+        yield name, tensor
+
+
+def _gemma3n(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield f"{name}.weight" if name.endswith("_scale") else name, tensor
+
+
+def _gemma4(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    layer = re.match(r"model\.layers\.(\d+)", name)
+    if layer and name.endswith("router.scale"):
+        yield f"blk.{layer[1]}.ffn_gate_inp.scale", tensor
+    elif layer and name.endswith("per_expert_scale"):
+        yield f"blk.{layer[1]}.ffn_down_exps.scale", tensor
+    else:
+        yield f"{name}.weight" if name.endswith(("layer_scalar", "gate_up_proj", "experts.down_proj")) else name, tensor
+
+
+def _recurrent(name: str, tensor: Tensor, num_groups: int) -> tuple[str, Tensor]:
+    """What Mamba 2 and delta rules have in common; `num_groups` is 0 for delta rules, whose heads have no dimension."""
+    if name.endswith(("A_log", ".D")):
+        tensor = -tensor.exp() if name.endswith("A_log") else tensor
+        tensor = tensor.unsqueeze(1) if num_groups else tensor
+    elif "conv1d.weight" in name:
+        tensor = tensor.squeeze(1)
+    elif num_groups and name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        tensor = tensor.view(num_groups, -1)
+    return re.sub(r"\.dt_bias$", ".dt_proj.bias", name), tensor
+
+
+def _qwen3next(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    name, tensor = _recurrent(name, tensor, 0)
+    if name.endswith("in_proj_qkvz.weight"):
+        keys = config["linear_num_key_heads"]
+        key, value = config["linear_key_head_dim"], config["linear_value_head_dim"]
+        values = config["linear_num_value_heads"] // keys * value
+        parts = [
+            part.flatten(0, 1) for part in tensor.unflatten(0, (keys, -1)).split((key, key, values, values), dim=1)
+        ]
+        yield name.replace("qkvz", "qkv"), torch.cat(parts[:3])
+        yield name.replace("qkvz", "z"), parts[3]
+    else:
+        is_offset = name.endswith("norm.weight") and "linear_attn.norm" not in name
+        yield name, tensor + 1 if is_offset else tensor
+
+
+def _neighbours(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """Queries and keys in the order in which a rotation turns neighbours."""
+    if match := re.search(r"\.([qk])_proj\.weight", name):
+        heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
+        return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return tensor
+
+
+def _granitehybrid(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    if ".input_linear." in name:
+        is_shared = "shared_mlp" in name
+        shared = "mlp.shared_expert" if config["num_local_experts"] else "mlp"
+        stem = name.partition(".shared_mlp" if is_shared else ".block_sparse_moe")[0]
+        for part, size in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=-2), strict=True):
+            yield f"{stem}.{shared if is_shared else 'mlp.experts'}.{part}.weight", size.contiguous()
+    elif name.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
+        yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), tensor
+    else:
+        name, tensor = _recurrent(name, tensor, config["mamba_n_groups"])
+        yield name, _neighbours(name, tensor, config)
+
+
+def _nemotron_h(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    if ".experts." in name:
+        name = name.replace("backbone", "model").replace("mixer", "mlp")
+    name, tensor = _recurrent(name, tensor, config["n_groups"])
+    yield name, _neighbours(name, tensor, config)  # although nothing rotates
+
+
+CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
+    "gpt2": _gpt2,
+    "falcon": _falcon,
+    "deepseek2": _deepseek2,
+    "llama4": _llama4,
+    "gemma3n": _gemma3n,
+    "gemma4": _gemma4,
+    "qwen3next": _qwen3next,
+    "granitehybrid": _granitehybrid,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
+}
+"""Of a tensor of a checkpoint, what files have of it: names of checkpoints, or of files where `gguf` knows none."""
