@@ -2,10 +2,7 @@
 
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,16 @@ from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError, QuireError
 from quire.executor.backends import bind
 from quire.executor.inspection.load_plan import plan_load
+from quire.executor.inspection.pack_writer import pack_model
 from quire.executor.memory.dry_build import _tensors
 from quire.executor.weights import packed_state
 from quire.executor.weights.aligned_file import ALIGNMENT, write_aligned
 from quire.executor.weights.packed_state import MANIFEST, file_name, open_packed
 from quire.frontend.cli.main import QUIRE
+from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.onednn import OneDnnLinear
+from quire.ops.eager.backend import EagerBackend
+from tests.executor.inspection.starts import PROMPTS, config_of, outputs
 from tests.executor.paged_driver import Checkpoints
 from tests.executor.step.test_model_runner import engine_config, start_worker
 from tests.executor.weights.stored_formats import FORMATS
@@ -30,7 +32,7 @@ from tests.executor.weights.test_quantised_checkpoints import write
 from tests.gguf_files import make_gguf
 
 torch.set_num_threads(1)
-PROMPTS = [{"prompt_token_ids": list(range(start, start + 30))} for start in (5, 80)]
+TOKENIZED = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
 OPTIONS = {"max_num_seqs": 4, "max_model_len": 128, "kv_cache_memory_bytes": 50_000_000}
 
 
@@ -39,49 +41,52 @@ def pack(source: Path, folder: Path, *flags: str) -> Path:
     return folder
 
 
-def outputs(folder: Path, size: int = 1, **options: Any) -> list[Any]:
+def served(folder: Path, size: int = 1, **options: Any) -> list[Any]:
     """Tokens and the log-probabilities of the likeliest ones, with all their digits."""
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True)
     with LLM(str(folder), tensor_parallel_size=size, **OPTIONS, **options) as llm:
-        sequences = [output.outputs[0] for output in llm.generate(PROMPTS, params)]
+        sequences = [output.outputs[0] for output in llm.generate(TOKENIZED, params)]
     return [(each.token_ids, [{i: p.logprob for i, p in step.items()} for step in each.logprobs]) for each in sequences]
 
 
 @pytest.mark.parametrize(
-    ("family", "size", "options"),
+    ("family", "options"),
     [
-        ("llama", 1, {"dtype": "bfloat16"}),
-        ("qwen3", 1, {"quantization": "int4"}),  # its head and its embedding are one tensor
-        ("qwen3", 2, {"quantization": "int8"}),
-        ("mixtral", 1, {"quantization": "int4"}),
-        ("mixtral", 2, {"dtype": "bfloat16"}),
-        ("gpt2", 1, {"dtype": "float16"}),
-        ("deepseek_v3", 1, {}),
-        ("qwen2", 1, {"model_impl": "transformers"}),
+        ("llama", {"dtype": "bfloat16"}),
+        ("qwen3", {"quantization": "int4"}),  # its head and its embedding are one tensor
+        ("mixtral", {"quantization": "int4"}),
+        ("gpt2", {"dtype": "float16"}),
+        ("deepseek_v3", {}),
+        ("qwen2", {"model_impl": "transformers"}),
     ],
 )
 def test_outputs_are_those_of_the_checkpoint(
-    family: Any, size: int, options: dict[str, str], checkpoint: Checkpoints, tmp_path: Path
+    family: Any, options: dict[str, str], checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    source = checkpoint(family, tie=family == "qwen3")
-    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
-    folder = pack(source, tmp_path / "packed", "-tp", str(size), *flags)
-    expected = outputs(source, size, **options)
+    source, folder = checkpoint(family, tie=family == "qwen3"), tmp_path / "packed"
+    pack_model(config_of(source, **options), folder)
     own = {name: value for name, value in options.items() if name != "quantization"}
-    assert outputs(folder, size, **own) == expected
+    assert outputs(folder, **own) == outputs(source, **options)
+
+
+def test_every_rank_maps_its_own_file(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    source = checkpoint("mixtral", tie=True)
+    folder = pack(source, tmp_path / "packed", "-tp", "2", "--quantization", "int8")
+    assert served(folder, 2) == served(source, 2, quantization="int8")
 
 
 def test_a_quantised_checkpoint_is_packed_as_it_is(checkpoint: Checkpoints, tmp_path: Path) -> None:
     source, _ = write(checkpoint("qwen3"), tmp_path, FORMATS["gptq-order"])
-    assert outputs(pack(source, tmp_path / "mapped")) == outputs(source)
+    pack_model(config_of(source), tmp_path / "mapped")
+    assert outputs(tmp_path / "mapped") == outputs(source)
 
 
 def test_a_gguf_file_is_packed_as_it_is(checkpoint: Checkpoints, tmp_path: Path, gguf_cache: Path) -> None:
     file = tmp_path / "model.gguf"
     make_gguf(checkpoint("llama"), file, "llama", "Q8_0")
-    folder, expected = pack(file, tmp_path / "mapped"), outputs(file)
+    folder, expected = pack(file, tmp_path / "mapped"), served(file)
     file.unlink()
-    assert outputs(folder) == expected
+    assert served(folder) == expected
 
 
 @pytest.fixture(scope="module")
@@ -160,15 +165,12 @@ def test_another_quantisation_is_refused(packed: Path) -> None:
 
 def test_an_engine_refuses_files_of_another_level(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(QuireError, match="was packed for a processor with avx9; this one has"):
-        outputs(copy_with(packed, tmp_path / "other", layout="avx9"))
+        served(copy_with(packed, tmp_path / "other", layout="avx9"))
 
 
 def test_a_process_without_kernels_refuses_what_was_packed_for_them(packed: Path) -> None:
-    environment = os.environ | {"QUIRE_DISABLED_KERNELS": "cpu_native"}
-    command = [sys.executable, "-m", "quire", "plan", str(packed)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert re.search("was packed for a processor with .*; this one has oneDNN", done.stderr)
+    with pytest.raises(ModelLoadError, match=r"was packed for a processor with .*; this one has oneDNN"):
+        open_packed(engine_config(packed), 0, EagerBackend(OneDnnLinear(Fallbacks())))
 
 
 @pytest.mark.parametrize("kept", [4, 3000, -1])
@@ -188,20 +190,20 @@ def test_a_file_that_lacks_a_rank_is_refused(packed: Path, tmp_path: Path) -> No
 
 
 def test_a_folder_with_files_and_a_packed_one_are_refused(
-    packed: Path, checkpoint: Checkpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    packed: Path, checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.txt").touch()
-    assert QUIRE.run("quire", ["pack", str(checkpoint("llama")), "--output", str(tmp_path)]) == 1
-    assert "holds files already; name a new folder with --output" in capsys.readouterr().err
-    assert QUIRE.run("quire", ["pack", str(packed), "--output", str(tmp_path / "again")]) == 1
-    assert "is packed already" in capsys.readouterr().err
+    with pytest.raises(ModelLoadError, match="holds files already; name a new folder with --output"):
+        pack_model(config_of(checkpoint("llama")), tmp_path)
+    with pytest.raises(ModelLoadError, match="is packed already"):
+        pack_model(config_of(packed), tmp_path / "again")
 
 
 def test_timelines_name_the_layers_of_a_packed_model(packed: Path, tmp_path: Path) -> None:
     profiler = {"profiler": "timeline", "torch_profiler_dir": str(tmp_path)}
     with LLM(str(packed), **OPTIONS, profiler_config=profiler) as llm:
         llm.start_profile()
-        llm.generate(PROMPTS, SamplingParams(max_tokens=2))
+        llm.generate(TOKENIZED, SamplingParams(max_tokens=2))
         llm.stop_profile()
     names = {event["name"] for path in tmp_path.glob("*.json") for event in json.loads(path.read_text())["traceEvents"]}
     assert len([name for name in names if name.startswith("linear 64x")]) >= 2

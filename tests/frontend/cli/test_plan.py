@@ -9,12 +9,13 @@ import pytest
 
 from quire import AsyncLLM
 from quire.core.config.engine_args import EngineArgs
-from quire.core.wire.inspection import LoadPlan
 from quire.core.wire.protocol import EngineReady
+from quire.executor.inspection import load_plan
 from quire.frontend.cli import plan as plan_command
 from quire.frontend.cli.main import QUIRE
 from quire.frontend.launch.inspection import plan_load
 from tests.checkpoints import make_checkpoint
+from tests.executor.inspection.starts import config_of
 from tests.executor.models.test_hybrid_models import COMMON, VARIANTS
 from tests.executor.paged_driver import Checkpoints
 
@@ -29,40 +30,9 @@ async def start(options: dict[str, Any]) -> EngineReady:
         engine.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "config"),
-    [
-        ("llama", {}, {}),
-        ("llama", {"tensor_parallel_size": 2, "quantization": "int8"}, {"vocab_size": 321}),
-        ("gemma3", {"tensor_parallel_size": 2}, {"sliding_window": 16, "num_hidden_layers": 7}),
-        ("youtu", {"dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 20}, {}),
-        ("mixtral", {"max_model_len": -1, "kv_cache_memory_bytes": 100_000}, {}),
-        ("mixtral", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, {}),
-        ("qwen3", {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, {"num_key_value_heads": 1}),
-        ("qwen3", {"model_impl": "transformers"}, {}),
-    ],
-)
-def test_the_figures_are_those_of_a_real_start(
-    family: Any, options: dict[str, Any], config: dict[str, Any], checkpoint: Checkpoints
-) -> None:
-    options = {"model": str(checkpoint(family, **config)), **SIZES, **options}
-    plan = check_against_a_start(options)
-    assert plan.is_native == (options.get("model_impl") is None)
-
-
-@pytest.mark.parametrize(("variant", "size"), [("lfm2", 1), ("mamba2", 2), ("bamba", 2)])
-def test_models_with_states(variant: str, size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kind, architecture, config = VARIANTS[variant]
-    kind(**{**COMMON, **config, "architectures": [architecture]}).save_pretrained(tmp_path)
-    options = {**SIZES, "load_format": "dummy", "tensor_parallel_size": size, "skip_tokenizer_init": True}
-    plan = check_against_a_start({"model": str(tmp_path), **options})
-    [states] = [group for group in plan.kv_groups if group.is_recurrent]
-    assert [rank.state_bytes for rank in plan.ranks] == [states.state_bytes] * size
-    _, out = run(capsys, str(tmp_path), "--tensor-parallel-size", str(size))
-    assert f"{states.state_bytes:,} bytes a request" in out
-
-
-def check_against_a_start(options: dict[str, Any]) -> LoadPlan:
+def test_the_figures_are_those_of_a_real_start(checkpoint: Checkpoints) -> None:
+    folder = checkpoint("llama", vocab_size=321)
+    options = {"model": str(folder), **SIZES, "tensor_parallel_size": 2, "quantization": "int8"}
     resolved, plan = plan_load(EngineArgs.from_flat(**options))
     ready = asyncio.run(start(options))
     assert plan.obstacle is None
@@ -70,25 +40,14 @@ def check_against_a_start(options: dict[str, Any]) -> LoadPlan:
     assert plan.kv_groups == ready.kv_groups
     assert sum(rank.weights_bytes for rank in plan.ranks) == ready.weights_bytes
     assert sum(rank.page_bytes for rank in plan.ranks) * plan.num_pages == ready.kv_cache_bytes
-    assert len(plan.ranks) == resolved.layout.tensor
-    return plan
+    assert len(plan.ranks) == resolved.layout.tensor == 2
 
 
-@pytest.mark.parametrize("tie", [False, True])
-def test_parameters_are_those_of_the_checkpoint(tie: bool, checkpoint: Checkpoints) -> None:
-    from safetensors.torch import load_file
-
-    folder = checkpoint("llama", tie=tie)
-    stored = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
-    for size in (1, 2):
-        _, plan = plan_load(EngineArgs.from_flat(model=str(folder), tensor_parallel_size=size))
-        assert plan.num_parameters == stored
-
-
-def test_no_weights_are_needed(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "llama")
-    (folder / "model.safetensors").unlink()
-    assert plan_load(EngineArgs.from_flat(model=str(folder)))[1].num_parameters > 0
+def test_the_size_of_states_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, architecture, config = VARIANTS["lfm2"]
+    kind(**{**COMMON, **config, "architectures": [architecture]}).save_pretrained(tmp_path)
+    [rank] = load_plan.plan_load(config_of(tmp_path), None).ranks
+    assert f"{rank.state_bytes:,} bytes a request" in run(capsys, str(tmp_path))[1]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
