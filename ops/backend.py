@@ -68,7 +68,8 @@ class AttentionForm(NamedTuple):
     Attributes:
         scale: multiplies the products of queries and keys.
         window: a token sees itself and the `window - 1` tokens before it; None: all tokens before it.
-        chunk: a token sees only tokens of its own chunk, the positions from one multiple of `chunk` to the next.
+        chunk: sequences fall into chunks, the positions from one multiple of `chunk` to the next; None: no chunks.
+        chunks: the chunks whose tokens a token sees: its own; or the previous one; or all earlier than that one.
         softcap: the score becomes `softcap * tanh(score / softcap)` (arXiv:2408.00118).
         sinks: [num_heads] float32; a head's sink is one more score, without a value, in its softmax (arXiv:2309.17453).
         slopes: [num_heads] float32; `slope * (key position - query position)` is added to a score (ALiBi,
@@ -78,6 +79,7 @@ class AttentionForm(NamedTuple):
     scale: float
     window: int | None = None
     chunk: int | None = None
+    chunks: Literal["own", "previous", "earlier"] = "own"
     softcap: float | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None
@@ -328,7 +330,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages; the result has `q`'s shape.
 
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
-        h // (num_heads / num_kv_heads).
+        h // (num_heads / num_kv_heads). `form.chunks` is "own", so that each token sees itself.
         """
 
     @abstractmethod
@@ -338,7 +340,15 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """Like `attention`, of keys that are some of a sequence's; `form` has no sinks.
 
         Returns the outputs and, in float32, the logarithm of each softmax's denominator [num_tokens, num_heads]. With
-        these, the outputs over the parts of a sequence are merged to those over all of it (arXiv:2205.14135).
+        these, `merge_attention` finds the outputs over all keys. Where a token sees no key, the logarithm is -inf, and
+        the outputs mean nothing.
+        """
+
+    @abstractmethod
+    def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """The outputs over all keys, weighted by each part's share of the whole softmax (arXiv:2205.14135).
+
+        `parts` are results of `partial_attention`. Every token sees a key of some part.
         """
 
     @abstractmethod

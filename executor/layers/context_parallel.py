@@ -84,16 +84,7 @@ class ContextParallel:
         out, lse = ops.partial_attention(self._group.all_gather(q, dim=1), pages, batch, form)
         lse = lse.masked_fill(sight.sees_none.unsqueeze(1), -torch.inf)
         heads = (self._group.size, q.shape[1])
-        merged = self._merge(out.unflatten(1, heads).transpose(0, 1), lse.unflatten(1, heads).transpose(0, 1))
+        parts = (x.unflatten(1, heads).transpose(0, 1) for x in (out, lse))  # by the rank whose queries they are
+        outs, sums = (self._group.all_to_all(part) for part in parts)
+        merged = ops.merge_attention(list(zip(outs, sums, strict=True)))
         return merged if sight.back is None else ops.take_rows(merged.flatten(1), sight.back).view(q.shape)
-
-    def _merge(self, outs: Tensor, sums: Tensor) -> Tensor:
-        """Outputs of this rank's queries over all positions.
-
-        Args:
-            outs: [num_ranks, num_tokens, num_heads, head_dim], of each rank's queries over this rank's positions.
-            sums: [num_ranks, num_tokens, num_heads] float32, the logarithms of their softmaxes' denominators.
-        """
-        outs, sums = self._group.all_to_all(outs), self._group.all_to_all(sums)
-        shares = sums.softmax(dim=0).unsqueeze(-1)
-        return (outs.float() * shares).masked_fill(shares == 0, 0).sum(dim=0).to(outs.dtype)

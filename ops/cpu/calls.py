@@ -23,6 +23,9 @@ ACTIVATIONS: dict[Activation, int] = {
 """`Activation` in `kernels/vector.h`."""
 
 
+CHUNKS = {"own": 0, "previous": 1, "earlier": 2}
+"""`Chunks` in `kernels/kernels.h`: those of `AttentionForm.chunks`."""
+
 _FORM = "out_features in_features group codec scale_dtype has_offsets is_gated"
 """`WeightForm` in `kernels/kernels.h`."""
 
@@ -47,7 +50,7 @@ ATTENTION = Call(
     "quire_attention",
     "q out kv_cache query_lens seq_lens block_tables sinks slopes lse",
     "q_token_stride q_head_stride num_requests table_stride page_stride block_size num_kv_heads group head_dim "
-    "row_size window chunk q_dtype kv_dtype num_threads",
+    "row_size window chunk chunks q_dtype kv_dtype num_threads",
     "scale softcap",
 )
 LINEAR = Call(
@@ -92,6 +95,11 @@ LAYER_NORM = Call(
 ADD = Call("quire_add", "x residual", "size dtype num_threads")
 SCALE = Call("quire_scale", "x", "size dtype num_threads", "factor softcap")
 ACTIVATE = Call("quire_activate", "x", "size activation dtype num_threads")
+MERGE_ATTENTION = Call(
+    "quire_merge_attention",
+    "outs sums out",
+    "num_parts num_tokens num_heads head_dim out_stride sum_stride dtype num_threads",
+)
 ROTARY = Call(
     "quire_rotary",
     "x cos sin out",

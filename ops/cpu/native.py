@@ -21,7 +21,7 @@ from quire.ops.backend import (
 )
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
-from quire.ops.cpu.calls import ACTIVATIONS, CACHE_DTYPES, DTYPES
+from quire.ops.cpu.calls import ACTIVATIONS, CACHE_DTYPES, CHUNKS, DTYPES
 from quire.ops.cpu.experts import ExpertLinear, ExpertPanels, NativeExperts, PackedExperts
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.latent import NativeLatent
@@ -328,6 +328,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             return self._fallbacks.run(self._eager.partial_attention, q, kv_cache, batch, form)
         return out, lse
 
+    def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        return self._plain.merge_attention(parts)
+
     def _attend(
         self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm, lse: Tensor | None
     ) -> Tensor | None:
@@ -343,8 +346,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, _pointer(form.sinks),
                 _pointer(form.slopes), _pointer(lse), q.stride(0), q.stride(1), len(batch.query_lens),
                 batch.block_tables.shape[1], kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, row_size,
-                form.window or 0, form.chunk or 0, _dtype(q), CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(),
-                form.scale, form.softcap or 0.0,
+                form.window or 0, form.chunk or 0, CHUNKS[form.chunks], _dtype(q), CACHE_DTYPES[kv_cache.dtype],
+                torch.get_num_threads(), form.scale, form.softcap or 0.0,
             ):  # fmt: skip
                 return out
         return None

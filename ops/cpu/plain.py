@@ -1,8 +1,9 @@
-"""The kernels that older and simpler layers need: layer norm, sums, joints, factors, and activations without a gate."""
+"""The kernels of plain operations: layer norm, sums, joints, factors, activations without a gate, merged attention."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class PlainKernels:
         self._copy_columns = launcher.bind(calls.COPY_COLUMNS)
         self._scale = launcher.bind(calls.SCALE)
         self._activate = launcher.bind(calls.ACTIVATE)
+        self._merge_attention = launcher.bind(calls.MERGE_ATTENTION)
+        self._keep = launcher.keep
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         """See `Backend.layer_norm`."""
@@ -79,6 +82,21 @@ class PlainKernels:
         if _is_dense(x) and not self._activate(x.data_ptr(), x.numel(), code, DTYPES[x.dtype], threads):
             return x
         return self._fallbacks.run(self._eager.activate, x, activation)
+
+    def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """See `Backend.merge_attention`."""
+        (out, sums), head_dim = parts[0], parts[0][0].shape[2]
+        alike = all(part.stride() == out.stride() and lse.stride() == sums.stride() for part, lse in parts)
+        if alike and out.stride()[1:] == (head_dim, 1) and sums.stride(1) == 1 and out.dtype in DTYPES:
+            merged = self._empty(*out.shape, dtype=out.dtype)
+            addresses = [np.array([tensor.data_ptr() for tensor in tensors]) for tensors in zip(*parts, strict=True)]
+            self._keep(addresses)
+            if not self._merge_attention(
+                *(array.ctypes.data for array in addresses), merged.data_ptr(), len(parts), *out.shape, out.stride(0),
+                sums.stride(0), DTYPES[out.dtype], torch.get_num_threads(),
+            ):  # fmt: skip
+                return merged
+        return self._fallbacks.run(self._eager.merge_attention, parts)
 
 
 def _is_dense(x: Tensor) -> bool:

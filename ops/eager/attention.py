@@ -6,6 +6,8 @@ keys, head_dim] is a batch of plain matrices. On CPUs without matrix units that 
 fused attention, at all lengths.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,7 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionFor
     """
     _, _, num_kv_heads, block_size, row_size = kv_cache.shape
     page_bytes = num_kv_heads * block_size * row_size * kv_cache.element_size()
-    groups = batch.groups(Sight(form.window, form.chunk), q.shape[1], page_bytes)
+    groups = batch.groups(Sight(form.window, form.chunk, form.chunks), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
         return _attend_group(q, kv_cache, groups[0], form, lse)
     out = torch.empty_like(q)
@@ -51,6 +53,13 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionFor
             else:
                 total[group.tokens] = part
     return out
+
+
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """See `Backend.merge_attention`."""
+    outs, sums = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+    shares = sums.softmax(dim=0).masked_fill_(sums == -torch.inf, 0).unsqueeze(-1)
+    return (outs.float() * shares).masked_fill_(sums.unsqueeze(-1) == -torch.inf, 0).sum(dim=0).to(outs.dtype)
 
 
 def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm, lse: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ most `MAX_SCORES` scores. A single row that exceeds these limits is a group of i
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +32,21 @@ class Sight(NamedTuple):
 
     window: int | None
     chunk: int | None
+    chunks: Literal["own", "previous", "earlier"] = "own"
 
     def first(self, position: np.ndarray | Tensor) -> Any:
         """The first position that a token at `position` sees; of a window, perhaps one below 0."""
         first = 0 * position if self.window is None else position + 1 - self.window
-        if self.chunk is not None:
-            start = position - position % self.chunk
+        if self.chunk is not None and self.chunks != "earlier":
+            start = position - position % self.chunk - (self.chunk if self.chunks == "previous" else 0)
             first = first + (start - first) * (start > first)
         return first
+
+    def end(self, position: np.ndarray | Tensor) -> Any:
+        """The position after the last that a token at `position` sees; perhaps one below 0 if it sees none."""
+        if self.chunk is None or self.chunks == "own":
+            return position + 1
+        return position - position % self.chunk - (self.chunk if self.chunks == "earlier" else 0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class Group:
 
     def _make_bias(self, begin: int, end: int) -> Tensor:
         queries, keys = self.query_positions[:, begin:end].unsqueeze(2), self.key_positions.unsqueeze(1)
-        hidden = keys > queries
+        hidden = keys >= self.sight.end(queries)
         if self.sight.window is not None or self.sight.chunk is not None:
             hidden |= keys < self.sight.first(queries)
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
@@ -131,7 +138,7 @@ class AttentionPlan:
     def _split(self, sight: Sight, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
         """Sets of pieces of similar size, each within the limits on workspace and scores."""
         pieces = self._pieces
-        num_pages = -(-pieces.end // self.block_size) - self._first_page(pieces, sight)
+        num_pages = self._last_page(pieces, sight) - self._first_page(pieces, sight) + 1
         order = np.lexsort((num_pages, pieces.query_len))[::-1]
         begin = 0
         while begin < len(order):
@@ -153,11 +160,14 @@ class AttentionPlan:
     def _first_page(self, pieces: Pieces, sight: Sight) -> np.ndarray:
         return np.maximum(sight.first(pieces.end - pieces.query_len), 0) // self.block_size
 
+    def _last_page(self, pieces: Pieces, sight: Sight) -> np.ndarray:
+        """At least the first one, also for a piece that sees no key."""
+        return np.maximum((sight.end(pieces.end - 1) - 1) // self.block_size, self._first_page(pieces, sight))
+
     def _group(self, pieces: Pieces, sight: Sight) -> Group:
-        first_page = self._first_page(pieces, sight)
-        last_page = (pieces.end - 1) // self.block_size
+        first_page, last_page = self._first_page(pieces, sight), self._last_page(pieces, sight)
         num_pages = int((last_page - first_page).max()) + 1
-        # Shorter rows repeat their last page. No query sees the repetitions: their positions are past every query's.
+        # Shorter rows repeat their last page. No query sees the repetitions: their positions are past all that it sees.
         page_index = np.minimum(first_page[:, None] + np.arange(num_pages), last_page[:, None])
         pages = self.block_tables[pieces.row[:, None], page_index]
 

@@ -21,7 +21,7 @@ from quire.ops.backend import (
     PlainActivation,
 )
 from quire.ops.cache_rows import decode, encode, in_octets, plain_dtype, row_size
-from quire.ops.eager.attention import attend, attend_partly, largest_stored
+from quire.ops.eager.attention import attend, attend_partly, largest_stored, merge
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run, tensors
 from quire.ops.eager.latent import EagerLatent
@@ -226,6 +226,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm
     ) -> tuple[Tensor, Tensor]:
         return attend_partly(q, kv_cache, batch, form)
+
+    def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        return merge(parts)
 
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         device = logits.device

@@ -84,20 +84,13 @@ class Step:
     def run(self, window: int | None = None, **form: Any) -> Tensor:
         return self.ops.attention(self.q, self.kv_cache, self.batch, AttentionForm(self.scale, window, **form))
 
-    def expected_lse(self) -> Tensor:
-        """The logarithm of each softmax's denominator, without a window."""
-        sums, token = [], 0
-        for query_len, seq_len, k in zip(self.query_lens, self.seq_lens, self.keys, strict=True):
-            keys = k.double().repeat_interleave(self.q.shape[1] // k.shape[1], dim=1)
-            for position in range(seq_len - query_len, seq_len):
-                scores = torch.einsum("hd,khd->hk", self.q[token].double(), keys[: position + 1]) * self.scale
-                sums.append(scores.logsumexp(dim=-1))
-                token += 1
-        return torch.stack(sums)
-
     def expected(self, window: int | None = None, **options: Any) -> Tensor:
+        return self.expected_part(window, **options)[0]
+
+    def expected_part(self, window: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """The outputs, and the logarithm of each softmax's denominator."""
         form = AttentionForm(self.scale, window, **options)
-        results = []
+        results, sums = [], []
         for queries, seq_len, k, v in zip(
             self.q.double().split(self.query_lens.tolist()), self.seq_lens.tolist(), self.keys, self.values, strict=True
         ):
@@ -109,7 +102,8 @@ class Step:
             if window is not None:
                 seen &= key > position - window
             if form.chunk is not None:
-                seen &= key >= position // form.chunk * form.chunk
+                distance = position // form.chunk - key // form.chunk
+                seen &= {"own": distance == 0, "previous": distance == 1, "earlier": distance > 1}[form.chunks]
             scores = torch.einsum("qhd,khd->qhk", queries, keys) * self.scale
             if form.softcap is not None:
                 scores = form.softcap * torch.tanh(scores / form.softcap)
@@ -120,7 +114,8 @@ class Step:
             if form.sinks is not None:
                 total = torch.logaddexp(total, form.sinks.double())
             results.append(torch.einsum("qhk,khd->qhd", (scores - total.unsqueeze(-1)).exp(), values))
-        return torch.cat(results).view(self.q.shape)
+            sums.append(total)
+        return torch.cat(results).view(self.q.shape), torch.cat(sums)
 
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41), (1, 16), (24, 24), (33, 70), (1, 300)]
@@ -131,10 +126,26 @@ MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41),
 def test_denominators_of_a_part(ops: Backend, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> None:
     """Also of many keys, which threads divide, and of rows of one key."""
     step = Step(ops, [(1, 1), (3, 40), (1, 2500), (70, 90), (1, 17)], dtype=dtype, cache_dtype=cache_dtype)
-    out, lse = ops.partial_attention(step.q, step.kv_cache, step.batch, AttentionForm(step.scale))
-    assert torch.equal(out, step.run())
     tolerance = 1e-4 if dtype == torch.float32 and cache_dtype is None else 5e-2
-    torch.testing.assert_close(lse.double(), step.expected_lse(), atol=tolerance, rtol=0)
+    whole = step.run()
+    for chunk in (7, 64, 70, 2100, 4000):
+        parts = []
+        for chunks in ("own", "previous", "earlier"):
+            form = AttentionForm(step.scale, chunk=chunk, chunks=chunks)
+            out, lse = ops.partial_attention(step.q, step.kv_cache, step.batch, form)
+            expected, expected_lse = step.expected_part(chunk=chunk, chunks=chunks)
+            torch.testing.assert_close(lse.double(), expected_lse, atol=tolerance, rtol=0)
+            seen = expected_lse.isfinite()
+            torch.testing.assert_close(out.double()[seen], expected[seen], atol=tolerance, rtol=tolerance)
+            if chunks == "own":
+                assert torch.equal(out, step.run(chunk=chunk))
+            parts.append((out, lse))
+        merged = ops.merge_attention(parts)
+        assert merged.dtype == dtype
+        torch.testing.assert_close(merged, whole, atol=tolerance, rtol=tolerance)
+    assert torch.equal(merged, whole), "a part alone has all of the softmax"
+    heads = [(out[:, 1:3], lse[:, 1:3]) for out, lse in parts]  # not dense
+    assert torch.equal(ops.merge_attention(heads), merged[:, 1:3])
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 16, 33, 1000])

@@ -214,7 +214,7 @@ template <class Unit, class Cache> struct Attention {
             const long num = std::min<long>(ROWS_AT_ONCE<Unit>, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
-            if (last_position < start) continue;  // the whole tile is masked: it is after the queries
+            if (end_seen(call, last_position) <= start) continue;  // the whole tile is masked: after what they see
             if (first_seen(call, first_position) >= start + tile.count) continue;  // before what the queries see
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
                      (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(tile.count, LANES),
@@ -265,7 +265,7 @@ template <class Unit, class Cache> struct Attention {
         for (long i = 0; i < num; i++) {
             const long position = walk.first_position + (row + i) / group;
             const long from = std::max(0L, first_seen(call, position) - start);
-            const long to = std::min(count, position + 1 - start);
+            const long to = std::min(count, end_seen(call, position) - start);
             float* scores = work.scores + (place + i) * KEYS;
             if constexpr (IS_CODED<Cache>)
                 scales.multiply_by(scales.of_keys, scores, HAS_FIXED<Unit> ? work.steps[index + i] : 1);

@@ -11,6 +11,9 @@ namespace quire {
 
 struct BFloat16;
 
+// The chunks that a query sees: its own, the one before, or all earlier than that one.
+enum Chunks { OWN, PREVIOUS, EARLIER };
+
 struct AttentionCall {
     const void* q;         // [num_tokens, num_kv_heads * group, head_dim]
     void* out;             // like q, dense
@@ -23,6 +26,7 @@ struct AttentionCall {
     int64_t q_token_stride, q_head_stride, num_requests, table_stride, page_stride, block_size;
     int64_t num_kv_heads, group, head_dim, row_size;
     int64_t window, chunk;  // 0: none
+    int64_t chunks;         // one of `Chunks`
     int64_t q_dtype, kv_dtype, num_threads;
     double scale, softcap;  // softcap 0: none
 };
@@ -167,6 +171,15 @@ struct ScaleCall {
 struct ActivateCall {
     void* x;  // [size]
     int64_t size, activation, dtype, num_threads;
+};
+
+// Addresses of num_parts tensors: [num_tokens, num_heads, head_dim], and of floats [num_tokens, num_heads].
+struct MergeAttentionCall {
+    const int64_t *outs, *sums;
+    void* out;  // [num_tokens, num_heads, head_dim], dense
+    int64_t num_parts, num_tokens, num_heads, head_dim;
+    int64_t out_stride, sum_stride;  // of a part's tokens; a token's numbers are dense
+    int64_t dtype, num_threads;
 };
 
 struct RotaryCall {
@@ -426,6 +439,7 @@ int quire_layer_norm(const quire::LayerNormCall* call);
 int quire_add(const quire::AddCall* call);
 int quire_scale(const quire::ScaleCall* call);
 int quire_activate(const quire::ActivateCall* call);
+int quire_merge_attention(const quire::MergeAttentionCall* call);
 int quire_rotary(const quire::RotaryCall* call);
 int quire_activate_and_mul(const quire::ActivateAndMulCall* call);
 int quire_write_cache(const quire::WriteCacheCall* call);

@@ -37,8 +37,15 @@ struct Item {
 // The first key that a query at `position` sees.
 inline long first_seen(const AttentionCall& call, long position) {
     const long by_window = call.window ? position + 1 - call.window : 0;
-    const long by_chunk = call.chunk ? position - position % call.chunk : 0;
+    const long back = call.chunks == PREVIOUS ? call.chunk : 0;
+    const long by_chunk = call.chunk && call.chunks != EARLIER ? position - position % call.chunk - back : 0;
     return std::max({0L, by_window, by_chunk});
+}
+
+// The key after the last that a query at `position` sees; 0 if it sees none.
+inline long end_seen(const AttentionCall& call, long position) {
+    if (call.chunks == OWN) return position + 1;
+    return std::max(0L, position - position % call.chunk - (call.chunks == EARLIER ? call.chunk : 0));
 }
 
 // Whether an item's heads are read in turns, so that memory is read in its order. Otherwise a head's values follow its
@@ -64,9 +71,9 @@ inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& to
     for (long request = 0; request < call.num_requests; request++) {
         const long count = call.query_lens[request], computed = call.seq_lens[request] - count;
         for (long first = 0; first < count; first += queries) {
-            const long num = std::min(queries, count - first), end = computed + first + num;
+            const long num = std::min(queries, count - first), end = end_seen(call, computed + first + num - 1);
             const long first_key = first_seen(call, computed + first);
-            const long cost = (num + 8) * end;  // reading the keys costs as much as 8 queries
+            const long cost = (num + 8) * std::max(1L, end);  // reading the keys costs as much as 8 queries
             const bool in_place = num * call.group <= few && call.head_dim % SPAN == 0;
             pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, -1, cost, in_place});
             total += cost * call.num_kv_heads;

@@ -1,4 +1,4 @@
-// Layer norm, sums, factors, and activations without a gate; see elementwise.cpp for how they round.
+// Layer norm, sums, factors, activations without a gate, and merged attention; see elementwise.cpp for how they round.
 // `quire.ops.backend` defines the operations.
 //
 // Every function returns 0, or 1 if this machine's build has no code for the dtype; nothing is then written.
@@ -15,6 +15,7 @@ namespace quire {
 namespace {
 
 constexpr long PIECE = 1 << 13;  // elements that one thread takes at a time
+constexpr long MAX_PARTS = 64;   // of attention
 
 // x[i] = body(x[i], i) for all elements, LANES at a time.
 template <class T, class Body> void map(T* x, long size, long num_threads, Body body) {
@@ -48,6 +49,26 @@ template <class T> void normalise(const LayerNormCall& call, const T* x, T* out,
         const Floats normal = (load(x + i, count) - mean) * inverse;
         const Floats weight = parameter<T>(call.weight, is_float, first_weight + i, count, 1);
         store(out + i, normal * weight + parameter<T>(call.bias, is_float, i, count, 0), count);
+    }
+}
+
+// Merges one head of one token.
+template <class T> void merge_head(const MergeAttentionCall& call, long token, long head) {
+    const auto sum_of = [&](long part) { return ((const float*)call.sums[part])[token * call.sum_stride + head]; };
+    float most = -INFINITY, total = 0, shares[MAX_PARTS];
+    for (long part = 0; part < call.num_parts; part++) most = std::max(most, sum_of(part));
+    for (long part = 0; part < call.num_parts; part++) {
+        shares[part] = exp2(fill((sum_of(part) - most) * (float)M_LOG2E))[0];
+        total += shares[part];
+    }
+    const long size = call.head_dim, place = token * call.out_stride + head * size;
+    T* out = (T*)call.out + (token * call.num_heads + head) * size;
+    for (long i = 0; i < size; i += LANES) {
+        Floats merged{};
+        for (long part = 0; part < call.num_parts; part++)
+            if (sum_of(part) != -INFINITY)  // else the part's outputs mean nothing
+                merged += load((const T*)call.outs[part] + place + i, size - i) * (shares[part] / total);
+        store(out + i, merged, size - i);
     }
 }
 
@@ -98,5 +119,17 @@ extern "C" int quire_activate(const ActivateCall* call) {
         const long activation = call->activation;
         map((T*)call->x, call->size, call->num_threads,
             [&](Floats x, long, long) { return activate(x, activation); });
+    });
+}
+
+// out = outs, weighted by the softmax of sums over the parts
+extern "C" int quire_merge_attention(const MergeAttentionCall* call) {
+    if (call->num_parts > MAX_PARTS) return 1;
+    return with_type(call->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const long heads = call->num_heads, size = call->num_tokens * heads * call->head_dim;
+        for_each(call->num_tokens, size > 2 * PIECE ? call->num_threads : 1, [&](long token) {
+            for (long head = 0; head < heads; head++) merge_head<T>(*call, token, head);
+        });
     });
 }
