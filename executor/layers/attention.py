@@ -12,7 +12,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import AdaptedLinear, ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import AttentionForm, Backend
@@ -181,17 +181,13 @@ class Attention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
-        batch, sight = step.attention[group], step.sight
         projected = self._project(x)
         heads = projected[:, : self._qkv_size].unflatten(1, (-1, self._head_dim))
-        q = self._store(heads, step, pages, batch.slot_mapping)
-        if self._place.is_last and step.wanted is not None:
+        q = self._store(heads, step, pages, step.attention[group].slot_mapping)
+        wanted = step.wanted if self._place.is_last else None
+        if wanted is not None:
             q = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:])
-            batch, sight = step.wanted.attention[group], step.wanted.sight
-        if self._sequences is None or sight is None:
-            out = self._ops.attention(q, pages, batch, self._form).flatten(1)
-        else:
-            out = self._sequences.attend(self._ops, q, pages, batch, self._form, sight).flatten(1)
+        out = self._attend(q, step, wanted).flatten(1)
         if self._is_gated:
             gate = self.outputs_of(projected[:, self._qkv_size :], step)
             out = self._ops.recurrent.multiply_gate(out, gate, "sigmoid")
@@ -209,6 +205,14 @@ class Attention:
         """Normalises and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""
         cos, sin = self._rotation(step)
         return self._ops.rotate_and_store(heads, cos, sin, pages, slot_mapping, norm=self._qk_norm)
+
+    def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
+        """Attention of `q` [num_tokens, num_heads, head_dim], of the wanted tokens if given, else of all the step's."""
+        pages, group = step.caches[self._place.number]
+        own = wanted or step
+        if self._sequences is None or own.sight is None:
+            return self._ops.attention(q, pages, own.attention[group], self._form)
+        return self._sequences.attend(self._ops, q, pages, own.attention[group], self._form, own.sight)
 
     def _rotation(self, step: StepContext) -> tuple[Tensor, Tensor]:
         return (self._no_rotation, self._no_rotation) if self._rotary is None else step.rotation(self._rotary)

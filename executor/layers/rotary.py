@@ -1,7 +1,8 @@
 """Rotary position embeddings (arXiv:2104.09864) as a layer, and how config.json describes them."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,13 +20,24 @@ class RotaryEmbedding:
     """
 
     def __init__(
-        self, context: ModelContext, config: Mapping[str, Any], head_dim: int, *, layer_type: str | None = None
+        self,
+        context: ModelContext,
+        config: Mapping[str, Any],
+        head_dim: int,
+        *,
+        layer_type: str | None = None,
+        turn: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`config` is the checkpoint's config.json; `layer_type` as for `rotary_frequencies`.
 
+        `turn` makes of positions what is rotated by; None: the positions themselves, without dual chunks.
+
         Raises:
-            ModelLoadError: an unknown or incomplete kind of scaling.
+            ModelLoadError: an unknown or incomplete kind of scaling, or dual chunks that would be needed.
         """
+        if turn is None:
+            check_first_chunk(config, context.max_model_len)
+        self._turn = turn
         frequencies, self.scale = rotary_frequencies(config, head_dim, context.max_model_len, layer_type)
         self.dim = 2 * len(frequencies)
         self._frequencies = frequencies.to(context.device)
@@ -34,6 +46,8 @@ class RotaryEmbedding:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, both [num_tokens, 1, rotary_dim]."""
+        if self._turn is not None:
+            positions = self._turn(positions)
         return self._ops.rotation(positions, self._frequencies, self.scale, self._dtype)
 
 
@@ -49,7 +63,6 @@ def rotary_frequencies(
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in KINDS:
         raise ModelLoadError(f"config.json asks for rope type {kind!r}; known are {', '.join(KINDS)}.")
-    _check_dual_chunks(config, max_model_len)
     fraction = settings.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
     rotation = Rotation(
         dim=settings.get("rope_dim") or int(head_dim * fraction),
@@ -75,14 +88,52 @@ def _settings(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str,
     return own
 
 
-def _check_dual_chunks(config: Mapping[str, Any], max_model_len: int) -> None:
-    """Dual chunk attention (arXiv:2402.17463) changes nothing within its first chunk; no further is supported."""
-    dual = config.get("dual_chunk_attention_config")
-    if not dual:
-        return
-    length = dual["chunk_size"] - dual["local_size"]
-    if max_model_len > length:
+class DualChunks(NamedTuple):
+    """The chunks of dual chunk attention (arXiv:2402.17463), see `quire.executor.layers.dual_chunk_attention`.
+
+    Attributes:
+        length: tokens of a chunk.
+        most: the farthest position at which a query stands towards keys of other chunks, whose first is 0.
+        trained: tokens of a sequence beyond which attention is sharpened.
+    """
+
+    length: int
+    most: int
+    trained: float
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "DualChunks | None":
+        """What config.json asks for; vLLM's numbers where it has none."""
+        dual = config.get("dual_chunk_attention_config")
+        if not dual:
+            return None
+        size, local = dual.get("chunk_size", 8192), dual.get("local_size", 1024)
+        return cls(size - local, size, dual.get("original_max_position_embeddings") or math.inf)
+
+    @property
+    def plain_length(self) -> int:
+        """The most tokens of a sequence whose attention is the same without chunks."""
+        return int(min(self.length, self.trained))
+
+    def sharpen(self, q: Tensor, positions: Tensor) -> Tensor:
+        """`q` [num_tokens, num_heads, head_dim] times YaRN's temperature (arXiv:2309.00071) of sequences so long.
+
+        A sequence counts as long as it is at the token: so its tokens do not depend on those that follow.
+        """
+        stretch = (positions + 1).float() / self.trained
+        heat = (0.1 * stretch.log() + 1).clamp(min=1).square()
+        return (q * heat.view(-1, 1, 1)).to(q.dtype)
+
+
+def check_first_chunk(config: Mapping[str, Any], max_model_len: int) -> None:
+    """For models without dual chunk attention, which changes nothing within its first chunk.
+
+    Raises:
+        ModelLoadError: sequences may be longer.
+    """
+    chunks = DualChunks.of(config)
+    if chunks is not None and max_model_len > chunks.plain_length:
         raise ModelLoadError(
-            f"config.json: dual_chunk_attention_config is not supported beyond its first chunk of {length} tokens. "
-            f"Serve with --max-model-len {length} or less."
+            "config.json: this model is served without its dual_chunk_attention_config, which makes no difference to "
+            f"sequences of {chunks.plain_length} tokens. Serve with --max-model-len {chunks.plain_length} or less."
         )

@@ -101,6 +101,11 @@ class StepContext:
         assert self._rows is not None, "the model has a recurrent layer that it does not declare in state_layers"
         return self._rows
 
+    @property
+    def wanted_positions(self) -> Tensor:
+        """The positions of the wanted tokens."""
+        return self.positions if self.wanted is None else self.positions[self.wanted.tokens]
+
     def rotation(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the step's positions, computed once for all layers that share `rotary`."""
         found = self._rotations.get(rotary)
@@ -114,5 +119,5 @@ class StepContext:
             return self.rotation(rotary)
         found = self._wanted_rotations.get(rotary)
         if found is None:
-            found = self._wanted_rotations[rotary] = rotary(self.positions[self.wanted.tokens])
+            found = self._wanted_rotations[rotary] = rotary(self.wanted_positions)
         return found

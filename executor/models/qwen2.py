@@ -6,7 +6,7 @@ from typing import Any
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.dual_chunk_attention import rotated_attention
 from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, layer_windows
 from quire.ops.backend import AttentionForm
 
@@ -25,11 +25,11 @@ class Qwen2ForCausalLM(PreNormDecoder):
         """`windows` are the layers', if not as `sliding_windows` reads them."""
         windows = windows or sliding_windows(spec.hf_config, spec.num_layers)
         bias = spec.hf_config.get("qkv_bias", True)
-        rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
+        make = rotated_attention(context, spec.hf_config, spec.head_dim)
 
         def attention(place: LayerPlace) -> Attention:
             form = AttentionForm(spec.head_dim**-0.5, windows[place.index])
-            return Attention(context, place, attention_shape(spec), rotary, qkv_bias=bias, form=form)
+            return make(context, place, attention_shape(spec), qkv_bias=bias, form=form)
 
         super().__init__(spec, context, attention, make_mlp)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.dual_chunk_attention import rotated_attention
 from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, norm_style
 from quire.executor.models.qwen2 import sliding_windows
 from quire.ops.backend import AttentionForm
@@ -26,11 +26,11 @@ class Qwen3ForCausalLM(PreNormDecoder):
         config = spec.hf_config
         windows = windows or sliding_windows(config, spec.num_layers)
         bias = config.get("attention_bias", False)
-        rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
+        make = rotated_attention(context, spec.hf_config, spec.head_dim)
 
         def attention(place: LayerPlace) -> Attention:
-            return Attention(
-                context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias,
+            return make(
+                context, place, attention_shape(spec), qkv_bias=bias, output_bias=bias,
                 qk_norm=norm_style(spec), form=AttentionForm(spec.head_dim**-0.5, windows[place.index]),
             )  # fmt: skip
 

@@ -15,6 +15,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.rotary import check_first_chunk
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.registry import ARCHITECTURES
@@ -46,6 +47,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
             f"{spec.architecture} of {spec.name} runs in its class of Transformers, which cannot be divided into "
             "pipeline stages; use --tensor-parallel-size instead of --pipeline-parallel-size."
         )
+    check_first_chunk(spec.hf_config, context.max_model_len)
     model = build_skeleton(spec, context.dtype, context.max_model_len)
     if model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")

@@ -234,7 +234,6 @@ def test_kinds_that_transformers_does_not_name() -> None:
     ("config", "message"),
     [
         ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}, "original_max_position_embeddings": 8}, "list 4"),
-        ({"dual_chunk_attention_config": {"chunk_size": 48, "local_size": 8}}, "--max-model-len 40"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "how layers of None rotate"),
         ({"rope_scaling": {"type": "mllama4"}}, "'mllama4'; known are default"),
     ],
@@ -242,11 +241,6 @@ def test_kinds_that_transformers_does_not_name() -> None:
 def test_rotations_that_cannot_be_computed_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         frequencies_of(**config)
-
-
-def test_dual_chunks_are_plain_within_the_first() -> None:
-    dual = {"dual_chunk_attention_config": {"chunk_size": 72, "local_size": 8}}
-    assert torch.equal(frequencies_of(**dual)[0], frequencies_of()[0])
 
 
 def test_plain_rotary_frequencies() -> None:

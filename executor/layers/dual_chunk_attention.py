@@ -1,0 +1,109 @@
+"""Dual chunk attention (arXiv:2402.17463): no query is farther from a key than the model has been trained for.
+
+Sequences fall into chunks, and keys are rotated by their places in them. A query has three rotations: towards keys of
+its own chunk, which are at their true distances; of the previous chunk, at their true distances as far as these are
+known to the model; and of earlier chunks, all of which are as far as can be. Attention is exact: the sparse prefill of
+arXiv:2407.02490, for which a checkpoint may have patterns, is an approximation of it.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.rotary import DualChunks, RotaryEmbedding
+from quire.executor.layers.step_context import StepContext, Wanted
+from quire.ops.backend import AttentionForm
+
+
+def rotated_attention(context: ModelContext, config: Mapping[str, Any], head_dim: int) -> Callable[..., Attention]:
+    """Makes layers, given all arguments of `Attention` but `rotary`: config.json says how they rotate.
+
+    They have chunks only if a sequence can be so long that these make a difference.
+    """
+    chunks = DualChunks.of(config)
+    if chunks is None or context.max_model_len <= chunks.plain_length:
+        return partial(Attention, rotary=RotaryEmbedding(context, config, head_dim))
+    return partial(DualChunkAttention, rotary=DualChunkRotary(context, config, head_dim, chunks))
+
+
+class DualChunkRotary:
+    """The rotations of keys and queries.
+
+    Attributes:
+        own: by a token's place in its chunk, of keys and of queries towards their own chunk.
+        others: by chunks of a query's keys: from its place in its own chunk to where it stands towards those.
+    """
+
+    def __init__(self, context: ModelContext, config: Mapping[str, Any], head_dim: int, chunks: DualChunks) -> None:
+        self.chunks = chunks
+
+        def rotary(turn: Callable[[Tensor], Tensor]) -> RotaryEmbedding:
+            return RotaryEmbedding(context, config, head_dim, turn=turn)
+
+        self.own = rotary(self._place)
+        if self.own.scale != 1:
+            raise ModelLoadError("config.json: dual_chunk_attention_config is not supported with a rope that scales.")
+        self.others: dict[Literal["previous", "earlier"], RotaryEmbedding] = {
+            "previous": rotary(lambda positions: self._towards_others(self._place(positions)) - self._place(positions)),
+            "earlier": rotary(lambda positions: self._farthest - self._place(positions)),
+        }
+
+    @property
+    def _farthest(self) -> int:
+        return min(self.chunks.most, 2 * self.chunks.length - 1)
+
+    def _place(self, positions: Tensor) -> Tensor:
+        # Torch's own operation: it keeps steps from being recorded, whose parts depend on more than their rows.
+        return positions % self.chunks.length
+
+    def _towards_others(self, places: Tensor) -> Tensor:
+        return (places + self.chunks.length).clamp(max=self.chunks.most)
+
+
+class DualChunkAttention(Attention):
+    """Attention whose queries meet keys of their own, the previous and earlier chunks in rotations of their own."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        place: LayerPlace,
+        shape: AttentionShape,
+        rotary: DualChunkRotary,
+        *,
+        form: AttentionForm,
+        **options: Any,
+    ) -> None:
+        """`form` sees all tokens; `options` are those of `Attention`.
+
+        Raises:
+            ModelLoadError: another form, or ranks that divide sequences.
+        """
+        if form != AttentionForm(form.scale) or context.sequences is not None:
+            raise ModelLoadError(
+                "config.json: dual_chunk_attention_config is not supported with sliding windows or "
+                f"--decode-context-parallel-size; --max-model-len {rotary.chunks.plain_length} needs no chunks."
+            )
+        super().__init__(context, place, shape, rotary.own, form=form, **options)
+        self._chunks = rotary.chunks
+        self._others = rotary.others
+        self.activation_size += 5 * self._num_heads * self.kv.head_dim  # two more queries, and outputs of three parts
+
+    def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
+        pages, group = step.caches[self._place.number]
+        chunks, ops, batch = self._chunks, self._ops, (wanted or step).attention[group]
+        longest = int(batch.seq_lens.max())
+        if longest > chunks.trained:
+            q = chunks.sharpen(q, step.positions if wanted is None else step.wanted_positions)
+        if longest <= chunks.length:
+            return ops.attention(q, pages, batch, self._form)
+        form = self._form._replace(chunk=chunks.length)
+        parts = [ops.partial_attention(q, pages, batch, form)]
+        for others, rotary in self._others.items():
+            turned = ops.rotary(q, *(step.rotation if wanted is None else step.wanted_rotation)(rotary))
+            parts.append(ops.partial_attention(turned, pages, batch, form._replace(chunks=others)))
+        return ops.merge_attention(parts)
