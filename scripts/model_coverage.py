@@ -115,6 +115,7 @@ def page(results: dict[str, Result]) -> str:
         f"| {result['commit']} |"
         for name, result in sorted(compared.items(), key=lambda item: item[1]["architecture"])
     ]
+    refused = [f"- {name}: {WITHOUT_A_PATH[name]}." for name, result in compared.items() if _best(result) is None]
     left_out = [f"- {name}: {_reason(result['error'])}" for name, result in results.items() if "error" in result]
     return "\n".join(
         [
@@ -133,6 +134,7 @@ def page(results: dict[str, Result]) -> str:
             "|---|---|---|---|---|",
             *rows,
             "",
+            *(["Not served, for what they are:", "", *refused, ""] if refused else []),
             *(
                 ["Not compared, because the library's own tiny model does not run:", "", *left_out, ""]
                 if left_out
@@ -140,6 +142,20 @@ def page(results: dict[str, Result]) -> str:
             ),
         ]
     )
+
+
+WITHOUT_A_PATH = {
+    "cpmant": "all tokens of a prompt see each other, but a generated token only those before it. So the keys of a "
+    "prompt depend on its end: it could be neither cut into chunks nor found in the prefix cache, and a preempted "
+    "request, whose output is then part of its prompt, would go on with other tokens",
+    "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams beside the "
+    "tokens' own, and its code takes a whole prompt or one token",
+    "xlm": "predicts what stands in the place of a mask token at the end; unless `causal` is set, all tokens see each "
+    "other, so each new token means that all are computed again",
+    "xlnet": "predicts in a second stream, in the place of an empty token at the end; all tokens see each other, and "
+    "the library computes the last two again with each new one, from hidden states instead of keys and values",
+}
+"""Why decoders that are not served cannot be: model type → what they are."""
 
 
 def _reason(text: str) -> str:
