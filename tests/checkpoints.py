@@ -216,6 +216,8 @@ def make_checkpoint(
             "num_kv_shared_layers": max(0, num_hidden_layers - 4),
             **config,
         }
+    if family in ("gemma3n", "gemma4"):  # whose tables for each layer would have a gigabyte
+        config = {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": vocab_size, **config}
     if hasattr(kind, "kv_lora_rank"):
         config = {**LATENT_SIZES, **config}
         num_key_value_heads = num_attention_heads
