@@ -1,11 +1,20 @@
 """Backends for the tests of operations: the C++ kernels at each level that this machine can run, and plain torch."""
 
+from pathlib import Path
+
 import pytest
 
 from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cpu import NativeBackend
 from tests.ops.levels import RUNNABLE, Level
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The limit on a test's time leaves out its fixtures: the first test of a level waits for the kernels' build."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(func_only=True), append=False)
 
 
 @pytest.fixture(scope="session", params=RUNNABLE, ids=lambda level: level.name)

@@ -7,7 +7,7 @@ import pytest
 
 from quire.ops.cpu import NativeBackend, levels
 from quire.ops.cpu.activation_bits import ActivationBits
-from quire.ops.cpu.builds import BuildError
+from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError
 from quire.ops.cpu.compiler import SOURCES, kernel_build
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.libraries import Kernels, load
@@ -61,7 +61,7 @@ class Level:
             build = kernel_build(SOURCES, self.level)
         except BuildError as error:
             pytest.skip(str(error))
-        return load(self.level, build.library())
+        return load(self.level, build.library(max_wait_s=MAX_BUILD_SECONDS))  # a busy machine takes its time
 
 
 RUNNABLE = [Level(level) for level in levels.available()]
