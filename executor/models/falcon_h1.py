@@ -1,6 +1,5 @@
 """Falcon-H1 (arXiv:2507.22448): in every layer, attention and a Mamba 2 mixer side by side."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mamba2 import Mamba2Mixer, Mamba2Shape
@@ -21,8 +19,9 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.bamba import mamba2_shape
 from quire.executor.models.decoder import activation_of, attention_shape, layer_places, norm_style, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, MixerBlock
-from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
-from quire.ops.backend import Backend
+from quire.executor.weights.quantisation.scheme import LinearScheme, Part
+from quire.executor.weights.readers import Shard, TensorSource, WeightReader
+from quire.ops.backend import Backend, LinearWeight
 
 
 class FalconH1ForCausalLM(HybridDecoder):
@@ -36,7 +35,12 @@ class FalconH1ForCausalLM(HybridDecoder):
             is_gate_first=not config.get("mamba_norm_before_gate", True),
             output_bias=config.get("projectors_bias", False),
         )  # fmt: skip
-        context = replace(context, weights=_MultipliedWeights(context.weights, _multipliers(spec, shape)))
+        multipliers = _multipliers(spec, shape)
+        context = replace(
+            context,
+            weights=_MultipliedBiases(context.weights, multipliers),
+            scheme=_MultipliedScheme(context.scheme, multipliers),
+        )
         rotary = RotaryEmbedding(context, config, spec.head_dim)
         bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
 
@@ -87,6 +91,10 @@ class _Multiplier(NamedTuple):
     inputs: float
     outputs: Sequence[tuple[float, float]]
 
+    def output_factor(self, output: int) -> float:
+        """What multiplies one of the outputs."""
+        return next(factor for end, factor in self.outputs if output < end)
+
 
 def _whole(inputs: float, outputs: float) -> _Multiplier:
     return _Multiplier(inputs, [(float("inf"), outputs)])
@@ -113,12 +121,42 @@ def _multipliers(spec: ModelSpec, shape: Mamba2Shape) -> dict[str, _Multiplier]:
     }
 
 
-class _MultipliedWeights:
-    """See `WeightReader`. A shard of a layer with several sections lies in one of them."""
+def _linear(multipliers: Mapping[str, _Multiplier], layer: str) -> _Multiplier:
+    inner = layer.split(".", 3)[-1]  # after model.layers.0
+    return multipliers.get(inner, _whole(1.0, 1.0))
+
+
+class _MultipliedScheme:
+    """See `LinearScheme`. A part of a layer with several sections lies in one of them."""
+
+    def __init__(self, scheme: LinearScheme, multipliers: Mapping[str, _Multiplier]) -> None:
+        self._scheme = scheme
+        self._multipliers = multipliers
+        self.head_weight, self.read_numbers = scheme.head_weight, scheme.read_numbers  # of layers without multipliers
+
+    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
+        weight = self._scheme.read_weight(source, parts, in_features)
+        factors = torch.cat([self._factors(part) for part in parts]).unsqueeze(1)
+        if isinstance(weight, Tensor):
+            return weight.mul_(factors.to(weight.device))
+        factors = factors.to(weight.scales.device)  # in float32, because float16 does not hold scales much smaller
+        offsets = None if weight.offsets is None else weight.offsets * factors
+        return weight._replace(scales=weight.scales * factors, offsets=offsets)
+
+    def _factors(self, part: Part) -> Tensor:
+        """Of each of the part's outputs, float32."""
+        first, last = part.shard[1:] if part.shard.dim == 0 else (0, part.out_features)
+        found = _linear(self._multipliers, part.name)
+        return torch.full((last - first,), found.inputs * found.output_factor(first))
+
+
+class _MultipliedBiases:
+    """See `WeightReader`."""
 
     def __init__(self, reader: WeightReader, multipliers: Mapping[str, _Multiplier]) -> None:
         self._reader = reader
         self._multipliers = multipliers
+        self.find, self.locate, self.close = reader.find, reader.locate, reader.close
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
@@ -127,20 +165,7 @@ class _MultipliedWeights:
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        tensor = self._reader.read(name, shape, shard, dtype)
-        match = re.fullmatch(r"model\.layers\.\d+\.(.*)\.(weight|bias)", name)
-        found = self._multipliers.get(match[1]) if match else None
-        if match is None or found is None:
+        tensor, (layer, _, kind) = self._reader.read(name, shape, shard, dtype), name.rpartition(".")
+        if kind != "bias":
             return tensor
-        start = shard.start if shard is not None and shard.dim == 0 else 0
-        factor = next(factor for end, factor in found.outputs if start < end)
-        return tensor.mul_(factor * found.inputs if match[2] == "weight" else factor)
-
-    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
-        return self._reader.find(name, otherwise)
-
-    def locate(self, layer: str, out_features: int) -> StoredRows:
-        raise ModelLoadError(f"{layer}: quantised weights of Falcon-H1 are not read; serve the unquantised checkpoint.")
-
-    def close(self) -> None:
-        self._reader.close()
+        return tensor.mul_(_linear(self._multipliers, layer).output_factor(0 if shard is None else shard.start))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import PagedDriver, load_model, model_context, read_spec
+from tests.executor.weights.test_quantised_checkpoints import FORMATS, logprobs_of, write
 
 torch.set_num_threads(1)
 
@@ -437,3 +439,11 @@ def test_decode_steps_are_operations_of_the_backend_alone(variant: str, folder: 
     assert torch.equal(recorded.result, expected)
     for tensor, new in zip(states, after, strict=True):
         assert torch.equal(tensor, new)
+
+
+def test_multipliers_are_those_of_quantised_layers_too(folder: Folder, tmp_path: Path) -> None:
+    layers = re.compile(r"model\.layers\.\d+\.(self_attn|mamba|feed_forward)\..*proj\.weight")
+    packed, plain = write(folder("falcon-h1"), tmp_path, FORMATS["ct-w4-zeros"], layers)
+    expected, logprobs = logprobs_of(plain)(ParallelGroup()), logprobs_of(packed)
+    for got in (logprobs(ParallelGroup()), *on_every_rank(2, logprobs)):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
