@@ -299,12 +299,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         slot_mapping: Tensor,
         *,
         norm: tuple[Tensor, float] | None = None,
+        is_interleaved: bool = False,
     ) -> Tensor:
         """`rms_norm`, `rotary` and `write_kv` in one: the operations between a layer's projection and its attention.
 
         `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
-        are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. Keys and
-        values are stored. Returns the queries [num_tokens, num_heads, head_dim].
+        are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. If
+        `is_interleaved`, pairs are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), which leaves products of
+        queries and keys as they are. Keys and values are stored. Returns the queries [num_tokens, num_heads, head_dim].
         """
 
     @abstractmethod

@@ -116,8 +116,8 @@ WRITE_CACHE = Call(
 ROTATE_AND_STORE = Call(
     "quire_rotate_and_store",
     "heads weight cos sin out cache slots",
-    "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride page_stride block_size dtype weight_dtype "
-    "cache_dtype num_threads",
+    "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride page_stride block_size is_interleaved dtype "
+    "weight_dtype cache_dtype num_threads",
     "eps largest",
 )
 CAUSAL_CONV1D = Call(

@@ -284,6 +284,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         slot_mapping: Tensor,
         *,
         norm: tuple[Tensor, float] | None = None,
+        is_interleaved: bool = False,
     ) -> Tensor:
         num_tokens, num_all, head_dim = heads.shape
         num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -297,12 +298,15 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             if not self._rotate_and_store(
                 heads.data_ptr(), 0 if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
-                cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size, _dtype(heads),
+                cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size, is_interleaved, _dtype(heads),
                 _dtype(heads if weight is None else weight), CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), eps,
                 largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.rotate_and_store, heads, cos, sin, kv_cache, slot_mapping, norm=norm)
+        return self._fallbacks.run(
+            self._eager.rotate_and_store, heads, cos, sin, kv_cache, slot_mapping,
+            norm=norm, is_interleaved=is_interleaved,
+        )  # fmt: skip
 
     def attention_batch(
         self,

@@ -198,12 +198,16 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         slot_mapping: Tensor,
         *,
         norm: tuple[Tensor, float] | None = None,
+        is_interleaved: bool = False,
     ) -> Tensor:
         num_kv_heads = kv_cache.shape[2]
         num_heads = heads.shape[1] - 2 * num_kv_heads
         qk, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         if norm is not None:
             qk = self.rms_norm(qk, *norm)
+        if is_interleaved:
+            turned, rest = qk.tensor_split((cos.shape[-1],), dim=-1)
+            qk = torch.cat((turned[..., ::2], turned[..., 1::2], rest), dim=-1)
         q, k = self.rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
         self.write_kv(k, v, kv_cache, slot_mapping)
         return q

@@ -73,9 +73,11 @@ def test_rotary_multiplies_complex_numbers(ops: Backend, head_dim: int, rotary_d
 @pytest.mark.parametrize(
     ("dtype", "norm"), [(dtype, norm) for dtype in DTYPES for norm in dict.fromkeys((None, dtype, torch.float32))]
 )
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(32, 32), (80, 24)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "is_interleaved"), [(32, 32, False), (80, 24, False), (80, 24, True)]
+)
 def test_rotate_and_store_is_norm_rotation_and_write(
-    ops: Backend, head_dim: int, rotary_dim: int, dtype: torch.dtype, norm: torch.dtype | None
+    ops: Backend, head_dim: int, rotary_dim: int, is_interleaved: bool, dtype: torch.dtype, norm: torch.dtype | None
 ) -> None:
     heads = torch.randn(5, 10, head_dim).to(dtype)  # 4 query heads, 3 keys, 3 values
     cos, sin = torch.randn(2, 5, 1, rotary_dim).to(dtype)
@@ -83,17 +85,20 @@ def test_rotate_and_store_is_norm_rotation_and_write(
     cache, expected_cache = torch.zeros(2, *ops.kv_cache_shape(4, 3, 3, head_dim, dtype), dtype=dtype)
     memory = torch.zeros(4, cache[0].numel() + 5, dtype=dtype)  # pages that lie apart
     apart = memory[:, 2:-3].unflatten(1, cache.shape[1:])
+    options = {"norm": None if norm is None else (weight, 1e-5), "is_interleaved": is_interleaved}
     assert torch.equal(
-        ops.rotate_and_store(heads, cos, sin, apart, slots, norm=None if norm is None else (weight, 1e-5)),
-        ops.rotate_and_store(heads, cos, sin, cache, slots, norm=None if norm is None else (weight, 1e-5)),
+        ops.rotate_and_store(heads, cos, sin, apart, slots, **options),
+        ops.rotate_and_store(heads, cos, sin, cache, slots, **options),
     )
     assert torch.equal(apart, cache)
     assert not memory[:, :2].any()
     assert not memory[:, -3:].any()
     cache.zero_()
-    q = ops.rotate_and_store(heads, cos, sin, cache, slots, norm=None if norm is None else (weight, 1e-5))
+    q = ops.rotate_and_store(heads, cos, sin, cache, slots, **options)
 
     qk = heads[:, :7] if norm is None else ops.rms_norm(heads[:, :7], weight, 1e-5)
+    if is_interleaved:
+        qk = torch.cat((qk[..., :rotary_dim:2], qk[..., 1:rotary_dim:2], qk[..., rotary_dim:]), dim=-1)
     rotated = ops.rotary(qk, cos, sin)
     ops.write_kv(rotated[:, 4:], heads[:, 7:], expected_cache, slots)
     assert torch.equal(q, rotated[:, :4])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,10 @@ from torch import Tensor
 
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
-from quire.executor.models.transformers.program import AttendingStep, Call, InStep, Meta, Program, Ref
+from quire.executor.models.transformers.formulas import agree, examples
+from quire.executor.models.transformers.program import AttendingStep, Call, InStep, Program, Ref
+from quire.executor.models.transformers.rotation import POSITIONS, Rotations, Turn, computed, ratio, read_turn
 from quire.ops.backend import AttentionForm, Backend
-
-_POSITIONS = (0, 1, 2, 17, 300)
-"""Of the tokens on which formulas are compared."""
 
 
 @dataclass(eq=False)
@@ -45,47 +43,21 @@ class RotatedAttention(AttendingStep):
     form: AttentionForm
     head_dim: int
     norm: tuple[Tensor, float] | None
+    is_interleaved: bool
 
     def __call__(
         self, step: StepContext, projected: Tensor, cos: Tensor, sin: Tensor, *, is_last: bool = False
     ) -> Tensor:
         pages, group = step.caches[self.number]
         heads = projected[0].unflatten(1, (-1, self.head_dim))
-        q = self.ops.rotate_and_store(heads, cos, sin, pages, step.attention[group].slot_mapping, norm=self.norm)
+        q = self.ops.rotate_and_store(
+            heads, cos, sin, pages, step.attention[group].slot_mapping,
+            norm=self.norm, is_interleaved=self.is_interleaved,
+        )  # fmt: skip
         return attended(self, step, q, is_last=is_last).unsqueeze(0)
 
 
-@dataclass(eq=False)
-class PartedAttention(AttendingStep):
-    """The same of queries, keys and values apart, each [1, num_tokens, heads * size]."""
-
-    ops: Backend
-    number: int
-    form: AttentionForm
-    head_dim: int
-
-    def __call__(
-        self,
-        step: StepContext,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        *,
-        is_last: bool = False,
-    ) -> Tensor:
-        pages, group = step.caches[self.number]
-        q, k, v = (x[0].unflatten(1, (-1, self.head_dim)) for x in (query, key, value))
-        if cos.shape[-1]:
-            q, k = self.ops.rotary(q, cos, sin), self.ops.rotary(k, cos, sin)
-        self.ops.write_kv(k, v, pages, step.attention[group].slot_mapping)
-        return attended(self, step, q, is_last=is_last).unsqueeze(0)
-
-
-def attended(
-    layer: Attention | RotatedAttention | PartedAttention, step: StepContext, q: Tensor, *, is_last: bool
-) -> Tensor:
+def attended(layer: Attention | RotatedAttention, step: StepContext, q: Tensor, *, is_last: bool) -> Tensor:
     """Attention of `q` [num_tokens, heads, size], or of the wanted tokens among them."""
     pages, group = step.caches[layer.number]
     if is_last:
@@ -95,146 +67,69 @@ def attended(
     return layer.ops.attention(q, pages, step.attention[group], layer.form)
 
 
-@dataclass(eq=False)
-class Rotation(InStep):
-    """Cosines and sines of a step's positions, both [num_tokens, 1, rotary_dim]."""
-
-    ops: Backend
-    frequencies: Tensor
-    scale: float
-    dtype: torch.dtype
-
-    def __call__(self, step: StepContext) -> tuple[Tensor, Tensor]:
-        return self.ops.rotation(step.positions, self.frequencies, self.scale, self.dtype)
-
-
 class _Form(NamedTuple):
-    """What happens to heads before attention; without frequencies, they are not rotated.
+    """What happens to heads before attention.
 
-    `sources` is a projection of all heads, or queries, keys and values.
+    Attributes:
+        source: a projection of all heads.
+        factor: what queries are multiplied by.
     """
 
-    sources: tuple[int, ...]
-    frequencies: Tensor | None
-    scale: float
+    source: int
+    turn: Turn
+    factor: float
     norm: tuple[Tensor, float] | None
 
 
 def fuse_heads(program: Program, ops: Backend, positions: int, device: torch.device) -> None:
     """Puts rotation and attention where they compute what the class does. `positions` is an input of the program."""
-    rotations: dict[tuple[int, float], Call] = {}
-    for place, call in enumerate(program.calls):
-        form = _read_form(program, call, positions) if isinstance(call.function, Attention) else None
-        if form is None:
+    rotations = Rotations(program, ops, device)
+    for call in list(program.calls):
+        layer = call.function
+        if not isinstance(layer, Attention):
             continue
-        layer, dtype = call.function, program.metas[form.sources[0]].dtype
-        assert isinstance(layer, Attention)
-        fused: PartedAttention | RotatedAttention = PartedAttention(ops, layer.number, layer.form, layer.head_dim)
-        if len(form.sources) == 1:
-            fused = RotatedAttention(ops, layer.number, layer.form, layer.head_dim, form.norm)
-        if form.frequencies is None:
-            none = torch.empty(1, 1, 0, dtype=dtype, device=device)
-            cos_sin: tuple[Any, ...] = (none, none)
-        else:
-            key = (id(form.frequencies), form.scale)
-            if key not in rotations:
-                rotations[key] = _rotation(program, Rotation(ops, form.frequencies, form.scale, dtype))
-            cos_sin = tuple(Ref(out) for out in rotations[key].outs if out is not None)
-        program.calls[place] = Call(fused, (*map(Ref, form.sources), *cos_sin), {}, call.outs)
-    program.calls[:0] = rotations.values()
+        form = _read_form(program, call, positions)
+        if form is None:
+            for ref in call.args[:2]:
+                rotations.fuse(ref.index, positions)
+            continue
+        attention_form = layer.form._replace(scale=layer.form.scale * form.factor)
+        call.function = RotatedAttention(
+            ops, layer.number, attention_form, layer.head_dim, form.norm, form.turn.is_interleaved
+        )  # fmt: skip
+        call.args = (Ref(form.source), *rotations.arguments(form.turn, program.metas[form.source].dtype))
+    rotations.insert()
     program.drop_unused()
-
-
-def _rotation(program: Program, rotation: Rotation) -> Call:
-    """The call of a rotation, which makes cosines and sines."""
-    size = 2 * len(rotation.frequencies)
-    outs = tuple(program.add_value(Meta((1, 1, size), rotation.dtype, -1, axis=0)) for _ in range(2))
-    return Call(rotation, (), {}, outs, is_single=False)
 
 
 def _read_form(program: Program, call: Call, positions: int) -> _Form | None:
     """The form of the heads that a call of attention gets, or None if it is none of ours."""
     sizes = [program.metas[ref.index].shape for ref in call.args]
-    head_dim = sizes[0][3]
-    num_heads, num_kv_heads = sizes[0][1], sizes[1][1]
+    head_dim, num_heads, num_kv_heads = sizes[0][3], sizes[0][1], sizes[1][1]
     if any(size[3] != head_dim for size in sizes) or call.function.head_dim != head_dim:  # type: ignore[attr-defined]
         return None
-    widths = [heads * head_dim for heads in (num_heads, num_kv_heads, num_kv_heads)]
-    for read_sources in (_one_source, _three_sources):
-        found = read_sources(program, call, positions, head_dim, widths)
-        if found is not None:
-            form = _compared(program, call, positions, *found, head_dim, widths)
-            if form is not None:
-                return form
-    return None
-
-
-_Sources = tuple[tuple[int, ...], list[Call]]
-"""The values at which formulas start, and the calls from there to attention."""
-
-
-def _one_source(program: Program, call: Call, positions: int, head_dim: int, widths: list[int]) -> _Sources | None:
     calls, starts = program.slice_to([ref.index for ref in call.args], _is_layer)
     starts.discard(positions)
-    if len(starts) != 1 or program.metas[min(starts)].shape[-1] != sum(widths):
+    num_all = num_heads + 2 * num_kv_heads
+    if len(starts) != 1 or program.metas[min(starts)].shape[-1] != num_all * head_dim:
         return None
-    return (min(starts),), calls
-
-
-def _three_sources(program: Program, call: Call, positions: int, head_dim: int, widths: list[int]) -> _Sources | None:
-    """Each after a norm over all heads, if there is one, and as one row a token."""
-
-    def stops(each: Call) -> bool:
-        is_norm = isinstance(each.function, parts.RMSNorm) and len(each.function.weight) != head_dim
-        return _is_layer(each) or is_norm or each.function is Tensor.narrow
-
-    found = []
-    for ref, width in zip(call.args, widths, strict=True):
-        _, starts = program.slice_to([ref.index], stops)
-        starts.discard(positions)
-        if len(starts) != 1 or program.metas[min(starts)].shape[-1] != width:
-            return None
-        found.append(min(starts))
-    return tuple(found), program.slice_to([ref.index for ref in call.args], stops)[0]
-
-
-def _compared(
-    program: Program,
-    call: Call,
-    positions: int,
-    sources: tuple[int, ...],
-    calls: list[Call],
-    head_dim: int,
-    widths: list[int],
-) -> _Form | None:
-    """The form whose formula `calls` compute, or None."""
-    num_heads, num_kv_heads, _ = (width // head_dim for width in widths)
-    norm = _read_norm(program, call, calls, num_heads, num_kv_heads) if len(sources) == 1 else None
-    constants = [each for step in calls for each in constants_of((step.args, step.kwargs))]
-    frequencies = [each for each in constants if _may_be_frequencies(each, head_dim)]
-    num_tokens = len(_POSITIONS)
-    projected = examples(1, num_tokens, sum(widths))
-    rows = [projected] if len(sources) == 1 else projected.split(widths, dim=-1)
-    given = {positions: torch.tensor(_POSITIONS), **dict(zip(sources, rows, strict=True))}
-    try:
-        values = evaluated(calls, given, num_tokens)
-    except Exception:  # a class's code that wants what it had in the trace
+    [source] = starts
+    projected = examples(1, len(POSITIONS), num_all * head_dim)
+    values = computed(calls, {positions: torch.tensor(POSITIONS), source: projected})
+    if values is None:
         return None
     q, k, v = (values[ref.index][0].transpose(0, 1) for ref in call.args)
     qk, expected_v = projected[0].unflatten(1, (-1, head_dim)).split((num_heads + num_kv_heads, num_kv_heads), dim=1)
     if not agree(v, expected_v):
         return None
+    norm = _read_norm(program, call, calls, num_heads, num_kv_heads)
     if norm is not None:
         weight, eps = norm
         qk = qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * weight.float()
-    got = torch.cat((q, k), dim=1)
-    if agree(got, qk):
-        return _Form(sources, None, 1.0, norm)
-    for each in frequencies:
-        scale = _scale(got, qk, len(each))
-        if agree(got, _rotated(qk, each.float(), scale)):
-            return _Form(sources, each.float().contiguous(), scale, norm)
-    return None
+    factor = ratio(q, qk[:, :num_heads]) / ratio(k, qk[:, num_heads:])
+    factor = factor if abs(factor - 1) > 1e-5 else 1.0
+    turn = read_turn(torch.cat((q / factor, k), dim=1), qk, calls)
+    return None if turn is None else _Form(source, turn, factor, norm)
 
 
 def _is_layer(call: Call) -> bool:
@@ -258,24 +153,6 @@ def _read_norm(
     if q_norm.eps != k_norm.eps or q_norm.weight.dtype != k_norm.weight.dtype:
         return None
     return torch.cat([norm.weight.expand(count, -1) for norm, count in norms]), q_norm.eps
-
-
-def _may_be_frequencies(x: Tensor, head_dim: int) -> bool:
-    return x.is_floating_point() and x.dim() == 1 and 0 < 2 * len(x) <= head_dim
-
-
-def _scale(got: Tensor, x: Tensor, half: int) -> float:
-    """What cosines are multiplied by, from what becomes of the first token, which is at position 0."""
-    return float((got[0, :, : 2 * half] / x[0, :, : 2 * half]).median())
-
-
-def _rotated(x: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-    """`Backend.rotary` of `x` [num_tokens, heads, size]."""
-    half = len(frequencies)
-    angles = (torch.tensor(_POSITIONS).unsqueeze(1) * frequencies.cpu()).unsqueeze(1)
-    cos, sin = angles.cos() * scale, angles.sin() * scale
-    a, b, rest = x.split((half, half, x.shape[2] - 2 * half), dim=2)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=2)
 
 
 def _padded(x: Tensor, head_dim: int) -> Tensor:

@@ -152,7 +152,7 @@ class Rewriter:
         return Call(LayerNorm(self._ops, weight, bias, given.get("eps", 1e-5)), (x,), {}, call.outs)
 
     def _rows(self, call: Call) -> Call | None:
-        """An embedding that is no part: of positions."""
+        """An embedding that is no part: of positions, perhaps counted from another number than 0."""
         if (
             call.function is not F.embedding
             or not isinstance(call.args[0], Ref)
@@ -162,7 +162,13 @@ class Rewriter:
         meta = self._metas[call.args[0].index]
         if len(meta.shape) != 2 or meta.shape[0] != 1 or meta.axis != 1 or meta.dtype != torch.int64:
             return None
-        return Call(TakeRows(self._ops, call.args[1]), call.args[:1], {}, call.outs)
+        index, rows = call.args[:2]
+        counted = self._program.producers().get(index.index)
+        if counted is not None and counted.function in _ADD and not counted.kwargs:
+            first, offset = counted.args
+            if isinstance(first, Ref) and type(offset) is int and offset > 0:
+                index, rows = first, rows[offset:]
+        return Call(TakeRows(self._ops, rows), (index,), {}, call.outs)
 
     def _elementwise(self, place: int, call: Call) -> Call | None:
         if call.function in _ADD and len(call.args) == 2 and not call.kwargs:

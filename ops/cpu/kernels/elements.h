@@ -51,6 +51,14 @@ template <class T> void rotate(const T* x, const T* cos, const T* sin, T* out, l
     std::memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(T));
 }
 
+// x with the pairs (2i, 2i + 1) of its first rotary_dim numbers at (i, i + rotary_dim / 2), written into out.
+template <class T> const T* halves(const T* x, T* out, long head_dim, long rotary_dim) {
+    const long half = rotary_dim / 2;
+    for (long i = 0; i < half; i++) out[i] = x[2 * i], out[half + i] = x[2 * i + 1];
+    std::memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(T));
+    return out;
+}
+
 // x with NaN replaced by 0, and clamped to [-largest, largest].
 inline Floats finite(Floats x, float largest) {
     x = x == x ? x : Floats{};

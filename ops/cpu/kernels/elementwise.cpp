@@ -184,11 +184,13 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
                 const long slot = call->slots[token];
                 T* query = (T*)call->out + token * num_heads * head_dim;
                 Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * row;
-                T normal[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
+                T normal[MAX_HEAD_DIM], pairs[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
                 for (long head = 0; head < num_heads + num_kv_heads; head++, from += head_dim) {
                     const bool is_query = head < num_heads;
                     if (call->weight) normalise(from, call->weight, is_float, head * head_dim, normal, head_dim, eps);
-                    rotate(call->weight ? normal : from, c, s, is_query ? query : key, head_dim, rotary_dim);
+                    const T* x = call->weight ? normal : from;
+                    if (call->is_interleaved) x = halves(x, pairs, head_dim, rotary_dim);
+                    rotate(x, c, s, is_query ? query : key, head_dim, rotary_dim);
                     if (is_query) {
                         query += head_dim;
                         continue;

@@ -211,7 +211,7 @@ struct RotateAndStoreCall {
     void *out, *cache;      // [num_tokens, num_heads, head_dim], dense; as in WriteCacheCall
     const int64_t* slots;   // [num_tokens]
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, token_stride, page_stride;
-    int64_t block_size, dtype, weight_dtype, cache_dtype, num_threads;
+    int64_t block_size, is_interleaved, dtype, weight_dtype, cache_dtype, num_threads;
     double eps, largest;
 };
 

@@ -59,12 +59,6 @@ void multiply_rows(const float* x, long rows, const T* weight, long inputs, long
     }
 }
 
-// Puts the pairs (2i, 2i + 1) of x at (i, i + size / 2).
-template <class T> const T* halves(const T* x, T* out, long size) {
-    for (long i = 0; i < size / 2; i++) out[i] = x[2 * i], out[size / 2 + i] = x[2 * i + 1];
-    return out;
-}
-
 }  // namespace
 }  // namespace quire
 
@@ -107,7 +101,7 @@ extern "C" int quire_rotate_and_store_latent(const RotateAndStoreLatentCall* cal
                 const T *c = (const T*)call->cos + token * size, *s = (const T*)call->sin + token * size;
                 T normal[MOST], pairs[MOST], key[MOST];
                 const auto turn = [&](const T* x, T* out) {
-                    rotate(call->is_interleaved ? halves(x, pairs, size) : x, c, s, out, size, size);
+                    rotate(call->is_interleaved ? halves(x, pairs, size, size) : x, c, s, out, size, size);
                 };
                 const T* latent = (const T*)call->latent + token * call->latent_stride;
                 const long slot = call->slots[token], block_size = call->block_size;

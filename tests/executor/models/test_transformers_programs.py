@@ -19,7 +19,7 @@ from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, re
 
 torch.set_num_threads(1)
 
-VIEWS = {"unsqueeze", "reshape", "narrow", "__getitem__"}
+VIEWS = {"chunk", "unsqueeze", "reshape", "narrow", "transpose", "view", "__getitem__"}
 
 
 def programs_of(model: object) -> tuple[Runner, Runner]:
@@ -47,7 +47,10 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
 
 @pytest.mark.parametrize(
     "model_type",
-    ["gemma2", "gemma3_text", "gpt2", "granite", "nemotron", "olmo2", "phi", "phi3", "starcoder2", "stablelm"],
+    [
+        *("ernie4_5", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "helium", "hunyuan_v1_dense"),
+        *("nemotron", "olmo2", "opt", "persimmon", "phi", "phi3", "starcoder2", "stablelm"),
+    ],
 )
 def test_steps_use_our_operations_alone(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("program") / model_type

@@ -1,0 +1,173 @@
+"""Rotary embeddings in a program: recognised by what they compute, and computed by our operations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers.program import Call, InStep, Meta, Program, Ref
+from quire.ops.backend import Backend
+
+POSITIONS = (0, 1, 2, 17, 300)
+"""Of the tokens on which formulas are compared."""
+_VIEWS = frozenset({"view", "reshape", "transpose", "permute", "unsqueeze", "narrow", "chunk", "split", "__getitem__"})
+
+
+@dataclass(eq=False)
+class Rotation(InStep):
+    """Cosines and sines of a step's positions, both [num_tokens, 1, rotary_dim]."""
+
+    ops: Backend
+    frequencies: Tensor
+    scale: float
+    dtype: torch.dtype
+
+    def __call__(self, step: StepContext) -> tuple[Tensor, Tensor]:
+        return self.ops.rotation(step.positions, self.frequencies, self.scale, self.dtype)
+
+
+@dataclass(eq=False)
+class Rotate:
+    """`Backend.rotary` of heads, [1, num_tokens, heads, size] or, with `is_turned`, [1, heads, num_tokens, size]."""
+
+    ops: Backend
+    is_turned: bool
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.is_turned:
+            return self.ops.rotary(x[0].transpose(0, 1), cos, sin).transpose(0, 1).unsqueeze(0)
+        return self.ops.rotary(x[0], cos, sin).unsqueeze(0)
+
+
+class Turn(NamedTuple):
+    """How heads are rotated.
+
+    Attributes:
+        frequencies: radians a position [rotary_dim / 2]; None: nothing is rotated.
+        scale: what cosines and sines are multiplied by.
+        is_interleaved: whether pairs are neighbours.
+    """
+
+    frequencies: Tensor | None
+    scale: float = 1.0
+    is_interleaved: bool = False
+
+
+class Rotations:
+    """The calls of a program that make cosines and sines, one for each rotation."""
+
+    def __init__(self, program: Program, ops: Backend, device: torch.device) -> None:
+        self._program = program
+        self._ops = ops
+        self._device = device
+        self._calls: dict[tuple[int, float], Call] = {}
+
+    def arguments(self, turn: Turn, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Cosines and sines as arguments of a call."""
+        if turn.frequencies is None:
+            return (torch.empty(1, 1, 0, dtype=dtype, device=self._device),) * 2
+        key = id(turn.frequencies), turn.scale
+        if key not in self._calls:
+            meta = Meta((1, 1, 2 * len(turn.frequencies)), dtype, -1, axis=0)
+            outs = tuple(self._program.add_value(meta) for _ in range(2))
+            rotation = Rotation(self._ops, turn.frequencies.float().contiguous(), turn.scale, dtype)
+            self._calls[key] = Call(rotation, (), {}, outs, is_single=False)
+        return tuple(Ref(out) for out in self._calls[key].outs if out is not None)
+
+    def fuse(self, heads: int, positions: int) -> None:
+        """Puts `Rotate` where `heads`, or what they are made of, are rotated in NeoX order."""
+        calls, _ = self._program.slice_to([heads], lambda call: isinstance(call.function, InStep))
+        for call in reversed(calls):
+            if isinstance(call.function, parts.Part) and not isinstance(call.function, parts.RMSNorm | parts.LayerNorm):
+                return
+            found = _read_rotation(self._program, call, positions)
+            if found is not None:
+                source, turn = found
+                meta = self._program.metas[source]
+                call.function, call.kwargs = Rotate(self._ops, meta.axis == 2), {}
+                call.args = (Ref(source), *self.arguments(turn, meta.dtype))
+                return
+
+    def insert(self) -> None:
+        """Puts the calls at the program's begin."""
+        self._program.calls[:0] = self._calls.values()
+
+
+def _read_rotation(program: Program, call: Call, positions: int) -> tuple[int, Turn] | None:
+    """The heads of which `call` makes rotated ones, and how."""
+    target = call.outs[0]
+    if not call.is_single or target is None:
+        return None
+    shape, axis = program.metas[target].shape, program.metas[target].axis
+    if len(shape) != 4 or axis not in (1, 2):
+        return None
+
+    def is_alike(value: int | None) -> bool:
+        return value is not None and program.metas[value].shape == shape and program.metas[value].axis == axis
+
+    def stops(each: Call) -> bool:
+        is_view = (
+            each is not call and getattr(each.function, "__name__", "") in _VIEWS and any(map(is_alike, each.outs))
+        )
+        return is_view or isinstance(each.function, parts.Part | InStep)
+
+    calls, starts = program.slice_to([target], stops)
+    starts.discard(positions)
+    if len(starts) != 1 or not is_alike(min(starts)):
+        return None
+    [source] = starts
+    x = examples(1, *(len(POSITIONS) if each == axis else shape[each] for each in (1, 2, 3)))
+    values = computed(calls, {positions: torch.tensor(POSITIONS), source: x})
+    if values is None:
+        return None
+    got, rows = (each[0].transpose(0, axis - 1) for each in (values[target], x))
+    turn = read_turn(got, rows, calls)
+    return (source, turn) if turn is not None and turn.frequencies is not None and not turn.is_interleaved else None
+
+
+def computed(calls: Sequence[Call], given: dict[int, Tensor]) -> dict[int, Tensor] | None:
+    """All values of `calls`, or None if they cannot run on `given`."""
+    try:
+        return evaluated(calls, given, len(POSITIONS))
+    except Exception:  # a class's code that wants what it had in the trace
+        return None
+
+
+def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
+    """How `calls` rotate `x` [num_tokens, heads, size] to `got`, or None if they do something else."""
+    if agree(got, x):
+        return Turn(None)
+    for each in (each for call in calls for each in constants_of((call.args, call.kwargs))):
+        half = len(each) if each.is_floating_point() and each.dim() == 1 else 0
+        if not 0 < 2 * half <= x.shape[2]:
+            continue
+        scale = ratio(got[..., : 2 * half], x[..., : 2 * half])
+        for is_interleaved in (False, True):
+            pair = (_halves(got, half), _halves(x, half)) if is_interleaved else (got, x)
+            if agree(pair[0], _rotated(pair[1], each.float(), scale)):
+                return Turn(each, scale, is_interleaved)
+    return None
+
+
+def ratio(got: Tensor, x: Tensor) -> float:
+    """What `x` is multiplied by, from what becomes of the first token, which is at position 0."""
+    return float((got[0] / x[0]).median())
+
+
+def _halves(x: Tensor, half: int) -> Tensor:
+    """`x` with the pairs (2i, 2i + 1) of the first `2 * half` numbers of each head at (i, i + half)."""
+    return torch.cat((x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]), dim=-1)
+
+
+def _rotated(x: Tensor, frequencies: Tensor, scale: float) -> Tensor:
+    """`Backend.rotary` of `x` [num_tokens, heads, size]."""
+    half = len(frequencies)
+    angles = (torch.tensor(POSITIONS).unsqueeze(1) * frequencies.cpu()).unsqueeze(1)
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    a, b, rest = x.split((half, half, x.shape[2] - 2 * half), dim=2)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=2)
