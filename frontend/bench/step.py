@@ -1,4 +1,4 @@
-"""`quire bench step`: the time of each part of a decode step, in microseconds, by batch size."""
+"""`quire bench step`: the time of each part of a decode step by batch size, or of steps in two implementations."""
 
 import argparse
 import tempfile
@@ -13,6 +13,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import write_json
+from quire.frontend.bench.implementations import measure_turns, turns_table
 from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
 from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser, add_engine_options
@@ -36,15 +37,37 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--input-len", type=COUNT, default=128, help="Prompt tokens (default: %(default)s).")
     group.add_argument("--output-len", type=COUNT, default=64, help="Output tokens (default: %(default)s).")
     group.add_argument("--output-json", help="File for the figures.")
+    group.add_argument(
+        "--against",
+        choices=("quire", "transformers"),
+        help="Instead of a step's parts, the time of a prompt of --input-len tokens and of steps after short prompts: "
+        "in --model-impl and in this implementation, on two engines in turns.",
+    )
+    group.add_argument("--num-turns", type=COUNT, default=5, help="Turns of --against (default: %(default)s).")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures every batch size. Returns the exit code."""
     if min(args.batch_sizes) < 1 or args.input_len < 1 or args.output_len < 4:
         raise ConfigError("--batch-sizes and --input-len must be at least 1, --output-len at least 4.")
+    if args.against is not None:
+        return _run_against(args)
     budgets = {size: _measure(args, size) for size in args.batch_sizes}
     show(_table(budgets))
     write_json(args.output_json, {"budgets": as_json(budgets)})
+    return 0
+
+
+def _run_against(args: argparse.Namespace) -> int:
+    """Times two implementations in turns. Returns the exit code."""
+    num_tokens = args.input_len + args.output_len
+    names = args.engine_args.model.model_impl, args.against
+    options = _options(args.engine_args, max(args.batch_sizes), num_tokens) | {"enable_prefix_caching": False}
+    with LLM(**options) as first, LLM(**{**options, "model_impl": args.against}) as second:
+        measured = measure_turns((first, second), args.batch_sizes, args.input_len, args.output_len, args.num_turns)
+    show(turns_table(names, measured))
+    rows = [{"what": each.what, "ratio": each.ratio, "seconds": each.seconds} for each in measured]
+    write_json(args.output_json, {"implementations": names, "turns": rows})
     return 0
 
 
@@ -54,7 +77,14 @@ def _measure(args: argparse.Namespace, batch_size: int) -> Budget:
     params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=args.output_len, detokenize=False)
     with (
         tempfile.TemporaryDirectory(prefix="quire-step-") as folder,
-        LLM(**_options(args.engine_args, batch_size, args.input_len + args.output_len, folder)) as llm,
+        LLM(
+            **_options(
+                args.engine_args,
+                batch_size,
+                args.input_len + args.output_len,
+                profiler_config={"profiler": "timeline", "torch_profiler_dir": folder},
+            )
+        ) as llm,
     ):
         for record in (False, True):
             shape = (batch_size, args.input_len)
@@ -67,8 +97,8 @@ def _measure(args: argparse.Namespace, batch_size: int) -> Budget:
         return decode_budget(read_timeline(Path(path)), args.output_len, linear_names(llm.config.spec))
 
 
-def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) -> dict[str, Any]:
-    """Engine options. Those that the user left open are just enough for a batch of sequences of `num_tokens`."""
+def _options(args: EngineArgs, batch_size: int, num_tokens: int, **others: Any) -> dict[str, Any]:
+    """Engine options. Those that the user left open suffice for sequences of `num_tokens`, or are `others`."""
     options = args.flat()
     block_size = args.cache.block_size or DEFAULT_BLOCK_SIZE
     fitting = {
@@ -76,7 +106,7 @@ def _options(args: EngineArgs, batch_size: int, num_tokens: int, folder: str) ->
         "max_num_seqs": batch_size,
         # One page more for each request than it fills: the scheduler reserves pages into which requests may grow.
         "num_gpu_blocks_override": batch_size * (-(-num_tokens // block_size) + 1),
-        "profiler_config": {"profiler": "timeline", "torch_profiler_dir": folder},
+        **others,
     }
     return options | {name: value for name, value in fitting.items() if options[name] is None}
 

@@ -10,8 +10,10 @@ import pytest
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import QuireError
+from quire.frontend.bench.implementations import Turns
 from quire.frontend.bench.step_budget import Span, decode_budget, linear_names, read_timeline
 from quire.frontend.checkpoint.model_spec import read_model_spec
+from quire.frontend.cli.main import QUIRE
 
 NAMES = {"linear 8x24": "linear: qkv", "linear 8x99": "linear: lm_head"}
 
@@ -63,6 +65,27 @@ def test_the_command_measures_each_batch_size(checkpoint: Callable[..., Path], t
         assert sum(budget["worker"].values()) == pytest.approx(budget["period"])
         assert min(budget["worker"].values()) >= 0
     assert "| attention" in done.stdout
+
+
+def test_two_implementations_are_timed_in_turns(
+    checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "turns.json"
+    arguments = ["--batch-sizes", "2", "--input-len", "6", "--output-len", "5", "--num-turns", "2"]
+    implementations = ["--model-impl", "quire", "--against", "transformers"]
+    model = ["--model", str(checkpoint("llama")), "--output-json", str(out)]
+    assert QUIRE.run("quire", ["bench", "step", *model, *arguments, *implementations]) == 0
+    found = json.loads(out.read_text())
+    assert found["implementations"] == ["quire", "transformers"]
+    assert [(each["what"], len(each["seconds"])) for each in found["turns"]] == [
+        ("a prompt of 6 tokens", 2), ("a step of 2", 2),
+    ]  # fmt: skip
+    assert "quire, ms" in capsys.readouterr().out
+
+
+def test_the_median_of_the_turns_is_their_ratio() -> None:
+    turns = Turns("a step of 1", [(1.0, 2.0), (4.0, 4.0), (2.0, 6.0)])
+    assert (turns.least, turns.ratio) == ((1.0, 2.0), 2.0)
 
 
 def test_a_timeline_is_read_by_track_with_the_outer_span_first(tmp_path: Path) -> None:
