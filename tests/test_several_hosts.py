@@ -1,64 +1,27 @@
 """A model on two hosts, as users start it: `quire serve` and `quire serve --headless`, at two loopback addresses."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from os import environ
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
+from tests.hosts import Hosts
 from tests.servers import ServerProcess, free_port
 
-SECRET = {"QUIRE_JOIN_TOKEN": "of-the-tests-" + "x" * 32}
 LONG = {"prompt": [5, 6, 7, 8], "max_tokens": 300, "temperature": 0.9, "seed": 4, "extra_body": {"ignore_eos": True}}
-
-
-class Hosts:
-    """Node 0, and node 1 at another address, with the same checkpoint in another folder."""
-
-    def __init__(self, folder: Path, checkpoint: Path) -> None:
-        self._folder = folder
-        self._copy = folder / "copy"
-        self._copy.symlink_to(checkpoint)
-        self._where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-        self.node = self.start_node()  # before node 0, whose port nobody listens at
-        options = ["--tensor-parallel-size", "2", "--num-gpu-blocks-override", "256", "--served-model-name", "tiny"]
-        self.server = ServerProcess(folder, str(checkpoint), *options, *self._where, env=SECRET)
-
-    def start_node(self, *arguments: str, env: dict[str, str] = SECRET) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "quire", "serve", str(self._copy), "--headless"]
-        with (self._folder / "node.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, *self._where, *(arguments or ("--node-rank", "1"))],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environ | {"OMP_NUM_THREADS": "1", "QUIRE_HOST_IP": "127.0.0.2"} | env,
-            )
-
-    def node_log(self) -> str:
-        return (self._folder / "node.log").read_text()
-
-    def engine(self) -> dict[str, Any]:
-        return httpx.get(self.server.base_url + "/health", timeout=30).json()["engine"]
-
-    def close(self) -> None:
-        try:
-            self.server.stop()
-        finally:
-            self.node.terminate()
-            assert self.node.wait(30) == 0
 
 
 @pytest.fixture(scope="module")
 def hosts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    made = Hosts(tmp_path_factory.mktemp("hosts"), checkpoint("llama"))
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    options = ["--tensor-parallel-size", "2", "--num-gpu-blocks-override", "256", "--served-model-name", "tiny"]
+    folder, number = tmp_path_factory.mktemp("hosts"), ["--node-rank", "1"]
+    made = Hosts(folder, checkpoint("llama"), where, number, options, node_first=True)
     try:
         made.server.wait_until_ready()
         yield made
@@ -96,16 +59,14 @@ def test_a_stream_survives_the_death_of_the_other_host(hosts: Hosts) -> None:
     state = missed.result()
     assert (state["state"], state["waits_for"]) == ("restarting", "node 1 of 2")
     assert "ode 1" in state["reason"] or "Worker tp" in state["reason"]
-    assert "waits_for" not in hosts.engine()
+    assert "waits_for" not in hosts.health()["engine"]
 
 
 def _restart_node_when_it_is_missed(hosts: Hosts) -> dict[str, Any]:
     """What /health said of the engine meanwhile."""
-    deadline = time.monotonic() + 60
-    while (state := hosts.engine()).get("waits_for") != "node 1 of 2" and time.monotonic() < deadline:
-        time.sleep(0.05)
+    missing = hosts.wait_for_health(lambda health: health["engine"].get("waits_for") == "node 1 of 2")
     hosts.node = hosts.start_node()
-    return state
+    return missing["engine"]
 
 
 def test_nodes_that_cannot_join_end_with_a_sentence(hosts: Hosts) -> None:
