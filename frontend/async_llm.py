@@ -4,6 +4,7 @@ What concerns the engine and no request is in `control/engine_control.py`.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from quire.core.config.engine_args import EngineArgs
@@ -148,6 +149,8 @@ class AsyncLLM(EngineControl):
             restarts=Restarts if visits is None else FollowsKeeper,
             known=known,
         )
+        for number, statistics in enumerate(metrics.engines if metrics else []):
+            statistics.status = partial(client.status_of, number)
         log = None
         if args.observability.enable_log_requests:
             log = RequestLog(max_length=max_log_len, outputs=log_outputs, deltas=log_deltas)

@@ -61,7 +61,9 @@ def test_streams_of_a_lost_host_go_on_at_the_other_and_it_may_come_back(hosts: H
     assert missing["engine"]["state"] == "serving"
     engine = missing["engines"][1]
     assert (engine["state"], engine["waits_for"]) == ("restarting", "the host of engine 1")
+    assert (hosts.metrics("quire:engine_up"), hosts.metrics("quire:engine_waits_for")) == ({"0": 1, "1": 0}, {"1": 1})
     hosts.node = hosts.start_node()
     back = hosts.wait_for_health(lambda health: health["engines"][1]["state"] == "serving")
     assert "waits_for" not in back["engines"][1]
     assert answers(hosts.server, 30) == answers(server, 30)
+    assert (hosts.metrics("quire:engine_up"), hosts.metrics("quire:engine_waits_for")) == ({"0": 1, "1": 1}, {})

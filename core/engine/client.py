@@ -18,7 +18,7 @@ from quire.core.engine.fleet_status import FleetStatus, agreed
 from quire.core.engine.link import EngineLink
 from quire.core.engine.placement import placement_on
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import Launcher
+from quire.core.engine.supervisor import EngineStatus, Launcher
 from quire.core.errors import QuireError
 from quire.core.logging import get_logger
 from quire.core.routing.router import RoutingRules
@@ -207,6 +207,10 @@ class EngineClient:
     def status(self) -> FleetStatus:
         """The state of all engines, and of each."""
         return FleetStatus.of([link.status() for link in self._links])
+
+    def status_of(self, number: int) -> EngineStatus:
+        """The state of the engine with a number."""
+        return self._links[number].status()
 
     async def close(self) -> None:
         """Fails unfinished requests and stops the engines: politely those that serve, by force all others."""

@@ -1,9 +1,10 @@
 """What an engine reports of itself, whoever its requests come from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
 
+from quire.core.engine.supervisor import EngineStatus
 from quire.core.wire.protocol import SchedulerStats
 from quire.frontend.metrics.families import Labelled
 from quire.frontend.metrics.histogram import Histogram
@@ -17,11 +18,15 @@ class EngineStatistics:
     Args:
         families: makes families with the engine's labels.
         cache_info: labels of `vllm:cache_config_info`: facts about the KV cache.
+
+    Attributes:
+        status: asks for the engine's state; None where nobody knows it.
     """
 
     def __init__(self, families: Labelled, cache_info: dict[str, str] | None = None) -> None:
         self._families = families
         self.cache_info = cache_info or {}
+        self.status: Callable[[], EngineStatus] | None = None
         self.stats = SchedulerStats()  # the latest gauges
         self.computed_prompt_tokens = 0  # as chunks are done
         self.generated_tokens = 0
@@ -87,3 +92,12 @@ class EngineStatistics:
         yield families.histogram(
             "iteration_tokens_total", "Tokens a step generated, and those of prompts it ended.", self._step_tokens
         )
+        if self.status is not None:
+            yield from self._state(self.status())
+
+    def _state(self, status: EngineStatus) -> Iterator[Metric]:
+        families, is_up = self._families.own(), status.state == "serving"
+        yield families.gauge("engine_up", "1 while the engine serves, 0 while it starts or is gone.", is_up)
+        if status.waits_for is not None:
+            text = "1 while the engine waits for what its label names, such as another host."
+            yield families.info("engine_waits_for", text, {"waits_for": status.waits_for}, 1)

@@ -80,6 +80,8 @@ class ServerGroup:
         model_name = ServedModel.from_args(setup.args, setup.folder).name
         self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
         self._keepers = [EngineKeeper(number, each, self) for number, each in enumerate(setup.launchers)]
+        for statistics, keeper in zip(self._statistics, self._keepers, strict=True):
+            statistics.status = keeper.status
         self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
         self._servers: dict[int, _Server] = {}
         self._metrics = SharedMetrics(self._ask, self._own_families)

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.core.engine.supervisor import EngineStatus
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.metrics.histogram import Histogram
 from quire.frontend.metrics.metrics import Metrics
@@ -241,3 +242,13 @@ def test_several_engines_are_told_apart_and_what_is_of_none_is_added_up() -> Non
     metrics.on_stats(1, totals(3))
     assert [line.split(" ", 3)[:2] for line in lines.next_lines(10.0)] == [["engine", "2:"], ["engine", "3:"]]
     assert "running 6, waiting 4" in StatsLog(metrics.engines, aggregate=True).next_lines(10.0)[0]
+
+
+def test_what_an_engine_waits_for_is_told(metrics: Metrics) -> None:
+    up, waits = "quire:engine_up", "quire:engine_waits_for{waits_for=node 1 of 2}"
+    assert up not in scrape(metrics)
+    status = EngineStatus("restarting", None, "It was killed.", "node 1 of 2")
+    metrics.engines[0].status = lambda: status
+    assert (scrape(metrics)[up], scrape(metrics)[waits]) == (0, 1)
+    status = EngineStatus("serving", 0.5)
+    assert (scrape(metrics)[up], waits in scrape(metrics)) == (1, False)
