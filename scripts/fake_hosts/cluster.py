@@ -1,0 +1,156 @@
+"""Hosts that serve one model in a layout, seen from another one that has none of it."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from fake_hosts.host import SECRET, Host
+from fake_hosts.switch import Port, Switch
+
+DEMO_MODEL = Path(__file__).parents[2] / "quire" / "demo_model"
+PROMPTS = ("Once upon a time", "The capital of France is", "def add(a, b):")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is divided over hosts.
+
+    Attributes:
+        options: of `quire serve` on all of them.
+        has_engines: each host has a whole engine, and not some workers of one.
+        is_mixture: the model has experts.
+    """
+
+    options: tuple[str, ...] = ()
+    num_hosts: int = 2
+    has_engines: bool = False
+    is_mixture: bool = False
+
+
+LAYOUTS = {
+    "TP 2": Layout(("--tensor-parallel-size", "2")),
+    "PP 2": Layout(("--pipeline-parallel-size", "2")),
+    "TP 2 with experts": Layout(("--tensor-parallel-size", "2"), is_mixture=True),
+    "EP 2": Layout(("--tensor-parallel-size", "2", "--enable-expert-parallel"), is_mixture=True),
+    "DP 2": Layout(has_engines=True),
+    "PP 2 x TP 2": Layout(("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"), num_hosts=4),
+    "DP 4": Layout(has_engines=True, num_hosts=4),
+}
+
+
+def make_mixture(folder: Path) -> Path:
+    """A checkpoint with the demo model's tokenizer and a small mixture's settings; its weights are random numbers."""
+    folder.mkdir()
+    for path in DEMO_MODEL.iterdir():
+        if path.suffix != ".safetensors":
+            (folder / path.name).symlink_to(path)
+    settings = json.loads((DEMO_MODEL / "config.json").read_text()) | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64, "norm_topk_prob": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }  # fmt: skip
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+class Cluster:
+    """The first hosts of `hosts`, as many as the layout has; the first is node 0.
+
+    Args:
+        observer: the port through which requests come.
+        mixture: the checkpoint of layouts with experts.
+    """
+
+    def __init__(self, layout: Layout, switch: Switch, hosts: list[Host], observer: Port, mixture: Path) -> None:
+        self.switch = switch
+        self.hosts = hosts[: layout.num_hosts]
+        self._layout = layout
+        self._observer = observer
+        self._model = [str(mixture), "--load-format", "dummy"] if layout.is_mixture else [str(DEMO_MODEL)]
+        self._name = "mixture" if layout.is_mixture else "quire-demo"
+        size, head = str(layout.num_hosts), hosts[0].address
+        if layout.has_engines:
+            self._where = ["--data-parallel-size", size, "--data-parallel-size-local", "1", "--master-addr", head]
+        elif layout.num_hosts > 1:
+            self._where = ["--nnodes", size, "--master-addr", head]
+        else:
+            self._where = []
+
+    def start(self) -> None:
+        """Starts all hosts, and returns when they serve."""
+        for number in range(1, len(self.hosts)):
+            self.start_node(number)
+        self.start_head()
+        self.wait_until_ready()
+
+    def start_head(self) -> None:
+        """Starts node 0."""
+        head = self.hosts[0]
+        # In float32, where no order of additions makes another token the likeliest.
+        numbers = ["--dtype", "float32", "--max-model-len", "2k", "--served-model-name", self._name]
+        head.start(*self._model, "--host", head.address, *numbers, *self._layout.options, *self._where)
+
+    def start_node(self, number: int, secret: str = SECRET) -> None:
+        """Starts another node."""
+        flag = "--data-parallel-start-rank" if self._layout.has_engines else "--node-rank"
+        self.hosts[number].start(*self._model, "--headless", flag, str(number), *self._where, secret=secret)
+
+    def wait_until_ready(self) -> None:
+        """Returns when every engine serves."""
+        self.wait(lambda: set(self.states()) == {"serving"})
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 180) -> float:
+        """Seconds until the condition is met."""
+        started = time.monotonic()
+        while not condition():
+            # A host that was killed on purpose has ended by a signal.
+            has_failed = any(host.process is not None and (host.process.poll() or 0) > 0 for host in self.hosts)
+            if has_failed or time.monotonic() - started > seconds:
+                logs = "\n".join(host.log()[-3000:] for host in self.hosts)
+                raise SystemExit(f"it did not start, or not in time:\n{logs}")
+            time.sleep(0.02)
+        return time.monotonic() - started
+
+    def states(self) -> list[str]:
+        """Of all engines; nothing if node 0 does not answer."""
+        try:
+            health = httpx.get(f"{self._url}/health", timeout=5).json()
+            return [each["state"] for each in health.get("engines") or [health["engine"]]]
+        except (httpx.HTTPError, KeyError):
+            return []
+
+    def texts(self) -> list[str]:
+        """Answers whose tokens are those of any layout."""
+        return ["".join(self.stream(prompt, 60, seed)) for seed, prompt in enumerate(PROMPTS)]
+
+    def stream(self, prompt: str, max_tokens: int, seed: int = 0) -> Iterator[str]:
+        """The texts of tokens, of the last engine if there are several."""
+        body = {
+            "model": self._name, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "stream": True,
+            "temperature": 0.8 if seed else 0.0, "ignore_eos": True,
+        }  # fmt: skip
+        headers = {"X-data-parallel-rank": str(len(self.hosts) - 1)} if self._layout.has_engines else {}
+        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=180) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line[6:])["choices"][0]["text"]
+
+    def sent(self) -> tuple[int, int]:
+        """Bytes and frames that hosts have sent each other. Each is counted at both ends, or at the observer's."""
+        ports, observer = [host.port for host in self.hosts], self._observer
+        num_bytes = sum(port.num_bytes for port in ports) - observer.num_bytes
+        num_frames = sum(port.num_frames for port in ports) - observer.num_frames
+        return num_bytes // 2, num_frames // 2
+
+    def end(self) -> None:
+        """Ends all hosts' processes."""
+        for host in self.hosts:
+            host.end()
+
+    @property
+    def _url(self) -> str:
+        return f"http://{self.hosts[0].address}:8000"
