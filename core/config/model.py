@@ -80,7 +80,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Literal["auto", "quire", "vllm", "transformers"],
         Meta(
             description="Who implements the architecture: quire (vllm means the same), the class of the Transformers "
-            "library with Quire's parts, or auto: quire where it has the architecture."
+            "library with Quire's parts, or auto: quire where it has the architecture with all settings."
         ),
     ] = "auto"
     trust_remote_code: Annotated[

@@ -69,7 +69,7 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
         memories.append(memory)
         grants.append(grant)
     return LoadPlan(
-        is_native=is_native(config.spec),
+        is_native=is_native(stages[0]),
         num_parameters=_num_parameters(config, context),
         ranks=[_rank_plan(rank, memory) for rank, memory in zip(held, memories, strict=True)],
         kv_groups=held[0].groups,

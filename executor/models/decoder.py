@@ -30,6 +30,10 @@ from quire.executor.layers.vocabulary import (
 from quire.ops.backend import PlainActivation
 
 
+class SettingError(ModelLoadError):
+    """A setting of config.json that the family's file here does not read. Its class of Transformers may."""
+
+
 class SelfAttention(Protocol):
     """`Attention`, or another layer that reads and writes the step's pages."""
 
@@ -229,7 +233,7 @@ def activation_of(spec: ModelSpec, field: str, default: str = "silu") -> PlainAc
     """The activation that config.json names in `field`, or else the family's `default`.
 
     Raises:
-        ModelLoadError: an activation that no layer here has.
+        SettingError: an activation that no layer here has.
     """
     known: dict[str, PlainActivation] = {
         "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -237,7 +241,7 @@ def activation_of(spec: ModelSpec, field: str, default: str = "silu") -> PlainAc
     }  # fmt: skip
     name = spec.hf_config.get(field, default)
     if name not in known:
-        raise ModelLoadError(
+        raise SettingError(
             f"{spec.name}: {field} {name!r} is not supported in {spec.architecture}; only {', '.join(known)}."
         )
     return known[name]

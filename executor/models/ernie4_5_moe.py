@@ -5,13 +5,12 @@ from dataclasses import replace
 import torch
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mixture import Mixture, PartialLayer, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
-from quire.executor.models.decoder import FeedForward, MLPMaker, activation_of, mlp_maker, size_of
+from quire.executor.models.decoder import FeedForward, MLPMaker, SettingError, activation_of, mlp_maker, size_of
 from quire.executor.models.llama import LlamaForCausalLM
 from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights
 from quire.ops.routing import Routing
@@ -22,7 +21,7 @@ class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         if spec.hf_config.get("use_bias"):
-            raise ModelLoadError(f"{spec.name}: use_bias is not supported in {spec.architecture}.")
+            raise SettingError(f"{spec.name}: use_bias is not supported in {spec.architecture}.")
         pairs = Pairs(spec.head_dim, spec.head_dim)
         pieces = {f"self_attn.{name}_proj": Piece(f"self_attn.{name}_proj", pairs=pairs) for name in "qk"}
         context = replace(context, weights=RearrangedWeights(context.weights, pieces))

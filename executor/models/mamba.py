@@ -4,11 +4,10 @@ from dataclasses import replace
 from typing import Literal
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mamba import MambaMixer, MambaShape
 from quire.executor.layers.norm import NormStyle, RMSNorm
-from quire.executor.models.decoder import size_of, vocabulary_ends
+from quire.executor.models.decoder import SettingError, size_of, vocabulary_ends
 from quire.executor.models.hybrid import HybridDecoder, MixerBlock, places_by_kind
 from quire.executor.weights.rearranged import RearrangedWeights
 
@@ -23,7 +22,7 @@ class MambaForCausalLM(HybridDecoder):
         config, size = spec.hf_config, spec.hidden_size
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
-            raise ModelLoadError(
+            raise SettingError(
                 f"{spec.name}: hidden_act {activation!r} is not supported in {spec.architecture}; only silu."
             )
         ends = {"model.embed_tokens": "backbone.embeddings", "model.norm": "backbone.norm_f"}

@@ -4,11 +4,10 @@ import math
 from dataclasses import replace
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mamba2 import Mamba2Mixer, Mamba2Shape
 from quire.executor.layers.norm import NormStyle, RMSNorm
-from quire.executor.models.decoder import vocabulary_ends
+from quire.executor.models.decoder import SettingError, vocabulary_ends
 from quire.executor.models.hybrid import HybridDecoder, MixerBlock, places_by_kind
 from quire.executor.weights.rearranged import RearrangedWeights
 
@@ -53,10 +52,10 @@ def _refuse(spec: ModelSpec) -> None:
     """Refuses options of config.json that no checkpoint uses.
 
     Raises:
-        ModelLoadError: another activation than SiLU.
+        SettingError: another activation than SiLU.
     """
     activation = spec.hf_config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ModelLoadError(
+        raise SettingError(
             f"{spec.name}: hidden_act {activation!r} is not supported in {spec.architecture}; only silu."
         )

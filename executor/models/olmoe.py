@@ -1,13 +1,19 @@
 """OLMoE (arXiv:2409.02060): 64 small experts, and the attention of OLMo 2 behind norms."""
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import PreNormDecoder, activation_of, attention_shape, norm_style, size_of
+from quire.executor.models.decoder import (
+    PreNormDecoder,
+    SettingError,
+    activation_of,
+    attention_shape,
+    norm_style,
+    size_of,
+)
 from quire.executor.models.olmo2 import Olmo2Attention
 from quire.ops.routing import Routing
 
@@ -18,7 +24,7 @@ class OlmoeForCausalLM(PreNormDecoder):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
         if config.get("clip_qkv") is not None:
-            raise ModelLoadError(f"{spec.name}: clip_qkv {config['clip_qkv']} is not supported; only null.")
+            raise SettingError(f"{spec.name}: clip_qkv {config['clip_qkv']} is not supported; only null.")
         rotary, bias = RotaryEmbedding(context, config, spec.head_dim), config.get("attention_bias", False)
         num_experts, top_k = size_of(spec, "num_experts", "num_local_experts"), size_of(spec, "num_experts_per_tok")
         shape = ExpertShape(num_experts, spec.hidden_size, size_of(spec, "intermediate_size"))

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
@@ -12,6 +11,7 @@ from quire.executor.layers.vocabulary import positioned_embedding
 from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import (
     Decoder,
+    SettingError,
     activation_of,
     attention_shape,
     layer_places,
@@ -39,9 +39,9 @@ class OPTForCausalLM(Decoder):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
         if not config.get("do_layer_norm_before", True) or config.get("word_embed_proj_dim", size) != size:
-            raise ModelLoadError(
+            raise SettingError(
                 f"{spec.name}: OPT with do_layer_norm_before false or a word_embed_proj_dim of its own has no file "
-                "here. Serve it with --model-impl transformers."
+                "here; its class of Transformers has, with --model-impl auto."
             )
         context = replace(
             context,

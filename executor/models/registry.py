@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.logging import get_logger
 from quire.executor.layers.attention import LayerKV
 from quire.executor.models.base import Model, ModelContext
-from quire.executor.models.decoder import SIZES, check_supported
+from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.unknown import explain_unknown
+
+logger = get_logger(__name__)
 
 ARCHITECTURES: dict[str, tuple[str, str]] = {
     "BambaForCausalLM": ("bamba", "BambaForCausalLM"),
@@ -81,9 +84,9 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
 """config.json's architecture → (module of this folder, class)."""
 
 
-def is_native(spec: ModelSpec) -> bool:
+def is_native(model: Model) -> bool:
     """Whether a file here implements the model, and not Transformers' class."""
-    return spec.implementation == "quire" or (spec.implementation == "auto" and spec.architecture in ARCHITECTURES)
+    return not type(model).__module__.startswith(f"{__package__}.transformers.")
 
 
 def build_model(spec: ModelSpec, context: ModelContext) -> Model:
@@ -93,11 +96,6 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
         ModelLoadError: an architecture that neither a file here nor Transformers has, a checkpoint that does not fit
             it, or experts that are to be divided where there are none.
     """
-    if context.sequences is not None and not is_native(spec):
-        raise ModelLoadError(
-            f"{spec.name}: --decode-context-parallel-size is not there for classes of Transformers; use "
-            "--tensor-parallel-size alone."
-        )
     model = _build(spec, context)
     if context.sequences is not None and not all(isinstance(kv, LayerKV) for kv in model.kv_layers):
         raise ModelLoadError(
@@ -114,21 +112,41 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
 def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if spec.model_class is not None and spec.implementation == "auto":
         return _registered_class(spec)(spec, context)
-    if not is_native(spec):
-        # Imported here: it takes a second, for these models only.
-        from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
-
-        try:
-            return build_transformers_model(spec, context)
-        except UnknownModelError:
-            raise ModelLoadError(explain_unknown(spec, ARCHITECTURES)) from None
-    if spec.architecture not in ARCHITECTURES:
+    has_file = spec.architecture in ARCHITECTURES
+    if spec.implementation == "transformers" or (spec.implementation == "auto" and not has_file):
+        return _transformers_model(spec, context)
+    if not has_file:
         raise ModelLoadError(explain_unknown(spec, ARCHITECTURES))
     module_name, class_name = ARCHITECTURES[spec.architecture]
     module = importlib.import_module(f"quire.executor.models.{module_name}")  # on demand: only one family is needed
     model_class = getattr(module, class_name)
     check_supported(spec, getattr(model_class, "SIZES", SIZES))
-    return model_class(spec, context)
+    try:
+        return model_class(spec, context)
+    except SettingError as refusal:
+        if spec.implementation == "quire":
+            raise
+        try:
+            model = _transformers_model(spec, context)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{refusal} Nor does its class of Transformers serve it: {error}") from error
+        logger.info("%s Its class of Transformers is served instead.", refusal)
+        return model
+
+
+def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
+    # Imported here: it takes a second, for these models only.
+    from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
+
+    if context.sequences is not None:
+        raise ModelLoadError(
+            f"{spec.name}: --decode-context-parallel-size is not there for classes of Transformers; use "
+            "--tensor-parallel-size alone."
+        )
+    try:
+        return build_transformers_model(spec, context)
+    except UnknownModelError:
+        raise ModelLoadError(explain_unknown(spec, ARCHITECTURES)) from None
 
 
 def _registered_class(spec: ModelSpec) -> Callable[[ModelSpec, ModelContext], Model]:

@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -244,11 +245,17 @@ def test_long_contexts_choose_the_long_factors(checkpoint: Checkpoints) -> None:
     torch.testing.assert_close(got.log_softmax(dim=-1), expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
 
 
-def test_what_opt_350m_has_alone_is_left_to_transformers(checkpoint: Checkpoints) -> None:
-    folder = checkpoint("opt", ffn_dim=100, word_embed_proj_dim=64)
-    for config in ({"do_layer_norm_before": False}, {"word_embed_proj_dim": 32}):
-        with pytest.raises(ModelLoadError, match="--model-impl transformers"):
-            load_model(read_spec(folder, **config))
+def test_settings_that_a_file_does_not_read_are_left_to_transformers(checkpoint: Checkpoints) -> None:
+    """Those of OPT 350M, and an activation of nobody's."""
+    opt = checkpoint("opt", ffn_dim=100, word_embed_proj_dim=32, do_layer_norm_before=False)
+    for folder, message in ((opt, "has no file here"), (checkpoint("llama", hidden_act="tanh"), "hidden_act 'tanh'")):
+        spec, token_ids = read_spec(folder), list(range(5, 40))
+        got = PagedDriver(load_model(spec), 1, 64).step({0: token_ids})[0].log_softmax(dim=-1)
+        torch.testing.assert_close(got, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
+        with pytest.raises(ModelLoadError, match=message):
+            load_model(msgspec.structs.replace(spec, implementation="quire"))
+    with pytest.raises(ModelLoadError, match=r"'tanh' is not supported.*cannot be divided into pipeline stages"):
+        load_model(read_spec(folder), layers=range(1))
 
 
 def test_more_tokens_than_learned_positions_are_refused(checkpoint: Checkpoints) -> None:
