@@ -17,7 +17,7 @@ from quire.executor.inspection.folders import copy_others, make_empty
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.aligned_file import write_aligned
+from quire.executor.weights.aligned_file import AlignedWriter, writing
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packed_state import (
     INDEX,
@@ -55,10 +55,10 @@ def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
     num_bytes = 0
     for rank in range(size):
         path, group = folder / file_name(rank), ParallelGroup(rank, size)
-        with _opened(config, rank) as weights, torch.inference_mode():
-            recorder = Recorder(ops, weights)
+        with _opened(config, rank) as weights, writing(path) as writer, torch.inference_mode():
+            recorder = Recorder(ops, weights, writer)
             build_model(spec, ModelContext.of(config, ops, group, device, recorder, recorder))
-            num_bytes += write_aligned(path, *recorder.content())
+            num_bytes += writer.finish({INDEX: recorder.index()})
         with (
             contextlib.closing(PackedState(path, ops, dtype, device, config.quantization)) as packed,
             torch.inference_mode(),
@@ -96,55 +96,55 @@ def _opened(config: EngineConfig, rank: int) -> Iterator[WeightReader]:
 
 
 class Recorder:
-    """See `Packing` and `WeightReader`: reads and packs for a model that is being built, and keeps what it was given.
+    """See `Packing` and `WeightReader`: reads and packs for a model that is being built, and writes what it was given.
 
-    What is read in order to be packed is not kept.
+    The model gets no packed weight: it will not run, and would hold all of them in memory. What is read in order to be
+    packed is not written.
     """
 
-    def __init__(self, ops: Backend[Any, Any, Any], weights: WeightReader) -> None:
+    def __init__(self, ops: Backend[Any, Any, Any], weights: WeightReader, writer: AlignedWriter) -> None:
         self._ops = ops
         self._weights = weights
+        self._writer = writer
         self._is_packing = False
-        self._tensors: dict[str, Tensor] = {}
         self._parts: list[PackedPart] = []
         self._found: dict[str, tuple[tuple[int, ...], str] | None] = {}
 
-    def content(self) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
-        """Tensors and metadata of the rank's file."""
+    def index(self) -> str:
+        """What a start has to know of the tensors that were written."""
         shapes = self._weights.shapes
         index = Index(parts=self._parts, found=self._found, shapes=None if shapes is None else dict(shapes))
-        return self._tensors, {INDEX: msgspec.json.encode(index).decode()}
+        return msgspec.json.encode(index).decode()
 
-    def linear(self, read: ReadLinear) -> Any:
+    def linear(self, read: ReadLinear) -> None:
         with self._packing():
             weight, bias = read()
-        return self._keep(self._ops.pack_linear(weight, bias), weight.shape)
+        self._write(self._ops.pack_linear(weight, bias), weight.shape)
 
-    def gated_linear(self, read: ReadLinear) -> Any:
+    def gated_linear(self, read: ReadLinear) -> None:
         with self._packing():
             weight, bias = read()
-        return self._keep(self._ops.pack_gated_linear(weight, bias), weight.shape)
+        self._write(self._ops.pack_gated_linear(weight, bias), weight.shape)
 
-    def experts(self, read: ReadExperts, num_experts: int) -> Any:
+    def experts(self, read: ReadExperts, num_experts: int) -> None:
         with self._packing():
-            return self._keep(self._ops.pack_experts(read(), num_experts))
+            self._write(self._ops.pack_experts(read(), num_experts))
 
     def numbers(self, read: Callable[[], Tensor]) -> Tensor:
         if self._is_packing:
             return read()
         with self._packing():
             numbers = read()
-        self._keep(numbers.clone())
+        self._write(numbers)
         return numbers
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         tensor = self._weights.read(name, shape, shard, dtype)
-        if not self._is_packing:
-            self._tensors.setdefault(
-                read_key(name, shard, tensor.dtype), tensor.clone()
-            )  # the model may change its own
+        key = read_key(name, shard, tensor.dtype)
+        if not self._is_packing and key not in self._writer:
+            self._writer.add(key, tensor)
         return tensor
 
     @property
@@ -162,12 +162,12 @@ class Recorder:
     def close(self) -> None:
         """The reader below is closed by whoever opened it."""
 
-    def _keep(self, packed: Any, shape: Sequence[int] = ()) -> Any:
+    def _write(self, packed: object, shape: Sequence[int] = ()) -> None:
         stored: StoredWeight = take_apart(packed, shape)
         names = [f"part {len(self._parts)}.{index}" for index in range(len(stored.tensors))]
-        self._tensors |= dict(zip(names, stored.tensors, strict=True))
+        for name, tensor in zip(names, stored.tensors, strict=True):
+            self._writer.add(name, tensor)
         self._parts.append(PackedPart(stored.form, names, stored.shape))
-        return packed
 
     @contextlib.contextmanager
     def _packing(self) -> Iterator[None]:

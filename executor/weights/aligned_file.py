@@ -3,9 +3,13 @@
 Format: https://huggingface.co/docs/safetensors. The library's own writer aligns to a tensor's numbers alone.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -13,29 +17,63 @@ from torch import Tensor
 from quire.executor.weights.tensor_files import SAFETENSORS_DTYPES
 
 ALIGNMENT = 64
+_COPIED_AT_ONCE = 16 << 20
 _NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
-def write_aligned(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
-    """Writes dense copies of `tensors`, one after another, and between them tensors of zeros. Returns the bytes.
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator["AlignedWriter"]:
+    """A writer of the file `path`, in whose folder the tensors wait.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: nothing can be written there.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.nbytes
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end + -end % ALIGNMENT
-        if offset > end:  # the format has no gaps
-            header[f"padding {end}"] = {"dtype": "U8", "shape": [offset - end], "data_offsets": [end, offset]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            dense = tensor.detach().cpu().contiguous()
-            file.write(dense.flatten().view(torch.uint8).numpy().data)
-            file.write(bytes(-tensor.nbytes % ALIGNMENT))
-        return file.tell()
+    with tempfile.TemporaryFile(dir=path.parent) as data:
+        yield AlignedWriter(path, data)
+
+
+class AlignedWriter:
+    """Writes a file of dense tensors one after another, and between them tensors of zeros.
+
+    Tensors wait on the disk, not in memory: what comes first in the file is known last. So the disk has them twice
+    for as long as `finish` takes.
+    """
+
+    def __init__(self, path: Path, data: IO[bytes]) -> None:
+        """`data` is an empty file that may be read, too."""
+        self._path = path
+        self._data = data
+        self._header: dict[str, object] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._header
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Writes `tensor`, which may change afterwards.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        dense = tensor.detach().cpu().contiguous()
+        start = self._data.tell()
+        self._data.write(dense.flatten().view(torch.uint8).numpy().data)
+        end = self._data.tell()
+        self._header[name] = {"dtype": _NAMES[dense.dtype], "shape": list(dense.shape), "data_offsets": [start, end]}
+        if padding := -end % ALIGNMENT:  # the format has no gaps
+            self._data.write(bytes(padding))
+            offsets = [end, end + padding]
+            self._header[f"padding {end}"] = {"dtype": "U8", "shape": [padding], "data_offsets": offsets}
+
+    def finish(self, metadata: Mapping[str, str]) -> int:
+        """Makes the file of what was added. Returns its bytes.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        text = json.dumps({"__metadata__": dict(metadata), **self._header}, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNMENT)
+        self._data.seek(0)
+        with self._path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            shutil.copyfileobj(self._data, file, _COPIED_AT_ONCE)
+            return file.tell()

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from quire.executor.inspection.load_plan import plan_load
 from quire.executor.inspection.pack_writer import pack_model
 from quire.executor.memory.dry_build import _tensors
 from quire.executor.weights import packed_state
-from quire.executor.weights.aligned_file import ALIGNMENT, write_aligned
+from quire.executor.weights.aligned_file import ALIGNMENT, writing
 from quire.executor.weights.packed_state import MANIFEST, file_name, open_packed
 from quire.frontend.cli.main import QUIRE
 from quire.ops.cpu.fallbacks import Fallbacks
@@ -122,7 +123,11 @@ def test_a_start_packs_nothing_and_maps_the_file(packed: Path, monkeypatch: pyte
 def test_tensors_begin_at_cache_lines_and_other_programs_read_them(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(3), "b": torch.randn(5, 7).bfloat16(), "c": torch.zeros(0), "d": torch.tensor(2.5)}
     path = tmp_path / "file.safetensors"
-    assert write_aligned(path, tensors, {"note": "text"}) == path.stat().st_size
+    with writing(path) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        assert writer.finish({"note": "text"}) == path.stat().st_size
+    assert list(tmp_path.iterdir()) == [path]
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == {"note": "text"}
         for name, tensor in tensors.items():
@@ -130,6 +135,30 @@ def test_tensors_begin_at_cache_lines_and_other_programs_read_them(tmp_path: Pat
             assert read.dtype == tensor.dtype
             assert torch.equal(read, tensor)
             assert read.data_ptr() % ALIGNMENT == 0
+
+
+def test_a_packed_weight_is_in_memory_until_it_is_written(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    kind = type(bind("cpu"))
+
+    def watch(name: str) -> None:
+        pack_one = getattr(kind, name)
+
+        def watched(*args: Any) -> Any:
+            assert [each for ref in alive if (each := ref()) is not None] == []
+            packed = pack_one(*args)
+            alive.extend(weakref.ref(tensor) for tensor in _tensors(packed, set()))
+            return packed
+
+        monkeypatch.setattr(kind, name, watched)
+
+    for name in ("pack_linear", "pack_gated_linear", "pack_experts"):
+        watch(name)
+    config = engine_config(checkpoint("mixtral"), quantization="int8")
+    pack_model(config, tmp_path / "packed")
+    assert len(alive) > 8
 
 
 @pytest.mark.parametrize(
