@@ -42,6 +42,7 @@ from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
+from quire.executor.step.divided_forward import DividedForward
 from quire.executor.step.drafts import Drafter
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.forward import Forward
@@ -77,7 +78,7 @@ class Worker:
         stages: the ranks with the layers before and after this one's; None: this one has all layers.
         transfers: bring values to the host; None: the usual ones for the device.
         drafter: proposes drafts; None: no drafts.
-        context_group: those of `group` with which it divides the positions of sequences, if any.
+        context_group: those with which it divides the positions of sequences, if any.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Worker:
         assert self._model is not None, "load() comes before allocate()"
         assert self._memory is not None
         spec, limits = self._config.spec, self._config.limits
-        block_size = limits.block_size // self._config.layout.context
+        block_size = limits.block_size // self._config.layout.sequence
         shard = None if self._sequences is None else self._sequences.shard
         # Tokens of other ranks' parts are written to a page more, behind those that the scheduler knows.
         tensors, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
@@ -184,7 +185,13 @@ class Worker:
             shard,
             num_pages,
         )
-        forward = Forward(self._model, self._ops, caches, block_size, states, self._stage(self._model), shard)
+        stage, divided = self._stage(self._model), self._sequences
+        if divided is not None and divided.divides_tokens:
+            forward: Forward = DividedForward(
+                self._model, self._ops, caches, block_size, stage, divided.group, divided.shard
+            )
+        else:
+            forward = Forward(self._model, self._ops, caches, block_size, states, stage, shard)
         embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device)
 
         def inputs(*others: SlotState) -> StepInputs:

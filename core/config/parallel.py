@@ -118,11 +118,20 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
             extra={"aliases": ["-dcp"]},
         ),
     ] = 1
+    prefill_context_parallel_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Copies of the model's workers that divide the tokens of each step, and the positions of each "
+            "sequence.",
+            extra={"aliases": ["-pcp"]},
+        ),
+    ] = 1
     cp_kv_cache_interleave_size: Annotated[
         Positive | None,
         Meta(
-            description="With --decode-context-parallel-size, so many neighbouring positions are one worker's; divides "
-            "--block-size. 1 when unset.",
+            description="With --decode-context-parallel-size or --prefill-context-parallel-size, so many neighbouring "
+            "positions are one worker's; divides --block-size. 1 when unset.",
         ),
     ] = None
     enable_expert_parallel: Annotated[

@@ -47,7 +47,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
-    block_size: int = 16  # tokens of a page, on all ranks of Layout.context together
+    block_size: int = 16  # tokens of a page, on all of Layout.sequence ranks together
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: HashAlgorithm = "sha256"
 
@@ -79,7 +79,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     aggregate_engine_logging: bool = False
     quantization: Quantization | None = None
     expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
-    cp_kv_cache_interleave_size: int = 1  # neighbouring positions that one rank of Layout.context keeps
+    cp_kv_cache_interleave_size: int = 1  # neighbouring positions that one of Layout.sequence ranks keeps
     eplb: EplbConfig | None = None  # None: experts stay where they are
     logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: list[str] = []  # module:Class

@@ -11,22 +11,24 @@ class Rank(Struct, array_like=True, frozen=True):
         pipeline: stages divide the layers.
         tensor: the weights of each layer are divided.
         expert: the experts of each layer are divided.
+        prefill: the tokens of each step are divided, and the positions of sequences.
     """
 
     data: int = 0
     pipeline: int = 0
     tensor: int = 0
     expert: int = 0
+    prefill: int = 0
 
     @property
     def is_first(self) -> bool:
         """Whether this worker logs for all that run the same copy of the model."""
-        return not (self.pipeline or self.tensor)
+        return not (self.pipeline or self.prefill or self.tensor)
 
     def __str__(self) -> str:
         """For logs: the tensor coordinate, and those of the others that are not 0: `tp1`, `dp2-pp1-tp0`."""
-        others = (("dp", self.data), ("pp", self.pipeline), ("tp", self.tensor), ("ep", self.expert))
-        return "-".join(f"{name}{value}" for name, value in others if value or name == "tp")
+        names = {"dp": self.data, "pp": self.pipeline, "pcp": self.prefill, "tp": self.tensor, "ep": self.expert}
+        return "-".join(f"{name}{value}" for name, value in names.items() if value or name == "tp")
 
 
 class Layout(Struct, frozen=True, kw_only=True):
@@ -35,8 +37,10 @@ class Layout(Struct, frozen=True, kw_only=True):
     Attributes:
         data: engines, each with a whole copy of the model.
         pipeline: stages of one engine.
-        tensor: workers of one stage.
-        context: neighbouring workers of a stage that hold the same KV heads, and divide the positions of sequences.
+        prefill: copies of a stage's weights, each on `tensor` workers, which divide the tokens of each step and the
+            positions of sequences.
+        tensor: workers of one such copy.
+        context: neighbouring workers of a copy that hold the same KV heads, and divide the positions of sequences.
         expert: workers that divide the experts of a layer among them, whole; 1: experts are divided as `tensor` says.
         nodes: hosts over which the workers of one engine are spread, in the order of their numbers. So the ranks that
             talk most, those of one stage, are neighbours.
@@ -44,6 +48,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     data: int = 1
     pipeline: int = 1
+    prefill: int = 1
     tensor: int = 1
     context: int = 1
     expert: int = 1
@@ -52,15 +57,25 @@ class Layout(Struct, frozen=True, kw_only=True):
     @property
     def num_workers(self) -> int:
         """Workers of one engine."""
-        return self.pipeline * self.tensor
+        return self.pipeline * self.stage_size
+
+    @property
+    def stage_size(self) -> int:
+        """Workers of one pipeline stage."""
+        return self.prefill * self.tensor
+
+    @property
+    def sequence(self) -> int:
+        """Workers that divide the positions of a sequence, where `prefill` or `context` is 1."""
+        return self.prefill * self.context
 
     def reports(self, rank: Rank) -> bool:
         """Whether a worker's results are those of its engine: the last stage samples, and its workers agree."""
-        return rank.pipeline == self.pipeline - 1 and not (rank.tensor or rank.expert)
+        return rank.pipeline == self.pipeline - 1 and not (rank.prefill or rank.tensor or rank.expert)
 
     def number(self, rank: Rank) -> int:
         """The worker's place in `ranks` of its engine."""
-        return rank.pipeline * self.tensor + rank.tensor
+        return (rank.pipeline * self.prefill + rank.prefill) * self.tensor + rank.tensor
 
     @property
     def num_local(self) -> int:
@@ -78,8 +93,9 @@ class Layout(Struct, frozen=True, kw_only=True):
     def ranks(self, data: int = 0) -> list[Rank]:
         """The workers of engine number `data`, stage by stage; their order is that of their numbers."""
         return [
-            Rank(data=data, pipeline=stage, tensor=place, expert=place if self.expert > 1 else 0)
+            Rank(data=data, pipeline=stage, prefill=copy, tensor=place, expert=place if self.expert > 1 else 0)
             for stage in range(self.pipeline)
+            for copy in range(self.prefill)
             for place in range(self.tensor)
         ]
 

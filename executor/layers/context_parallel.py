@@ -1,6 +1,7 @@
 """Attention over sequences whose keys and values are divided by position over ranks that hold the same KV heads."""
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,41 +27,93 @@ class PartialSight(NamedTuple):
     back: Tensor | None = None
 
 
-class ContextParallel:
-    """One rank's part of the positions, and the group that has all of them. The ranks have different query heads.
+class ContextParallel(ABC):
+    """One rank's part of the positions, and the group that has all of them.
 
     Attributes:
-        shard: the part.
+        flag: the option that asks for it.
+        divides_tokens: each rank computes the tokens of its positions alone.
+        group: the ranks that divide the positions.
+        shard: this rank's part.
     """
+
+    flag: ClassVar[str]
+    divides_tokens: ClassVar[bool]
 
     def __init__(self, group: ParallelGroup, run: int) -> None:
         """Runs of `run` positions belong to the ranks of `group` in turn."""
-        self._group = group
+        self.group = group
         self.shard = SequenceShard(group.rank, group.size, run)
 
-    @classmethod
-    def of(cls, config: EngineConfig, tensor: ParallelGroup, group: ParallelGroup | None) -> "ContextParallel | None":
+    @staticmethod
+    def of(config: EngineConfig, tensor: ParallelGroup, group: ParallelGroup | None) -> "ContextParallel | None":
         """What `config` asks for; None if every rank keeps all positions.
 
         Args:
             tensor: all ranks that share each layer's weights.
-            group: those of them with which the rank divides positions; None: it will not compute.
+            group: the ranks with which this one divides positions; None: it will not compute.
         """
-        size = config.layout.context
-        if size == 1:
-            return None
-        return cls(group or ParallelGroup(tensor.rank % size, size), config.cp_kv_cache_interleave_size)
+        layout, run = config.layout, config.cp_kv_cache_interleave_size
+        if layout.prefill > 1:
+            return PrefillContextParallel(group or ParallelGroup(0, layout.prefill), run)
+        if layout.context > 1:
+            return DecodeContextParallel(group or ParallelGroup(tensor.rank % layout.context, layout.context), run)
+        return None
 
     def check(self, form: AttentionForm) -> None:
         """Raises ModelLoadError for attention that depends on where keys lie in a sequence, or has sinks."""
         if (form.window, form.chunk, form.sinks, form.slopes) != (None, None, None, None):
             raise ModelLoadError(
-                "--decode-context-parallel-size needs attention to all tokens alike; this model has windows, chunks, "
+                f"{self.flag} needs attention to all tokens alike; this model has windows, chunks, "
                 "sinks or ALiBi. Use --tensor-parallel-size alone."
             )
 
+    @abstractmethod
     def check_heads(self, num_ranks: int, num_kv_heads: int) -> None:
-        """Raises ModelLoadError if the ranks of the group hold different KV heads."""
+        """Raises ModelLoadError if the ranks of the group hold different KV heads.
+
+        Args:
+            num_ranks: over which the model's heads are divided.
+        """
+
+    @abstractmethod
+    def attend(
+        self, ops: Backend, q: Tensor, pages: Tensor, batch: AttentionBatch, form: AttentionForm, sight: PartialSight
+    ) -> Tensor:
+        """`Backend.attention` of `q` [num_tokens, num_heads, head_dim] over all ranks.
+
+        Each rank attends with the queries of all ranks over its own positions, and then merges the parts of its own.
+
+        Args:
+            batch: attention to this rank's part, in the order of `sight`.
+        """
+
+    def _attend_partly(
+        self, ops: Backend, q: Tensor, pages: Tensor, batch: AttentionBatch, form: AttentionForm, sight: PartialSight
+    ) -> tuple[Tensor, Tensor]:
+        """See `Backend.partial_attention`: of queries of all ranks, in the order of `sight`."""
+        out, lse = ops.partial_attention(q, pages, batch, form)
+        return out, lse.masked_fill(sight.sees_none.unsqueeze(1), -torch.inf)
+
+    def _merge(self, ops: Backend, outs: Tensor, sums: Tensor) -> Tensor:
+        """Outputs of this rank's queries over all positions.
+
+        Args:
+            outs: [num_ranks, num_tokens, num_heads, head_dim], of each rank's queries over this rank's positions.
+            sums: [num_ranks, num_tokens, num_heads] float32, the logarithms of their softmaxes' denominators.
+        """
+        outs, sums = self.group.all_to_all(outs), self.group.all_to_all(sums)
+        return ops.merge_attention(list(zip(outs, sums, strict=True)))
+
+
+class DecodeContextParallel(ContextParallel):
+    """Ranks that compute the same tokens, with different query heads and the same KV heads."""
+
+    flag = "--decode-context-parallel-size"
+    divides_tokens = False
+
+    def check_heads(self, num_ranks: int, num_kv_heads: int) -> None:
+        """See `ContextParallel.check_heads`."""
         copies, size = max(1, num_ranks // num_kv_heads), self.shard.size
         if copies % size:
             raise ModelLoadError(
@@ -72,19 +125,28 @@ class ContextParallel:
     def attend(
         self, ops: Backend, q: Tensor, pages: Tensor, batch: AttentionBatch, form: AttentionForm, sight: PartialSight
     ) -> Tensor:
-        """`Backend.attention` of `q` [num_tokens, num_heads, head_dim] over all ranks.
-
-        Each rank attends with the queries of all ranks over its own positions, and then merges the parts of its own.
-
-        Args:
-            batch: attention to this rank's part, in the order of `sight`.
-        """
+        """See `ContextParallel.attend`."""
         if sight.order is not None:
             q = ops.take_rows(q.flatten(1), sight.order).view(q.shape)
-        out, lse = ops.partial_attention(self._group.all_gather(q, dim=1), pages, batch, form)
-        lse = lse.masked_fill(sight.sees_none.unsqueeze(1), -torch.inf)
-        heads = (self._group.size, q.shape[1])
-        parts = (x.unflatten(1, heads).transpose(0, 1) for x in (out, lse))  # by the rank whose queries they are
-        outs, sums = (self._group.all_to_all(part) for part in parts)
-        merged = ops.merge_attention(list(zip(outs, sums, strict=True)))
+        out, lse = self._attend_partly(ops, self.group.all_gather(q, dim=1), pages, batch, form, sight)
+        heads = (self.group.size, q.shape[1])
+        merged = self._merge(ops, out.unflatten(1, heads).transpose(0, 1), lse.unflatten(1, heads).transpose(0, 1))
         return merged if sight.back is None else ops.take_rows(merged.flatten(1), sight.back).view(q.shape)
+
+
+class PrefillContextParallel(ContextParallel):
+    """Ranks with the same heads, of which each computes the tokens of its own positions: equally many on all."""
+
+    flag = "--prefill-context-parallel-size"
+    divides_tokens = True
+
+    def check_heads(self, num_ranks: int, num_kv_heads: int) -> None:
+        """See `ContextParallel.check_heads`: all have the same."""
+
+    def attend(
+        self, ops: Backend, q: Tensor, pages: Tensor, batch: AttentionBatch, form: AttentionForm, sight: PartialSight
+    ) -> Tensor:
+        """See `ContextParallel.attend`."""
+        out, lse = self._attend_partly(ops, self.group.all_gather(q, dim=0), pages, batch, form, sight)
+        tokens = (self.group.size, len(q))
+        return self._merge(ops, out.unflatten(0, tokens), lse.unflatten(0, tokens))

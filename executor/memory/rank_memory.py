@@ -87,7 +87,7 @@ def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device
         KVLayout(
             model.kv_layers,
             ops,
-            block_size=config.limits.block_size // config.layout.context,
+            block_size=config.limits.block_size // config.layout.sequence,
             dtypes=list(itertools.islice(dtypes, len(model.kv_layers))),
             device=device,
         )

@@ -7,6 +7,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.unknown import explain_unknown
@@ -97,16 +98,25 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
             it, or experts that are to be divided where there are none.
     """
     model = _build(spec, context)
-    if context.sequences is not None and not all(isinstance(kv, LayerKV) for kv in model.kv_layers):
-        raise ModelLoadError(
-            f"{spec.name}: --decode-context-parallel-size is not there for latent attention; use "
-            "--tensor-parallel-size alone."
-        )
+    if context.sequences is not None:
+        _check_divided(spec, model, context.sequences)
     if context.experts is not None and not context.experts.layers and len(context.layers) == spec.num_layers:
         raise ModelLoadError(
             f"{spec.name} has no experts that could be divided over ranks; start without --enable-expert-parallel."
         )
     return model
+
+
+def _check_divided(spec: ModelSpec, model: Model, sequences: ContextParallel) -> None:
+    if not all(isinstance(kv, LayerKV) for kv in model.kv_layers):
+        raise ModelLoadError(
+            f"{spec.name}: {sequences.flag} is not there for latent attention; use --tensor-parallel-size alone."
+        )
+    if sequences.divides_tokens and model.state_layers:
+        raise ModelLoadError(
+            f"{spec.name}: {sequences.flag} is not there for recurrent layers, which need each token after the one "
+            "before; use --tensor-parallel-size alone."
+        )
 
 
 def _build(spec: ModelSpec, context: ModelContext) -> Model:
@@ -140,7 +150,7 @@ def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
 
     if context.sequences is not None:
         raise ModelLoadError(
-            f"{spec.name}: --decode-context-parallel-size is not there for classes of Transformers; use "
+            f"{spec.name}: {context.sequences.flag} is not there for classes of Transformers; use "
             "--tensor-parallel-size alone."
         )
     try:

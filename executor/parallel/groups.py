@@ -175,7 +175,7 @@ class RankGroups(NamedTuple):
 
     Attributes:
         tensor: the layers of its stage.
-        context: those of `tensor` that divide the positions of sequences.
+        context: those that divide the positions of sequences: some of `tensor`, or the same rank of other copies.
         stages: the way of each token through the layers; None if there is one stage.
     """
 
@@ -220,16 +220,26 @@ class RankGroups(NamedTuple):
             # Each rank makes all groups, in the same order.
             firsts = range(0, layout.num_workers, layout.tensor)
             handles = [distributed.new_group(list(range(first, first + layout.tensor))) for first in firsts]
-            group = kind(distributed, handles[rank.pipeline], rank.tensor, layout.tensor)
-        if layout.context > 1:
-            parts = [
-                distributed.new_group(list(range(first, first + layout.context)))
-                for first in range(0, layout.num_workers, layout.context)
-            ]
-            context = kind(distributed, parts[number // layout.context], number % layout.context, layout.context)
+            group = kind(distributed, handles[number // layout.tensor], rank.tensor, layout.tensor)
+        if layout.sequence > 1:
+            for numbers in _context_groups(layout):
+                handle = distributed.new_group(numbers)
+                if number in numbers:
+                    context = kind(distributed, handle, numbers.index(number), layout.sequence)
         if layout.pipeline > 1:
-            stages = DistributedNeighbours(distributed, number, layout.tensor, layout.pipeline)
+            stages = DistributedNeighbours(distributed, number, layout.stage_size, layout.pipeline)
         return cls(group, stages, context)
+
+
+def _context_groups(layout: Layout) -> list[list[int]]:
+    """The numbers of the workers that divide positions with one another."""
+    if layout.context > 1:
+        return [list(range(first, first + layout.context)) for first in range(0, layout.num_workers, layout.context)]
+    return [
+        list(range(first + place, first + layout.stage_size, layout.tensor))
+        for first in range(0, layout.num_workers, layout.stage_size)
+        for place in range(layout.tensor)
+    ]
 
 
 def leave() -> None:
@@ -258,6 +268,7 @@ def _check_devices(layout: Layout) -> None:
     count, needed = torch.cuda.device_count(), layout.num_local
     if count < needed:
         raise ConfigError(
-            f"--tensor-parallel-size {layout.tensor} times --pipeline-parallel-size {layout.pipeline} needs {needed} "
-            f"CUDA devices on each host, and {count} are visible; lower one of them, or see CUDA_VISIBLE_DEVICES."
+            f"--tensor-parallel-size {layout.tensor} times --pipeline-parallel-size {layout.pipeline} times "
+            f"--prefill-context-parallel-size {layout.prefill} needs {needed} CUDA devices on each host, and {count} "
+            "are visible; lower one of them, or see CUDA_VISIBLE_DEVICES."
         )

@@ -42,18 +42,18 @@ class Forward:
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Hidden states of all tokens: [num_tokens, hidden]."""
-        return self._model.forward(batch.token_ids, self._step(batch, given))
+        return self._model.forward(batch.token_ids, self._whole_step(batch, given))
 
     def hand_over(self, batch: InputBatch, given: GivenRows | None = None) -> None:
         """Sends the next stage what it needs of all tokens."""
-        self._stage.send(self._model.forward(batch.token_ids, self._step(batch, given)))
+        self._stage.send(self._model.forward(batch.token_ids, self._whole_step(batch, given)))
 
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Logits of the wanted tokens, [num_wanted, vocab_size]; others get only keys and values in the last layer."""
         wanted = None
         if len(batch.wanted_tokens) < len(batch.token_ids):
             wanted = self._wanted(batch)
-        hidden = self._model.forward(batch.token_ids, self._step(batch, given, wanted))
+        hidden = self._model.forward(batch.token_ids, self._whole_step(batch, given, wanted))
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
         if wanted is not None and len(hidden) > len(wanted.tokens):  # another stage has the last layer to mix tokens
@@ -68,8 +68,17 @@ class Forward:
         """See `Model.compute_logits`."""
         return self._model.compute_logits(hidden)
 
-    def _step(self, batch: InputBatch, given: GivenRows | None, wanted: Wanted | None = None) -> StepContext:
-        attention, sight = self._attention(batch, batch.query_lens)
+    def _whole_step(self, batch: InputBatch, given: GivenRows | None, wanted: Wanted | None = None) -> StepContext:
+        return self._step(batch, *self._attention(batch, batch.query_lens), given, wanted)
+
+    def _step(
+        self,
+        batch: InputBatch,
+        attention: Sequence[AttentionBatch],
+        sight: PartialSight | None,
+        given: GivenRows | None,
+        wanted: Wanted | None,
+    ) -> StepContext:
         return StepContext(
             batch.positions,
             self._caches,

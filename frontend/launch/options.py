@@ -35,8 +35,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     executor: Literal["uni", "mp"] = "uni" if backend == "uni" else "mp"  # Ray starts nodes, not workers
     if executor == "uni" and layout.num_workers > 1:
         raise ConfigError(
-            "--distributed-executor-backend uni runs one worker; use mp with --tensor-parallel-size or "
-            "--pipeline-parallel-size > 1."
+            f"--distributed-executor-backend uni runs one worker, and the options ask for {layout.num_workers}; use mp."
         )
     _check_heads(layout.tensor, spec.num_attention_heads)
     profiler = _absolute(args.observability.profiler_config)
@@ -107,6 +106,7 @@ def _layout(asked: ParallelConfig) -> Layout:
     layout = Layout(
         data=asked.data_parallel_size,
         pipeline=asked.pipeline_parallel_size,
+        prefill=asked.prefill_context_parallel_size,
         tensor=tensor,
         context=context,
         expert=tensor if asked.enable_expert_parallel else 1,
@@ -131,6 +131,11 @@ def _layout(asked: ParallelConfig) -> Layout:
         raise ConfigError(
             f"--decode-context-parallel-size {context} must divide --tensor-parallel-size {tensor}: it divides "
             "the cache of workers that hold the same KV heads."
+        )
+    if context > 1 and layout.prefill > 1:
+        raise ConfigError(
+            "--decode-context-parallel-size and --prefill-context-parallel-size both divide the positions of "
+            "sequences: give one of the two."
         )
     return layout
 
@@ -214,13 +219,16 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int) -> 
     if not chunked and asked.long_prefill_token_threshold:
         raise ConfigError("--long-prefill-token-threshold splits prompts, which --no-enable-chunked-prefill forbids.")
     block_size, run = args.cache.block_size or DEFAULT_BLOCK_SIZE, args.parallel.cp_kv_cache_interleave_size or 1
-    num_ranks = args.parallel.decode_context_parallel_size
+    num_ranks = args.parallel.decode_context_parallel_size * args.parallel.prefill_context_parallel_size
     if block_size % run:
         raise ConfigError(
             f"--cp-kv-cache-interleave-size {run} does not divide --block-size {block_size}; choose a divisor."
         )
     if run > 1 and num_ranks == 1:
-        raise ConfigError("--cp-kv-cache-interleave-size has no effect without --decode-context-parallel-size above 1.")
+        raise ConfigError(
+            "--cp-kv-cache-interleave-size has no effect without --decode-context-parallel-size or "
+            "--prefill-context-parallel-size above 1."
+        )
     block_size *= num_ranks  # a page has so many slots on each rank
     caching = args.cache.enable_prefix_caching is not False
     _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)

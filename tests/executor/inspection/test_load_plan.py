@@ -24,9 +24,10 @@ SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
 def load(config: EngineConfig) -> list[WorkerReady]:
     """What each rank finds when it loads the model; the ranks are threads of this process."""
     layout = config.layout
-    tensor, context = groups_of(layout.tensor, layout.tensor), groups_of(layout.tensor, layout.context)
-    workers = [Worker(config, rank, tensor[rank.tensor], context_group=context[rank.tensor]) for rank in layout.ranks()]
-    with ThreadPoolExecutor(layout.tensor) as pool:
+    tensor, context = groups_of(layout)
+    ranks = enumerate(layout.ranks())
+    workers = [Worker(config, rank, tensor[number], context_group=context[number]) for number, rank in ranks]
+    with ThreadPoolExecutor(layout.num_workers) as pool:
         return list(pool.map(Worker.load, workers))
 
 
@@ -51,6 +52,7 @@ def check_against_workers(config: EngineConfig) -> LoadPlan:
         ("mixtral", {"max_model_len": -1, "kv_cache_memory_bytes": 100_000}, {}),
         ("mixtral", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, {}),
         ("qwen3", {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, {"num_key_value_heads": 1}),
+        ("qwen3", {"prefill_context_parallel_size": 2}, {}),
         ("qwen3", {"model_impl": "transformers"}, {}),
     ],
 )

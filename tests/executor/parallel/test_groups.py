@@ -11,7 +11,7 @@ import torch
 
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout, Rank
-from quire.executor.parallel.groups import RankGroups
+from quire.executor.parallel.groups import RankGroups, _context_groups
 
 # One rank: prints digests of an all_reduce for each dtype and shape, and of gathers along both dimensions. Sums of rows
 # are compared with those of more rows.
@@ -115,6 +115,18 @@ def test_group_of_one_is_the_identity_and_needs_no_torch_distributed() -> None:
     assert (group.rank, group.size) == (0, 1)
     assert group.all_reduce(x) is x
     assert group.all_gather(x) is x
+
+
+def test_workers_that_divide_positions() -> None:
+    layout = Layout(pipeline=2, prefill=3, tensor=2)
+    ranks = layout.ranks()
+    for numbers in _context_groups(layout):
+        members = [ranks[number] for number in numbers]
+        assert [(rank.pipeline, rank.prefill, rank.tensor) for rank in members] == [
+            (members[0].pipeline, copy, members[0].tensor) for copy in range(3)
+        ]
+    assert sorted(number for numbers in _context_groups(layout) for number in numbers) == list(range(12))
+    assert _context_groups(Layout(tensor=4, context=2)) == [[0, 1], [2, 3]]
 
 
 def test_too_few_devices_are_named(tmp_path: Path) -> None:

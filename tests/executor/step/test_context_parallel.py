@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,8 +13,9 @@ import torch
 from quire import LLM, SamplingParams
 from quire.core.config.cache import CacheConfig
 from quire.core.errors import ModelLoadError
+from quire.core.wire.protocol import EngineRequest, RequestDelta
 from quire.core.wire.rank import Layout, Rank
-from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.groups import ParallelGroup, _context_groups
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.partial_rows import PartialRows
@@ -23,7 +24,16 @@ from tests.executor.layers.test_layers import ThreadGroup
 from tests.executor.models.test_hybrid_models import Folder
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.paged_driver import Checkpoints
-from tests.executor.step.test_model_runner import LIMITS, engine_config, generate, mixed_requests, tokens_of
+from tests.executor.step.test_embedded_prompts import embedded, rows_of
+from tests.executor.step.test_model_runner import (
+    LIMITS,
+    engine_config,
+    generate,
+    mixed_requests,
+    prompt_of,
+    request,
+    tokens_of,
+)
 
 torch.set_num_threads(1)
 
@@ -81,36 +91,94 @@ def build_batch(query_lens: np.ndarray, seq_lens: np.ndarray) -> InputBatch:
     return InputBatch(no_ids, no_ids, [], query_lens, seq_lens, query_lens, no_ids, no_slots, no_slots)
 
 
-def groups_of(size: int, part: int) -> list[ThreadGroup]:
-    """Groups of `part` neighbours each, of `size` threads."""
-    boxes = [([None] * part, threading.Barrier(part)) for _ in range(size // part)]
-    return [ThreadGroup(rank % part, part, *boxes[rank // part]) for rank in range(size)]
+def groups_of(layout: Layout) -> list[dict[int, ThreadGroup]]:
+    """By a worker's number, the threads that divide weights with it, and those that divide positions."""
+    firsts = range(0, layout.num_workers, layout.tensor)
+    return [
+        made(division) for division in ([list(range(n, n + layout.tensor)) for n in firsts], _context_groups(layout))
+    ]
 
 
-def run_on_ranks(
-    folder: Path, size: int, part: int, run: int, cache: CacheConfig
-) -> list[tuple[dict[str, list[int]], int]]:
-    """What each of `size` ranks, `part` of which divide positions, generates, and the bytes of a token's pages."""
-    tensor, context = groups_of(size, size), groups_of(size, part)
+def made(divisions: list[list[int]]) -> dict[int, ThreadGroup]:
+    """Groups of threads, by the numbers of their members."""
+    groups = {}
+    for numbers in divisions:
+        box: list[Any] = [None] * len(numbers)
+        barrier = threading.Barrier(len(numbers))
+        groups |= {number: ThreadGroup(at, len(numbers), box, barrier) for at, number in enumerate(numbers)}
+    return groups
+
+
+class Watched:
+    """Keeps the arguments of all calls of a method."""
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self.calls: list[Any] = []
+        self._method = getattr(thing, name)
+        setattr(thing, name, self)
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls.append(args)
+        return self._method(*args)
+
+
+class RankRun(NamedTuple):
+    """What a rank did.
+
+    Attributes:
+        tokens: generated, by request.
+        scores: of the scored prompt, log-probabilities by position.
+        page_bytes: of a page of BLOCK_SIZE slots.
+        share: of the tokens of all steps, how many went through the rank's layers.
+    """
+
+    tokens: dict[str, list[int]]
+    scores: dict[int, list[float]]
+    page_bytes: int
+    share: float
+
+
+def requests() -> list[EngineRequest]:
+    return [
+        *mixed_requests(),
+        request("scored", prompt_of(50, 60), prompt_logprobs=2),
+        embedded("embedded", rows_of(7, 75)),
+    ]
+
+
+def scores_of(deltas: list[RequestDelta]) -> dict[int, list[float]]:
+    parts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+    return {part.start + number: entry.logprobs for part in parts for number, entry in enumerate(part.positions)}
+
+
+def run_on_ranks(folder: Path, layout: Layout, run: int, cache: CacheConfig) -> list[RankRun]:
+    """Runs all ranks of a layout without stages."""
+    size, part = layout.num_workers, layout.sequence
+    tensor, context = groups_of(layout)
     config = engine_config(
         folder,
         limits=msgspec.structs.replace(LIMITS, block_size=BLOCK_SIZE * part),
         cache=cache,
-        layout=Layout(tensor=size, context=part),
+        layout=layout,
         cp_kv_cache_interleave_size=run,
     )
 
-    def on_rank(rank: int) -> tuple[dict[str, list[int]], int]:
+    def on_rank(rank: int) -> RankRun:
         try:
-            worker = Worker(config, Rank(tensor=rank), tensor[rank], context_group=context[rank])
+            worker = Worker(config, layout.ranks()[rank], tensor[rank], context_group=context[rank])
             ready = worker.load()
             worker.allocate(ready.num_pages, ready.max_model_len)
+            asked, computed = Watched(worker, "launch"), Watched(worker.get_model(), "forward")
             # In chunks, a few at once, so that later ones find beginnings of prompts in the prefix cache.
             deltas = generate(
-                worker, mixed_requests(), num_pages=ready.num_pages, kv_groups=ready.kv_groups,
+                worker, requests(), num_pages=ready.num_pages, kv_groups=ready.kv_groups,
                 block_size=BLOCK_SIZE * part, max_num_seqs=8, max_num_batched_tokens=48,
             )  # fmt: skip
-            return tokens_of(deltas), ready.kv_groups[0].page_bytes // (BLOCK_SIZE * part)
+            num_asked = sum(sum(plan.num_scheduled) for (plan,) in asked.calls)
+            num_computed = sum(len(token_ids) for token_ids, _ in computed.calls)
+            return RankRun(
+                tokens_of(deltas), scores_of(deltas["scored"]), ready.kv_groups[0].page_bytes, num_computed / num_asked
+            )
         except BaseException:
             for group in (tensor[rank], context[rank]):
                 group._barrier.abort()
@@ -120,32 +188,41 @@ def run_on_ranks(
         return list(pool.map(on_rank, range(size)))
 
 
-CASES: dict[str, tuple[dict[str, Any], int, int, int, CacheConfig]] = {
-    "one-kv-head": ({"num_key_value_heads": 1}, 2, 2, 1, CacheConfig(num_gpu_blocks_override=400)),
-    "runs-of-a-page": ({"num_key_value_heads": 1}, 4, 4, 4, CacheConfig(num_gpu_blocks_override=400)),
-    "two-kv-heads": ({"num_key_value_heads": 2}, 4, 2, 2, CacheConfig(num_gpu_blocks_override=400)),
-    "codes": (
-        {"num_key_value_heads": 1}, 2, 2, 1, CacheConfig(num_gpu_blocks_override=400, kv_cache_dtype="fp8")
-    ),
-    "preempted": ({"num_key_value_heads": 1}, 2, 2, 2, CacheConfig(num_gpu_blocks_override=100)),
-}  # fmt: skip
+ROOM, LITTLE_ROOM = CacheConfig(num_gpu_blocks_override=400), CacheConfig(num_gpu_blocks_override=100)
+CASES: dict[str, tuple[int, Layout, int, CacheConfig]] = {
+    "decode-one-kv-head": (1, Layout(tensor=2, context=2), 1, ROOM),
+    "decode-runs-of-a-page": (1, Layout(tensor=4, context=4), 4, ROOM),
+    "decode-two-kv-heads": (2, Layout(tensor=4, context=2), 2, ROOM),
+    "decode-codes": (1, Layout(tensor=2, context=2), 1, msgspec.structs.replace(ROOM, kv_cache_dtype="fp8")),
+    "decode-preempted": (1, Layout(tensor=2, context=2), 2, LITTLE_ROOM),
+    "prefill": (2, Layout(prefill=2), 1, ROOM),
+    "prefill-runs": (2, Layout(prefill=3), 2, ROOM),
+    "prefill-tensor": (2, Layout(prefill=2, tensor=2), 1, ROOM),
+    "prefill-codes-preempted": (1, Layout(prefill=2), 4, msgspec.structs.replace(LITTLE_ROOM, kv_cache_dtype="fp8")),
+}
+"""KV heads, layout, neighbouring positions of a rank, and cache."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_one_worker(case: str, checkpoint: Checkpoints) -> None:
-    options, size, part, run, cache = CASES[case]
-    folder = checkpoint("qwen3", head_dim=16, **options)
-    [(expected, token_bytes)] = run_on_ranks(folder, 1, 1, 1, cache)
-    for tokens, own_bytes in run_on_ranks(folder, size, part, run, cache):
-        assert tokens == expected
-        assert own_bytes * size == token_bytes  # heads and positions together
+    num_kv_heads, layout, run, cache = CASES[case]
+    folder = checkpoint("qwen3", head_dim=16, num_key_value_heads=num_kv_heads)
+    [whole] = run_on_ranks(folder, Layout(), 1, cache)
+    for rank in run_on_ranks(folder, layout, run, cache):
+        assert rank.tokens == whole.tokens
+        # Heads and positions together: the whole cache, divided by the number of ranks.
+        assert rank.page_bytes * layout.num_workers == whole.page_bytes * layout.sequence
+        assert 1 <= rank.share * layout.prefill < 1.4
+        assert list(rank.scores) == list(whole.scores) == list(range(1, 60))
+        for position, logprobs in whole.scores.items():
+            assert rank.scores[position] == pytest.approx(logprobs, abs=1e-3)
 
 
 def test_models_with_states(hybrid: Folder) -> None:  # noqa: F811
     folder, cache = hybrid("nemotron-h"), CacheConfig(num_gpu_blocks_override=600)
-    [(expected, _)] = run_on_ranks(folder, 1, 1, 1, cache)
-    for tokens, _ in run_on_ranks(folder, 4, 2, 1, cache):
-        assert tokens == expected
+    [whole] = run_on_ranks(folder, Layout(), 1, cache)
+    for rank in run_on_ranks(folder, Layout(tensor=4, context=2), 1, cache):
+        assert rank.tokens == whole.tokens
 
 
 @pytest.mark.parametrize(
@@ -153,7 +230,7 @@ def test_models_with_states(hybrid: Folder) -> None:  # noqa: F811
     [
         ("qwen3", {"num_key_value_heads": 2}, "puts each of 2 KV heads on 1; choose 1"),
         ("mistral", {"sliding_window": 12, "num_key_value_heads": 1}, "attention to all tokens alike"),
-        ("deepseek_v3", {}, "not there for latent attention"),
+        ("deepseek_v3", {}, "decode-context-parallel-size is not there for latent attention"),
         ("transformers", {"num_key_value_heads": 1}, "not there for classes of Transformers"),
     ],
 )
@@ -169,14 +246,21 @@ def test_models_that_cannot_divide_positions_are_refused(
         Worker(config, Rank(), ParallelGroup(0, 2)).load()
 
 
+def test_states_need_all_tokens(hybrid: Folder) -> None:  # noqa: F811
+    config = engine_config(hybrid("nemotron-h"), layout=Layout(prefill=2))
+    with pytest.raises(ModelLoadError, match="prefill-context-parallel-size is not there for recurrent layers"):
+        Worker(config, Rank(), ParallelGroup()).load()
+
+
 def test_workers_are_processes(checkpoint: Checkpoints) -> None:
-    """Positions and whole experts are divided over the workers of each of two stages."""
+    """Positions are divided over the workers of each of two stages: with whole experts, and with tokens."""
     folder = checkpoint("qwen3_moe", num_key_value_heads=1, num_hidden_layers=4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (3, 50)]
     outputs = []
     division = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "decode_context_parallel_size": 2}
-    for parallel in ({}, {**division, "enable_expert_parallel": True}):
+    tokens = {"pipeline_parallel_size": 2, "prefill_context_parallel_size": 2}
+    for parallel in ({}, {**division, "enable_expert_parallel": True}, tokens):
         with LLM(str(folder), max_model_len=128, max_num_seqs=4, num_gpu_blocks_override=40, **parallel) as llm:
             outputs.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-    assert outputs[0] == outputs[1]
+    assert outputs[0] == outputs[1] == outputs[2]

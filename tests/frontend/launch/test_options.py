@@ -64,6 +64,10 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
         ),
         ({"cp_kv_cache_interleave_size": 2}, "no effect without --decode-context-parallel-size"),
         (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "prefill_context_parallel_size": 2},
+            "give one of the two",
+        ),
+        (
             {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 3},
             "3 does not divide --block-size 16",
         ),

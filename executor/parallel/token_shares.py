@@ -1,0 +1,35 @@
+"""Which rank of several computes which tokens of a step."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class TokenShares(NamedTuple):
+    """Equally many tokens for each rank: its own, and then, where others have more, some that do not matter.
+
+    Attributes:
+        tokens: [num_ranks, most tokens of a rank] int64; flat indices of the step's tokens, by rank.
+        places: [n] int64; where each of the tokens that were shared out is in `tokens`, flat.
+    """
+
+    tokens: np.ndarray
+    places: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Tokens of each rank."""
+        return self.tokens.shape[1]
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, owners: np.ndarray, fillers: np.ndarray) -> "TokenShares":
+        """Gives each of `tokens` [n], at least one, to its owner [n]; the others get one of `fillers` [num_ranks]."""
+        counts = np.bincount(owners, minlength=len(fillers))
+        shares = np.repeat(fillers[:, None], counts.max(), axis=1)
+        order = np.argsort(owners, kind="stable")
+        ranks = owners[order]
+        columns = np.arange(len(tokens)) - (np.cumsum(counts) - counts)[ranks]
+        shares[ranks, columns] = tokens[order]
+        places = np.empty_like(order)
+        places[order] = ranks * shares.shape[1] + columns
+        return cls(shares, places)

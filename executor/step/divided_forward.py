@@ -1,0 +1,141 @@
+"""The forward pass of a rank that computes some of a step's tokens: those at the positions whose keys it keeps."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.executor.models.base import GivenRows, LayerCache, Model, PartialSight, Wanted
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.executor.parallel.token_shares import TokenShares
+from quire.executor.step.forward import Forward
+from quire.executor.step.input_batch import GroupPages, InputBatch
+from quire.executor.step.partial_rows import PartialRows, last_tokens
+from quire.executor.step.stage import Stage
+from quire.executor.transfers import to_device
+from quire.ops.backend import AttentionBatch, Backend
+
+
+class _Division(NamedTuple):
+    """How a step's tokens are shared out; all [num_tokens] int64 but the shares.
+
+    Attributes:
+        sequences: the row of each token.
+        positions: of each token in its sequence.
+        owners: the rank that keeps each token's keys.
+        shares: of all tokens.
+    """
+
+    sequences: np.ndarray
+    positions: np.ndarray
+    owners: np.ndarray
+    shares: TokenShares
+
+
+class DividedForward(Forward):
+    """See `Forward`. What it takes and returns is of all tokens, and the same on all ranks.
+
+    Ranks gather their queries in each layer, so all compute equally many tokens: a rank with fewer of its own computes
+    one of another rank's, whose keys it does not store.
+
+    Args:
+        group: the ranks that divide the tokens.
+        shard: the positions of this one.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ops: Backend,
+        caches: Sequence[LayerCache],
+        block_size: int,
+        stage: Stage,
+        group: ParallelGroup,
+        shard: SequenceShard,
+    ) -> None:
+        super().__init__(model, ops, caches, block_size, stage=stage)
+        self._group = group
+        self._part = shard
+
+    def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+        """See `Forward.hidden`."""
+        division = self._divide(batch)
+        return self._join(self._run(batch, division, given), division.shares)
+
+    def hand_over(self, batch: InputBatch, given: GivenRows | None = None) -> None:
+        """Sends the next stage what the same rank there needs."""
+        self._stage.send(self._run(batch, self._divide(batch), given))
+
+    def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+        """See `Forward.logits`."""
+        division = self._divide(batch)
+        wanted = self._share_wanted(batch, division)
+        hidden = self._run(batch, division, given, wanted)
+        if not len(batch.wanted_tokens):
+            return hidden[:0]  # no logits are read
+        if wanted is None or len(hidden) > wanted.size:
+            return self.wanted_logits(self._join(hidden, division.shares), batch)
+        return self._model.compute_logits(self._join(hidden, wanted))
+
+    def _divide(self, batch: InputBatch) -> _Division:
+        sequences, positions = last_tokens(batch.query_lens, batch.seq_lens)
+        owners = self._part.owner(positions)
+        # Where a rank has to be filled up, another has more tokens: the first that is not the rank's own.
+        others = np.argmax(owners != np.arange(self._part.size)[:, None], axis=1)
+        return _Division(sequences, positions, owners, TokenShares.of(np.arange(len(owners)), owners, others))
+
+    def _share_wanted(self, batch: InputBatch, division: _Division) -> TokenShares | None:
+        """The wanted tokens, or the last if there are none; None if a rank computes no others."""
+        num_wanted = batch.num_wanted
+        wanted = np.arange(num_wanted.sum()) + np.repeat(np.cumsum(batch.query_lens - num_wanted), num_wanted)
+        if not len(wanted):
+            wanted = np.array([len(division.owners) - 1])
+        shares = TokenShares.of(wanted, division.owners[wanted], division.shares.tokens[:, 0])
+        return None if shares.size == division.shares.size else shares
+
+    def _run(
+        self, batch: InputBatch, division: _Division, given: GivenRows | None, shared: TokenShares | None = None
+    ) -> torch.Tensor:
+        """What the model makes of this rank's tokens, or of those of them that are wanted."""
+        device, rank = batch.token_ids.device, self._part.rank
+        own = division.shares.tokens[rank]
+        index = to_device(own, device)
+        part = dataclasses.replace(
+            batch,
+            token_ids=batch.token_ids[index],
+            positions=batch.positions[index],
+            pages=[GroupPages(pages.slot_mapping[index], pages.block_tables) for pages in batch.pages],
+        )
+        places = np.full(len(division.owners), -1)
+        places[own[::-1]] = np.arange(len(own))[::-1]
+        if given is not None:
+            given = _own_rows(given, to_device(places, device))
+        wanted = None
+        if shared is not None:
+            wanted = Wanted(to_device(places[shared.tokens[rank]], device), *self._attend(part, division, shared))
+        attention, sight = self._attend(part, division, division.shares)
+        return self._model.forward(part.token_ids, self._step(part, attention, sight, given, wanted))
+
+    def _attend(
+        self, batch: InputBatch, division: _Division, shares: TokenShares
+    ) -> tuple[list[AttentionBatch], PartialSight]:
+        """By KV group, attention to this rank's keys of the tokens of all ranks."""
+        tokens = shares.tokens.ravel()
+        rows = PartialRows.of(
+            self._part, division.sequences[tokens], division.positions[tokens], batch.token_ids.device
+        )
+        return rows.attention(self._ops, batch.pages, self._block_size), rows.sight
+
+    def _join(self, hidden: torch.Tensor, shares: TokenShares) -> torch.Tensor:
+        """Hidden states of all tokens that were shared out, in their order, from those of this rank's."""
+        return self._ops.take_rows(self._group.all_gather(hidden, dim=0), to_device(shares.places, hidden.device))
+
+
+def _own_rows(given: GivenRows, places: torch.Tensor) -> GivenRows | None:
+    """The rows of tokens that have a place, by `places` [num_tokens] int64, or else -1 there."""
+    here = places[given.places]
+    index = (here >= 0).nonzero().squeeze(1)
+    return GivenRows(here[index], given.rows[index]) if len(index) else None
