@@ -1,4 +1,4 @@
-"""Whole engines on two hosts behind one server; loopback addresses are the hosts."""
+"""Whole engines on two hosts behind one server of two processes; loopback addresses are the hosts."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,8 @@ def hosts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     where = ["--data-parallel-size", "2", "--data-parallel-size-local", "1"]
     where += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_port())]
     options = ["--num-gpu-blocks-override", "600", "--served-model-name", "tiny", "--max-num-seqs", "8"]
-    folder, number = tmp_path_factory.mktemp("hosts"), ["--data-parallel-start-rank", "1"]
+    options += ["--api-server-count", "2"]
+    folder, number = tmp_path_factory.mktemp("hosts"), ["--data-parallel-start-rank", "1", "--max-num-seqs", "9"]
     made = Hosts(folder, checkpoint("llama"), where, number, options)
     try:
         made.server.wait_until_ready()
@@ -59,6 +60,7 @@ def test_streams_of_a_lost_host_go_on_at_the_other_and_it_may_come_back(hosts: H
     assert not alive
     missing = hosts.wait_for_health(lambda health: "waits_for" in health["engines"][1])
     assert missing["engine"]["state"] == "serving"
+    assert "what this node ignores on its own command line: --max-num-seqs" in hosts.node_log()
     engine = missing["engines"][1]
     assert (engine["state"], engine["waits_for"]) == ("restarting", "the host of engine 1")
     assert (hosts.metrics("quire:engine_up"), hosts.metrics("quire:engine_waits_for")) == ({"0": 1, "1": 0}, {"1": 1})

@@ -63,9 +63,9 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     data_parallel_size_local: Annotated[
-        Positive | None,
+        NotNegative | None,
         Meta(
-            description="How many of these engines this host runs; all when unset.",
+            description="How many of these engines this host runs; all when unset. 0: other hosts run them all.",
             extra={"aliases": ["-dpl"]},
         ),
     ] = None

@@ -44,9 +44,8 @@ class Visit:
 class VisitingLauncher:
     """See `Launcher`: waits for the engines with one number, which their keeper tells of. Use from one event loop."""
 
-    waits_for = None  # the engine's keeper knows
-
     def __init__(self) -> None:
+        self.waits_for: str | None = None  # as the keeper told it last
         self._engine: EngineAddress | None = None
         self._gone: str | None = None
         self._changed = asyncio.Event()

@@ -8,9 +8,27 @@ import msgspec
 import uvloop
 
 from quire.core.config.engine_args import EngineArgs
+from quire.core.logging import get_logger
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.engine_node import EngineNode
 from quire.frontend.launch.nodes import engines_node_start, node_start
+
+logger = get_logger(__name__)
+
+_OWN = {
+    *("model", "revision", "code_revision", "hf_token", "load_format", "download_dir", "logging"),
+    *("nnodes", "node_rank", "master_addr", "master_port", "headless", "distributed_executor_backend"),
+    *("data_parallel_size", "data_parallel_size_local", "data_parallel_start_rank"),
+    *("data_parallel_address", "data_parallel_rpc_port"),
+}
+"""Options that a headless node takes from its own command line: the checkpoint's place, node 0's, and its numbers."""
+
+
+def ignored_options(args: EngineArgs) -> list[str]:
+    """The flags on a headless node's command line that node 0 decides: those with another value than the default."""
+    asked, default = args.flat(), EngineArgs().flat()
+    names = [name for name in asked if name not in _OWN and asked[name] != default[name]]
+    return ["--" + name.replace("_", "-") for name in names]
 
 
 def run_node(args: EngineArgs) -> None:
@@ -22,6 +40,8 @@ def run_node(args: EngineArgs) -> None:
         ConfigError: the options or the checkpoint are wrong, or node 0 refuses this node.
     """
     folder = model_source.find_model(args.model, args.load)
+    if ignored := ignored_options(args):
+        logger.info("node 0 decides what this node ignores on its own command line: %s", ", ".join(ignored))
     if args.parallel.data_parallel_size > 1:
         uvloop.run(EngineNode(engines_node_start(args.parallel, folder, args.observability.logging)).run())
         return

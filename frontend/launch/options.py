@@ -47,7 +47,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         cache=args.cache,
         device=kind,
         layout=layout,
-        place=engine_places(args.parallel)[0],
+        place=next(iter(engine_places(args.parallel)), EnginePlace()),  # each engine gets its own
         served_engines=_served_engines(args.parallel),
         executor=executor,
         layers_by_stage=divide_layers(spec.num_layers, layout.pipeline, envs.read("PP_LAYER_PARTITION")),
@@ -91,8 +91,10 @@ def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
         if rank >= size:
             raise ConfigError(f"--data-parallel-rank {rank} must be below --data-parallel-size {size}.")
         return [EnginePlace(rank)]
-    if parallel.data_parallel_hybrid_lb and local is None:
+    if parallel.data_parallel_hybrid_lb and not local:
         raise ConfigError("--data-parallel-hybrid-lb: --data-parallel-size-local must say how many engines run here.")
+    if local == 0 and (size == 1 or parallel.headless):
+        raise ConfigError("--data-parallel-size-local 0 is for node 0 of several engines, where other hosts run them.")
     first, number = start or 0, size if local is None else local
     if first + number > size:
         raise ConfigError(

@@ -51,6 +51,8 @@ class EngineSetup:
             nodes = RemoteNodes(engines_head_start(args.parallel, folder))
             launchers += [RemoteLauncher(replace(config, place=place), nodes) for place in others]
             launchers.sort(key=lambda launcher: launcher.config.place.data)
+        elif args.parallel.data_parallel_address is not None:
+            logger.info("--data-parallel-address has no effect: this server uses no engines of other hosts")
         return cls(args, folder, tokenizer_folder, config, launchers)
 
     def launch_ahead(self) -> None:

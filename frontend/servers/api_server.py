@@ -20,6 +20,7 @@ from quire.frontend.servers.messages import (
     EngineEnded,
     EngineGone,
     EngineStarted,
+    EngineWaits,
     Page,
     ServerStart,
     Serving,
@@ -122,6 +123,8 @@ class ApiServer:
                     self._visits[message.number].on_started(message.engine)
                 case EngineEnded():
                     self._visits[message.number].on_ended()
+                case EngineWaits():
+                    self._visits[message.number].waits_for = message.waits_for
                 case EngineGone():
                     self._visits[message.number].on_gone(message.reason)
                 case TakeSnapshot():

@@ -43,6 +43,13 @@ class EngineEnded(Struct, array_like=True, tag="engine_ended"):
     number: int
 
 
+class EngineWaits(Struct, array_like=True, tag="engine_waits"):
+    """What the next engine with a number waits for; None: for nothing any more."""
+
+    number: int
+    waits_for: str | None
+
+
 class EngineGone(Struct, array_like=True, tag="engine_gone"):
     """No engine with this number follows."""
 
@@ -63,7 +70,7 @@ class Page(Struct, array_like=True, tag="page"):
     text: bytes
 
 
-ToServer = ServerStart | EngineStarted | EngineEnded | EngineGone | TakeSnapshot | Page
+ToServer = ServerStart | EngineStarted | EngineEnded | EngineWaits | EngineGone | TakeSnapshot | Page
 
 
 class Serving(Struct, array_like=True, tag="serving"):

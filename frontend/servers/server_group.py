@@ -36,6 +36,7 @@ from quire.frontend.servers.messages import (
     EngineEnded,
     EngineGone,
     EngineStarted,
+    EngineWaits,
     FromServer,
     Page,
     ServerStart,
@@ -48,6 +49,8 @@ from quire.frontend.servers.shared_metrics import SharedMetrics
 
 logger = get_logger(__name__)
 
+LOOK_SECONDS = 0.5
+"""How often the group looks what engines wait for."""
 KILL_SECONDS = 5.0
 """Time after the end of its grace in which a server that was told to stop must have ended."""
 
@@ -83,6 +86,7 @@ class ServerGroup:
         for statistics, keeper in zip(self._statistics, self._keepers, strict=True):
             statistics.status = keeper.status
         self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
+        self._waits: dict[int, EngineWaits] = {}
         self._servers: dict[int, _Server] = {}
         self._metrics = SharedMetrics(self._ask, self._own_families)
         self._known: list[EngineReady] = []  # what each engine can do, once all have started
@@ -99,7 +103,7 @@ class ServerGroup:
             EngineDeadError: all engines are gone for good, or the servers do not start.
         """
         with signal_handlers(self._stop):
-            work = [self._keep_engines(), *(self._keep_server(each) for each in range(self._num_servers))]
+            work = [self._keep_engines(), self._look(), *(self._keep_server(each) for each in range(self._num_servers))]
             tasks = [asyncio.create_task(each) for each in (self._stopping.wait(), *work)]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -123,6 +127,16 @@ class ServerGroup:
         finally:
             if logging_stats is not None:
                 logging_stats.cancel()
+
+    async def _look(self) -> None:
+        """Tells the servers what engines wait for, which they cannot ask them. Returns never."""
+        while True:
+            for number, keeper in enumerate(self._keepers):
+                waits = EngineWaits(number, keeper.status().waits_for)
+                if waits != self._waits.setdefault(number, EngineWaits(number, None)):
+                    self._waits[number] = waits
+                    self._tell(waits)
+            await asyncio.sleep(LOOK_SECONDS)
 
     def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
         """See `KeeperListener`."""
@@ -198,8 +212,8 @@ class ServerGroup:
             )
         )
         self._announced = self._announced or announces
-        for engine in self._engines.values():
-            link.send(engine)
+        for news in (*self._engines.values(), *self._waits.values()):
+            link.send(news)
         return _Server(process, link)
 
     async def _listen(self, number: int, server: _Server) -> None:

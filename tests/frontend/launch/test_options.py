@@ -95,6 +95,10 @@ def test_contradictory_options_of_workers_are_refused(options: dict[str, Any], m
         ({"data_parallel_size": 4, "data_parallel_hybrid_lb": True}, "--data-parallel-size-local must say"),
         ({"data_parallel_size": 4, "data_parallel_size_local": 2}, [EnginePlace(0, 0, 2), EnginePlace(1, 1, 2)]),
         ({"data_parallel_size": 2, "data_parallel_start_rank": 1}, "exceed --data-parallel-size 2"),
+        ({"data_parallel_size": 2, "data_parallel_size_local": 0}, []),
+        ({"data_parallel_size_local": 0}, "0 is for node 0 of several engines"),
+        ({"data_parallel_size": 2, "data_parallel_size_local": 0, "headless": True}, "0 is for node 0"),
+        ({"data_parallel_size": 2, "data_parallel_size_local": 0, "data_parallel_hybrid_lb": True}, "-local must say"),
     ],
 )
 def test_the_engines_of_a_server(options: dict[str, Any], places: list[EnginePlace] | str) -> None:
@@ -110,3 +114,6 @@ def test_engines_that_a_server_does_not_run_are_on_other_hosts_unless_it_does_no
     assert remote_places(ParallelConfig(**options)) == [EnginePlace(0), EnginePlace(3)]
     assert remote_places(ParallelConfig(**options, data_parallel_hybrid_lb=True)) == []
     assert remote_places(ParallelConfig(data_parallel_size=4, data_parallel_rank=1)) == []
+    options = {"data_parallel_size": 2, "data_parallel_size_local": 0}
+    assert remote_places(ParallelConfig(**options)) == [EnginePlace(0), EnginePlace(1)]
+    assert resolve(EngineArgs.from_flat(**options), SPEC, "server").served_engines == (0, 1)
