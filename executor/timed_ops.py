@@ -12,6 +12,7 @@ from quire.core.trace import Spans
 from quire.ops.backend import Activation, Backend, LinearWeight, Recording
 from quire.ops.latent import LatentOperations
 from quire.ops.recurrent import RecurrentOperations
+from quire.ops.sampling import SamplingOperations
 from quire.ops.stored import StoredWeight
 from quire.ops.streams import StreamOperations
 
@@ -37,6 +38,7 @@ class _TimedBackend(Backend[Any, Any, Any]):
         self.packed_types = ops.packed_types
         self.latent = _timed_part(LatentOperations, ops.latent, self.run)
         self.recurrent = _timed_part(RecurrentOperations, ops.recurrent, self.run)
+        self.sampling = _timed_part(SamplingOperations, ops.sampling, self.run)
         self.streams = _timed_part(StreamOperations, ops.streams, self.run)
 
     def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

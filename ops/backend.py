@@ -17,6 +17,7 @@ from quire.ops.latent import LatentOperations
 from quire.ops.quantised import QuantisedWeight
 from quire.ops.recurrent import RecurrentOperations
 from quire.ops.routing import Router
+from quire.ops.sampling import SamplingOperations
 from quire.ops.stored import StoredWeight, put_together
 from quire.ops.streams import StreamOperations
 
@@ -126,12 +127,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     Attributes:
         latent: the operations of multi-head latent attention.
         recurrent: the operations of recurrent layers.
+        sampling: the operations that choose tokens.
         streams: the operations of models with several residual streams.
         packed_types: the classes that packed weights are made of.
     """
 
     latent: LatentOperations[Batch]
     recurrent: RecurrentOperations
+    sampling: SamplingOperations
     streams: StreamOperations
     packed_types: tuple[type, ...]
 
@@ -351,30 +354,6 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """The outputs over all keys, weighted by each part's share of the whole softmax (arXiv:2205.14135).
 
         `parts` are results of `partial_attention`. Every token sees a key of some part.
-        """
-
-    @abstractmethod
-    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
-        """Sets the logits of tokens whose bit is not set to -inf, in place.
-
-        `logits` is [num_rows, vocab_size] of any float type. `rows` [n] int64, on the host, are the distinct rows to
-        mask. `bitmask` [n, ceil(vocab_size / 32)] int32, on the host: bit i % 32 of word i // 32 is token i.
-        """
-
-    @abstractmethod
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each row of `logits` [num_rows, vocab_size].
-
-        Returns ids [num_rows] int64, and [num_rows] bool: false if the row has a NaN or its greatest logit is infinite.
-        """
-
-    @abstractmethod
-    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Draws a token for each row of `logits` [num_rows, vocab_size] by inverting the cumulative softmax.
-
-        Row r is inverted at element r of `quire.ops.random.uniforms(starts, positions)`; `starts` [num_rows] uint64 and
-        `positions` [num_rows] int64 are on the host. A token whose logit is -inf is never drawn. Returns ids and bools
-        like `likeliest`; false if the logits are no distribution (NaN, infinite).
         """
 
     @abstractmethod

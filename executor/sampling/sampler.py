@@ -89,7 +89,7 @@ class Sampler:
         transfers: Transfers | None = None,
     ) -> None:
         """`transfers` bring tokens to the host; None: the device is the host."""
-        self._ops = ops
+        self._ops = ops.sampling
         self._transfers = transfers or HostTransfers()
         self._custom = custom
         self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids, ops)

@@ -32,6 +32,7 @@ from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.cpu.plain import PlainKernels
 from quire.ops.cpu.plan import NativePlan
 from quire.ops.cpu.recurrent import NativeRecurrent
+from quire.ops.cpu.sampling import NativeSampling
 from quire.ops.cpu.streams import NativeStreams
 from quire.ops.cpu.widened import Panels, WidenedLinear, WidenedWeight
 from quire.ops.eager.attention import largest_stored
@@ -80,6 +81,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         self._mixture = NativeExperts(widened_panels, launcher, bits, eager, fallbacks)
         self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
+        self.sampling = NativeSampling(launcher, eager.sampling, fallbacks)
         self.latent = NativeLatent(launcher, eager.latent, fallbacks)
         self.streams = NativeStreams(launcher, eager.streams, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
@@ -91,9 +93,6 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         self._activate_and_mul = launcher.bind(calls.ACTIVATE_AND_MUL)
         self._write_cache = launcher.bind(calls.WRITE_CACHE)
         self._rotate_and_store = launcher.bind(calls.ROTATE_AND_STORE)
-        self._draw = launcher.bind(calls.DRAW)
-        self._likeliest = launcher.bind(calls.LIKELIEST)
-        self._apply_bitmask = launcher.bind(calls.APPLY_BITMASK)
 
     @property
     def layout(self) -> str:
@@ -356,38 +355,6 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
                 return out
         return None
 
-    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
-        num_rows, size = logits.shape
-        dense = rows.flags.c_contiguous and bitmask.flags.c_contiguous and bitmask.shape == (len(rows), -(-size // 32))
-        # Pointers come from tensors, because `ndarray.ctypes` is Python code and takes five times as long.
-        if dense and _is_rows(logits) and not self._apply_bitmask(
-            logits.data_ptr(), torch.from_numpy(rows).data_ptr(), torch.from_numpy(bitmask).data_ptr(), len(rows),
-            num_rows, size, logits.stride(0), _dtype(logits), torch.get_num_threads(),
-        ):  # fmt: skip
-            return
-        self._fallbacks.run(self._eager.apply_bitmask, logits, rows, bitmask)
-
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if _is_rows(logits):
-            token_ids, usable = _tokens(len(logits))
-            if not self._likeliest(
-                logits.data_ptr(), token_ids.data_ptr(), usable.data_ptr(), *logits.shape, logits.stride(0),
-                _dtype(logits), torch.get_num_threads(),
-            ):  # fmt: skip
-                return token_ids, usable
-        return self._fallbacks.run(self._eager.likeliest, logits)
-
-    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        if _is_rows(logits) and starts.flags.c_contiguous and positions.flags.c_contiguous:
-            token_ids, usable = _tokens(len(logits))
-            if not self._draw(
-                logits.data_ptr(), torch.from_numpy(starts).data_ptr(), torch.from_numpy(positions).data_ptr(),
-                token_ids.data_ptr(), usable.data_ptr(), *logits.shape, logits.stride(0), _dtype(logits),
-                torch.get_num_threads(),
-            ):  # fmt: skip
-                return token_ids, usable
-        return self._fallbacks.run(self._eager.draw, logits, starts, positions)
-
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return self._launcher.record(run)
 
@@ -400,15 +367,6 @@ def _linear_seconds(num_tokens: int, weight: Tensor) -> float:
 def _team_size(x: Tensor, panels: Tensor) -> int:
     """Number of threads on which our own kernels multiply `x` by packed weights."""
     return 1 if _linear_seconds(len(x), panels) <= _WORTH_TEAM_SECONDS else torch.get_num_threads()
-
-
-def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
-    """Uninitialised outputs: ids, and whether each is usable."""
-    return torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
-
-
-def _is_rows(logits: Tensor) -> bool:
-    return logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
 
 
 def _dtype(x: Tensor) -> int:

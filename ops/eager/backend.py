@@ -29,10 +29,9 @@ from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.quantised import QuantisedLayer, WidenedLinear
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
-from quire.ops.eager.sampling import invert_softmax
+from quire.ops.eager.sampling import EagerSampling
 from quire.ops.eager.streams import EagerStreams
 from quire.ops.quantised import QuantisedWeight
-from quire.ops.random import uniforms
 from quire.ops.routing import Router
 
 _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
@@ -55,6 +54,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         self.packed_types = (*own_types, *linear_layers.packed_types)
         self.latent = EagerLatent(self.rms_norm, self.rotary)
         self.recurrent = EagerRecurrent()
+        self.sampling = EagerSampling()
         self.streams = EagerStreams()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -233,22 +233,6 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
 
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return merge(parts)
-
-    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
-        device = logits.device
-        octets = torch.from_numpy(bitmask.view(np.uint8)).to(device, non_blocking=True)  # little-endian
-        bits = octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device) & 1
-        forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
-        index = torch.from_numpy(rows).to(device, non_blocking=True)
-        logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
-
-    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        token_ids = logits.argmax(-1)  # argmax finds a NaN before any number, so isfinite sees it
-        return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
-
-    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        uniform = torch.from_numpy(uniforms(starts, positions)).to(logits.device, non_blocking=True)
-        return invert_softmax(logits, uniform)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, None]:
         return run(), None  # plain torch has no list of launches to record

@@ -1,14 +1,38 @@
-"""Draws a token by inverting the cumulative softmax, in plain torch."""
+"""The operations of sampling in plain torch."""
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from quire.ops.random import uniforms
+from quire.ops.sampling import SamplingOperations
 
 _CHUNK = 512
 """Tokens per chunk. Running sums over the chunks, then within one chunk, replace one over the whole vocabulary."""
 
 
+class EagerSampling(SamplingOperations):
+    """See `SamplingOperations`."""
+
+    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
+        device = logits.device
+        octets = torch.from_numpy(bitmask.view(np.uint8)).to(device, non_blocking=True)  # little-endian
+        bits = octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+        forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+        index = torch.from_numpy(rows).to(device, non_blocking=True)
+        logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        token_ids = logits.argmax(-1)  # argmax finds a NaN before any number, so isfinite sees it
+        return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+
+    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        uniform = torch.from_numpy(uniforms(starts, positions)).to(logits.device, non_blocking=True)
+        return invert_softmax(logits, uniform)
+
+
 def invert_softmax(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The token of each row at which its cumulative softmax first exceeds `uniform` [num_rows]; see `Backend.draw`."""
+    """The token at which a row's cumulative softmax first exceeds `uniform` [num_rows], and whether it is one."""
     weights = logits.float().softmax(-1)
     vocab_size = weights.shape[1]
     num_whole = vocab_size // _CHUNK

@@ -49,6 +49,6 @@ def test_a_bitmask_takes_away_what_it_does_on_the_cpu(dtype: torch.dtype) -> Non
     bitmask = np.random.default_rng(1).integers(-(2**31), 2**31, (3, 32), np.int32)
     rows = np.array([4, 0, 2])
     there = logits.cuda()
-    ops.bind("cuda").apply_bitmask(there, rows, bitmask)
-    ops.bind("cpu").apply_bitmask(logits, rows, bitmask)
+    ops.bind("cuda").sampling.apply_bitmask(there, rows, bitmask)
+    ops.bind("cpu").sampling.apply_bitmask(logits, rows, bitmask)
     assert torch.equal(there.cpu(), logits)

@@ -73,7 +73,7 @@ def test_a_token_without_probability_is_never_drawn(ops: Backend) -> None:
     logits[0, allowed] = torch.tensor([0.0, 1.0, -2.0, 0.5, 0.1])
     edges = np.concatenate([[0.0, 1 - 2.0**-53], logits.softmax(-1)[0, allowed].double().cumsum(0).numpy() - 1e-17])
     numbers = drawing(np.clip(edges, 0, 1 - 2.0**-53))
-    token_ids, usable = ops.draw(logits.expand(len(edges), -1), *numbers)
+    token_ids, usable = ops.sampling.draw(logits.expand(len(edges), -1), *numbers)
     assert set(token_ids.tolist()) <= set(allowed)
     assert token_ids[:2].tolist() == [3, 8997]
     assert usable.all()
@@ -84,7 +84,7 @@ def test_the_draw_over_a_large_vocabulary_follows_the_distribution(ops: Backend)
     vocab_size = 5000
     logits = random_logits(1, vocab_size=vocab_size)
     starts, positions = start_of(np.arange(2000, dtype=np.uint64)), np.arange(2000) % 7
-    token_ids, _ = ops.draw(logits.expand(2000, -1), starts, positions)
+    token_ids, _ = ops.sampling.draw(logits.expand(2000, -1), starts, positions)
     running = logits.double().softmax(-1)[0].cumsum(0)
     expected = torch.searchsorted(running, torch.from_numpy(uniforms(starts, positions)), right=True)
     assert (token_ids != expected).sum() <= 2, "off by rounding at a boundary at most"
@@ -96,12 +96,14 @@ def test_tokens_of_a_backend_are_those_of_plain_torch(ops: Backend, dtype: torch
     logits = random_logits(200, seed=5, vocab_size=vocab_size).to(dtype)
     logits[:, vocab_size // 2] = logits.max(-1).values  # a tie: the first wins
     numbers = start_of(np.arange(200, dtype=np.uint64)), np.arange(200)
-    token_ids, usable = ops.likeliest(logits)
+    token_ids, usable = ops.sampling.likeliest(logits)
     assert usable.all()
     assert token_ids.tolist() == np.asarray(logits.float()).argmax(-1).tolist()
-    drawn, usable = ops.draw(logits, *numbers)
+    drawn, usable = ops.sampling.draw(logits, *numbers)
     assert usable.all()
-    assert (drawn != bind("cuda").draw(logits, *numbers)[0]).sum() <= 2, "off by rounding at a boundary at most"
+    assert (drawn != bind("cuda").sampling.draw(logits, *numbers)[0]).sum() <= 2, (
+        "off by rounding at a boundary at most"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -117,7 +119,7 @@ def test_a_bitmask_takes_tokens_away_from_its_rows_alone(
     allowed = np.random.default_rng(1).random((len(rows), -(-vocab_size // 32) * 32)) < 0.4
     allowed[:1], allowed[1:2] = True, False
     bitmask = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-    ops.apply_bitmask(wide[:, :vocab_size], np.array(rows, np.int64), bitmask)
+    ops.sampling.apply_bitmask(wide[:, :vocab_size], np.array(rows, np.int64), bitmask)
     expected = before.clone()
     for bits, row in zip(allowed, rows, strict=True):
         expected[row, :vocab_size][torch.from_numpy(~bits[:vocab_size])] = -torch.inf
@@ -127,7 +129,7 @@ def test_a_bitmask_takes_tokens_away_from_its_rows_alone(
 def test_a_bitmask_for_a_row_that_is_not_there_is_refused(ops: Backend) -> None:
     logits = random_logits(2)
     with pytest.raises(IndexError):
-        ops.apply_bitmask(logits, np.array([0, 2]), np.zeros((2, 2), np.int32))
+        ops.sampling.apply_bitmask(logits, np.array([0, 2]), np.zeros((2, 2), np.int32))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -138,7 +140,7 @@ def test_unusable_rows_are_told_and_harm_no_others(ops: Backend, value: float) -
     logits[3, 2000:] = -torch.inf
     logits[3, 4600] = value  # where all else is -inf
     numbers = drawing(np.full(4, 0.5))
-    for token_ids, usable in (ops.likeliest(logits), ops.draw(logits, *numbers)):
+    for token_ids, usable in (ops.sampling.likeliest(logits), ops.sampling.draw(logits, *numbers)):
         assert usable.tolist() == [True, False, True, False]
         assert set(token_ids.tolist()) <= set(range(5000))
         assert token_ids[2] >= 4600

@@ -28,7 +28,7 @@ class GrammarMasks(FollowingMask):
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int], ops: Backend) -> None:
-        self._ops = ops
+        self._ops = ops.sampling
         self._eos_token_ids = frozenset(eos_token_ids)
         self._active = np.zeros(max_num_seqs, bool)
         self._num_words = -(-vocab_size // 32)

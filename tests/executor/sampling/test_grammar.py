@@ -5,7 +5,6 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -182,8 +181,7 @@ class Watch:
         self.times: list[float] = []
         for owner in (GuidanceMatcher, XGrammarMatcher):
             self._note(monkeypatch, owner, "fill_all", "mask")
-        backend: Any = ops.bind("cpu")
-        self._note(monkeypatch, backend if isinstance(backend, ModuleType) else type(backend), "apply_bitmask", "apply")
+        self._note(monkeypatch, type(ops.bind("cpu").sampling), "apply_bitmask", "apply")
         for name in ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__array__"):
             self._note(monkeypatch, torch.Tensor, name, "read")
 

@@ -1,0 +1,34 @@
+"""The operations that choose tokens: masks of grammars, the likeliest token of a row of logits, and draws."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from torch import Tensor
+
+
+class SamplingOperations(ABC):
+    """The operations of sampling on one kind of device."""
+
+    @abstractmethod
+    def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
+        """Sets the logits of tokens whose bit is not set to -inf, in place.
+
+        `logits` is [num_rows, vocab_size] of any float type. `rows` [n] int64, on the host, are the distinct rows to
+        mask. `bitmask` [n, ceil(vocab_size / 32)] int32, on the host: bit i % 32 of word i // 32 is token i.
+        """
+
+    @abstractmethod
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest token of each row of `logits` [num_rows, vocab_size].
+
+        Returns ids [num_rows] int64, and [num_rows] bool: false if the row has a NaN or its greatest logit is infinite.
+        """
+
+    @abstractmethod
+    def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Draws a token for each row of `logits` [num_rows, vocab_size] by inverting the cumulative softmax.
+
+        Row r is inverted at element r of `quire.ops.random.uniforms(starts, positions)`; `starts` [num_rows] uint64 and
+        `positions` [num_rows] int64 are on the host. A token whose logit is -inf is never drawn. Returns ids and bools
+        like `likeliest`; false if the logits are no distribution (NaN, infinite).
+        """
