@@ -76,10 +76,15 @@ def test_prefix_hit_or_miss(baseline: LLM, expected: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"max_num_batched_tokens": 16}, id="prefill-chunks-of-16"),
-        pytest.param({"num_gpu_blocks_override": 40, "enable_prefix_caching": False}, id="preempted"),
-        pytest.param({"async_scheduling": False}, id="async-scheduling-off"),
-        pytest.param({"distributed_executor_backend": "mp"}, id="mp"),
+        pytest.param(
+            {
+                "max_num_batched_tokens": 16,
+                "num_gpu_blocks_override": 40,
+                "enable_prefix_caching": False,
+                "async_scheduling": False,
+            },
+            id="in-chunks-of-16-preempted-and-no-step-ahead",
+        ),
         pytest.param({"tensor_parallel_size": 2}, id="tensor-parallel-2"),
         pytest.param(
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "num_gpu_blocks_override": 40},
