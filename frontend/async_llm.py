@@ -148,6 +148,7 @@ class AsyncLLM(EngineControl):
             on_stats=metrics.on_stats if metrics else None,
             restarts=Restarts if visits is None else FollowsKeeper,
             known=known,
+            together=config.layout.shares_experts,
         )
         for number, statistics in enumerate(metrics.engines if metrics else []):
             statistics.status = partial(client.status_of, number)

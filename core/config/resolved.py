@@ -103,8 +103,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     @property
     def num_engines_loading(self) -> int:
         """Engines that divide the memory that is free on this host now. One that is started again is alone: it finds
-        free what the others have left to it."""
-        return 1 if self.is_restart else self.place.num_local
+        free what the others have left to it. Those that share experts are started again together."""
+        return 1 if self.is_restart and not self.layout.shares_experts else self.place.num_local
 
     def layers_of(self, stage: int) -> range:
         """Indices of the layers that a pipeline stage computes."""

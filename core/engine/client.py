@@ -68,6 +68,7 @@ class EngineClient:
         restarts: makes the rules that decide whether an engine that ended is followed by another.
         rules: how requests are divided between engines; the usual rules when None.
         known: what each engine can do, if they ran before this client came. Then one engine is enough to start with.
+        together: the engines cannot run without one another, so they end and are restarted together.
 
     Attributes:
         ready: what each engine can do, by number; empty until all have started.
@@ -82,10 +83,12 @@ class EngineClient:
         restarts: Callable[[], Restarts] = Restarts,
         rules: RoutingRules | None = None,
         known: Sequence[EngineReady] = (),
+        together: bool = False,
     ) -> None:
         self._on_stats = on_stats or (lambda engine, stats: None)
         self._tracked: dict[str, _Tracked] = {}
         self._known = list(known)
+        self._together = together
         self.ready: list[EngineReady] = []
         self._links = [EngineLink(number, each, self, restarts()) for number, each in enumerate(launchers)]
         self._placement = placement_on(self._links, num_slots, rules)
@@ -241,9 +244,11 @@ class EngineClient:
 
     def on_crash(self, link: EngineLink) -> None:
         self._placement.on_empty(link)
+        # Of engines that end together, the first is the one that crashed.
+        is_cause = not self._together or all(other.holds_requests for other in self._links if other is not link)
         poison = []
         for request_id, tracked in self._tracked.items():
-            if tracked.submitted.link is link:
+            if is_cause and tracked.submitted.link is link:
                 tracked.crashes += 1
                 if tracked.crashes >= MAX_CRASHES_PER_REQUEST:
                     poison.append(request_id)
@@ -253,6 +258,10 @@ class EngineClient:
     def on_dead(self, link: EngineLink, error: QuireError) -> None:
         if all(each.is_dead for each in self._links):
             self._fail(self._tracked, f"The engine is gone: {error}")
+            return
+        if self._together:
+            for other in self._links:
+                other.give_up(error)
             return
         if not self.ready:
             return  # `start` raises it
@@ -272,6 +281,8 @@ class EngineClient:
     def _evacuate(self, link: EngineLink) -> None:
         """Moves the requests of an engine that does not run to others. Those that others have no room for stay: they
         wait for the next engine. If there will be none, they move all the same."""
+        if self._together:
+            return
         for submitted, sequences in self._unfinished_on(link):
             if link.is_dead:
                 refuge = self._placement.refuge(submitted.blocks, len(sequences), even_full=True)

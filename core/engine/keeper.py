@@ -48,6 +48,10 @@ class EngineKeeper:
         """See `EngineSupervisor.status`."""
         return self._supervisor.status()
 
+    def give_up(self, reason: QuireError) -> None:
+        """See `EngineSupervisor.give_up`."""
+        self._supervisor.give_up(reason)
+
     async def close(self) -> None:
         """See `EngineSupervisor.close`."""
         await self._supervisor.close()

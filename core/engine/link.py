@@ -88,6 +88,10 @@ class EngineLink:
         """The engine's state, and the time since its last message."""
         return self._supervisor.status()
 
+    def give_up(self, reason: QuireError) -> None:
+        """See `EngineSupervisor.give_up`."""
+        self._supervisor.give_up(reason)
+
     async def close(self) -> None:
         """See `EngineSupervisor.close`."""
         await self._supervisor.close()

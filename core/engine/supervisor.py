@@ -212,6 +212,12 @@ class EngineSupervisor:
     def _waits_for(self) -> str | None:
         return self._launcher.waits_for if self._life is None else self._life.waits_for
 
+    def give_up(self, reason: QuireError) -> None:
+        """Ends the engine by force, and starts no other. Harmless when it is gone for good."""
+        self._dead = self._dead or reason
+        if self._life is not None:
+            self._life.handle.kill()
+
     async def close(self) -> None:
         """Stops the engine: politely when it is serving, by force while it loads or when it does not answer."""
         self._dead = self._dead or EngineDeadError("the engine was shut down.")
@@ -229,9 +235,7 @@ class EngineSupervisor:
         """Ends the engine by force, without waiting for anything; for interpreter exit and signals."""
         if os.getpid() != self._process_id:  # a fork inherits this object, and not the engine
             return
-        self._dead = self._dead or EngineDeadError("the engine was shut down.")
-        if self._life is not None:
-            self._life.handle.kill()
+        self.give_up(EngineDeadError("the engine was shut down."))
         self._launcher.close()
 
     # ----------------------------------------------------------------------------------------- one engine after another

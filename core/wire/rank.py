@@ -7,10 +7,10 @@ class Rank(Struct, array_like=True, frozen=True):
     """A worker's coordinates. Workers that differ in one of them divide something among each other.
 
     Attributes:
-        data: whole copies of the model divide the requests.
+        data: engines divide the requests.
         pipeline: stages divide the layers.
         tensor: the weights of each layer are divided.
-        expert: the experts of each layer are divided.
+        expert: the experts of each layer are divided, also over engines that share them.
         prefill: the tokens of each step are divided, and the positions of sequences.
     """
 
@@ -35,13 +35,14 @@ class Layout(Struct, frozen=True, kw_only=True):
     """Into how many parts each coordinate of a `Rank` divides.
 
     Attributes:
-        data: engines, each with a whole copy of the model.
+        data: engines, each with a whole copy of the model, or of all but its experts.
         pipeline: stages of one engine.
         prefill: copies of a stage's weights, each on `tensor` workers, which divide the tokens of each step and the
             positions of sequences.
         tensor: workers of one such copy.
         context: neighbouring workers of a copy that hold the same KV heads, and divide the positions of sequences.
-        expert: workers that divide the experts of a layer among them, whole; 1: experts are divided as `tensor` says.
+        expert: workers that divide the experts of a layer among them, whole, in one engine or in all of them together;
+            1: experts are divided as `tensor` says.
         nodes: hosts over which the workers of one engine are spread, in the order of their numbers. So the ranks that
             talk most, those of one stage, are neighbours.
     """
@@ -69,9 +70,14 @@ class Layout(Struct, frozen=True, kw_only=True):
         """Workers that divide the positions of a sequence, where `prefill` or `context` is 1."""
         return self.prefill * self.context
 
+    @property
+    def shares_experts(self) -> bool:
+        """Whether all engines together hold one set of experts. They then run, and end, together."""
+        return self.expert > self.tensor
+
     def reports(self, rank: Rank) -> bool:
         """Whether a worker's results are those of its engine: the last stage samples, and its workers agree."""
-        return rank.pipeline == self.pipeline - 1 and not (rank.prefill or rank.tensor or rank.expert)
+        return rank.pipeline == self.pipeline - 1 and not (rank.prefill or rank.tensor)
 
     def number(self, rank: Rank) -> int:
         """The worker's place in `ranks` of its engine."""
@@ -92,8 +98,15 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     def ranks(self, data: int = 0) -> list[Rank]:
         """The workers of engine number `data`, stage by stage; their order is that of their numbers."""
+        first_expert = data * self.tensor if self.shares_experts else 0
         return [
-            Rank(data=data, pipeline=stage, prefill=copy, tensor=place, expert=place if self.expert > 1 else 0)
+            Rank(
+                data=data,
+                pipeline=stage,
+                prefill=copy,
+                tensor=place,
+                expert=first_expert + place if self.expert > 1 else 0,
+            )
             for stage in range(self.pipeline)
             for copy in range(self.prefill)
             for place in range(self.tensor)

@@ -31,17 +31,23 @@ class Placement(Protocol):
 
 
 class OneHost:
-    """All workers are on this host. They meet in a file without a name, as the rings are."""
+    """All workers are on this host. They meet in a file without a name, as the rings are.
+
+    Args:
+        meeting_fd: of the file, where they meet workers of other engines, too; None: they meet one another alone.
+    """
 
     waits_for = None
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, meeting_fd: int | None = None) -> None:
         self._config = config
-        self._rendezvous_fd: int | None = None
+        self._meeting_fd = meeting_fd
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
         """See `Placement.find_hosts`."""
-        fd = self._rendezvous_fd = os.memfd_create("quire-rendezvous")
+        if self._meeting_fd is None:
+            self._meeting_fd = os.memfd_create("quire-rendezvous")
+        fd = self._meeting_fd
         meeting = Meeting(f"file:///proc/self/fd/{fd}", [fd])
         return [
             LocalHost(self._config, self._config.layout.ranks(self._config.place.data), factory, meeting, {}, listener)
@@ -49,9 +55,9 @@ class OneHost:
 
     def close(self) -> None:
         """See `Placement.close`."""
-        if self._rendezvous_fd is not None:
-            os.close(self._rendezvous_fd)
-            self._rendezvous_fd = None
+        if self._meeting_fd is not None:
+            os.close(self._meeting_fd)
+            self._meeting_fd = None
 
 
 class SeveralHosts:

@@ -16,10 +16,11 @@ import msgspec
 from quire.core import envs
 from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineDeadError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
+from quire.frontend.launch.together import EnginesTogether
 
 
 class EngineSubprocess:
@@ -32,9 +33,22 @@ class EngineSubprocess:
         self.pid: int | None = process.pid
         self.is_owned = True
         self._is_over = False
+        self._reason: EngineDeadError | None = None
 
     async def wait(self) -> int:
-        """The exit code; negative is the signal that ended it."""
+        """The exit code; negative is the signal that ended it. Raises EngineDeadError if `end` has ended it."""
+        code = await self._exit_code()
+        if self._reason is not None:
+            raise self._reason
+        return code
+
+    def end(self, reason: EngineDeadError) -> None:
+        """As `kill`, and `wait` tells why, if the engine has not ended by itself."""
+        if self._process.poll() is None:
+            self._reason = reason
+        self.kill()
+
+    async def _exit_code(self) -> int:
         if (code := self._process.poll()) is not None:
             return code
         ended = asyncio.Event()
@@ -75,6 +89,7 @@ class EngineLauncher:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
         cluster: where other nodes join; None: all workers run on this host.
         ray_nodes: starts the other nodes; None: others do.
+        together: the engines with which this one shares experts, if any.
     """
 
     waits_for = None  # an engine is started at once, and says itself what it waits for
@@ -87,12 +102,14 @@ class EngineLauncher:
         worker_factory: str | None = None,
         cluster: HeadStart | None = None,
         ray_nodes: RayNodes | None = None,
+        together: EnginesTogether | None = None,
     ) -> None:
         self.config = config
         self._transport = transport
         self._worker_factory = worker_factory
         self._cluster = cluster
         self._ray_nodes = ray_nodes
+        self._together = together
         self.folder: str | None = None  # holds the sockets; mode 0700
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
@@ -114,6 +131,7 @@ class EngineLauncher:
         address = self._next_address()
         if self._ray_nodes is not None:
             self._ray_nodes.ensure()
+        meeting_fd = None if self._together is None else self._together.meeting_of(self.config.place.data)
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -122,16 +140,22 @@ class EngineLauncher:
                 "quire.frontend.launch.engine_main",
             ],  # -P: no module of the user's folder shadows ours
             stdin=subprocess.PIPE,
+            pass_fds=[] if meeting_fd is None else [meeting_fd],
             env=os.environ | _devices(self.config),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )
         assert process.stdin is not None
         config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
-        start = msgspec.msgpack.encode(EngineStart(config, address, keys, self._worker_factory, self._cluster))
+        engine = EngineSubprocess(process, address, keys)
+        if self._together is not None:
+            self._together.add(config.place.data, engine)
+        start = msgspec.msgpack.encode(
+            EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting_fd)
+        )
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()
-        return EngineSubprocess(process, address, keys)
+        return engine
 
     def close(self) -> None:
         """Ends an engine that was never handed out and the nodes that Ray runs, and removes the private folder."""
@@ -140,6 +164,8 @@ class EngineLauncher:
             self._ahead = None
         if self._ray_nodes is not None:
             self._ray_nodes.close()
+        if self._together is not None:
+            self._together.close()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None

@@ -153,7 +153,11 @@ class ServerGroup:
         """See `KeeperListener`."""
         self._engines[number] = EngineGone(number, str(error))
         self._tell(self._engines[number])
-        if all(keeper.is_dead for keeper in self._keepers) and not self._all_gone.done():
+        if not all(keeper.is_dead for keeper in self._keepers):
+            if self._setup.config.layout.shares_experts:
+                for keeper in self._keepers:
+                    keeper.give_up(error)
+        elif not self._all_gone.done():
             if envs.read_flag("KEEP_ALIVE_ON_ENGINE_DEATH"):
                 logger.error("the engines are gone; every request is answered 503: %s", error)
             else:

@@ -18,17 +18,27 @@ from quire.core.routing.router import RoutingRules
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.core.wire.rank import EnginePlace, Layout
 from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.together import EnginesTogether
 from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
 
 MAX_LENGTH = 100_000
 ENDLESS = 90_000
 
 
-def launchers(number: int = 2, num_pages: int | None = None, max_model_len: int = MAX_LENGTH) -> list[EngineLauncher]:
+def launchers(
+    number: int = 2,
+    num_pages: int | None = None,
+    max_model_len: int = MAX_LENGTH,
+    together: EnginesTogether | None = None,
+) -> list[EngineLauncher]:
     config = replace(engine_config(max_model_len=max_model_len), layout=Layout(data=number))
     config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_pages))
+    if together is not None:
+        config = replace(config, executor="mp")
     places = [EnginePlace(rank, rank, number) for rank in range(number)]
-    return [EngineLauncher(replace(config, place=place), worker_factory=NULL_WORKER) for place in places]
+    return [
+        EngineLauncher(replace(config, place=place), worker_factory=NULL_WORKER, together=together) for place in places
+    ]
 
 
 @asynccontextmanager
@@ -145,6 +155,43 @@ def test_the_others_serve_on_when_one_engine_is_given_up(caplog: pytest.LogCaptu
 
     asyncio.run(scenario())
     assert "engine 0 is gone for good, and the others serve on" in caplog.text
+
+
+def test_engines_that_share_experts_are_restarted_together() -> None:
+    """Their streams wait, and a second crash of one is no fault of requests that the other has."""
+
+    async def scenario() -> None:
+        async with fleet(launchers(together=EnginesTogether()), together=True) as client:
+            streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
+            for _ in range(2):
+                await until(lambda: all(stream.token_ids for stream in streams))
+                before = client.engine_pids
+                end(client, 0)
+                await until(lambda: client.status().engines[1].state == "restarting")
+                reason = str(client.status().engines[1].reason)
+                assert "engine 0, with which this one shares experts, has ended" in reason
+                for stream in streams:
+                    stream.token_ids.clear()
+                await until(lambda: client.status().engine.reason is None)
+                assert not set(before) & set(client.engine_pids)
+            assert await streams[0].finish_reason() is FinishReason.ERROR
+            await until(lambda: bool(streams[1].token_ids))
+            assert not streams[1].is_failed
+
+    asyncio.run(scenario())
+
+
+def test_engines_that_share_experts_are_given_up_together() -> None:
+    async def scenario() -> None:
+        engines, limits = launchers(together=EnginesTogether()), iter([Restarts(max_fruitless_lives=-1), Restarts()])
+        async with fleet(engines, restarts=lambda: next(limits), together=True) as client:
+            streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
+            await until(lambda: all(stream.token_ids for stream in streams))
+            end(client, 0)
+            assert {await stream.finish_reason() for stream in streams} == {FinishReason.ERROR}
+            assert [each.state for each in client.status().engines] == ["dead", "dead"]
+
+    asyncio.run(scenario())
 
 
 def hits(engines: list[EngineLauncher], rules: RoutingRules | None = None) -> int:
