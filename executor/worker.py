@@ -30,6 +30,7 @@ from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.expert_balancer import ExpertBalancer
+from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.memory import plan as memory
 from quire.executor.memory.dry_build import dry_stages, held_bytes
 from quire.executor.memory.first_touch import touch_behind
@@ -38,6 +39,7 @@ from quire.executor.memory.state_layout import describe_states
 from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup, StageNeighbours
+from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
 from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
@@ -79,6 +81,10 @@ class Worker:
         transfers: bring values to the host; None: the usual ones for the device.
         drafter: proposes drafts; None: no drafts.
         context_group: those with which it divides the positions of sequences, if any.
+        lockstep: the ranks of all engines, where these share experts.
+
+    Attributes:
+        peers: ranks that take every step together with this one; None: it depends on its engine's plans alone.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class Worker:
         *,
         stages: StageNeighbours | None = None,
         context_group: ParallelGroup | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
@@ -100,6 +107,7 @@ class Worker:
         self._stages = stages
         self._is_last = rank.pipeline == config.layout.pipeline - 1
         self._context_group = context_group
+        self.peers = lockstep
         self._device = torch.device(f"cuda:{config.layout.local_index(rank)}" if config.device == "cuda" else "cpu")
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
@@ -114,6 +122,7 @@ class Worker:
             self._ops = timed(self._ops, self._spans)
         self._model: Model | None = None
         self._sequences: ContextParallel | None = None
+        self._experts: ExpertParallel | None = None
         self._balancer: ExpertBalancer | None = None
         self._memory: RankMemory | None = None
         self._processors: list[CustomFeature] = []
@@ -185,13 +194,13 @@ class Worker:
             shard,
             num_pages,
         )
-        stage, divided = self._stage(self._model), self._sequences
+        stage, divided, has_peers = self._stage(self._model), self._sequences, self.peers is not None
         if divided is not None and divided.divides_tokens:
             forward: Forward = DividedForward(
                 self._model, self._ops, caches, block_size, stage, divided.group, divided.shard
             )
         else:
-            forward = Forward(self._model, self._ops, caches, block_size, states, stage, shard)
+            forward = Forward(self._model, self._ops, caches, block_size, states, stage, shard, has_peers=has_peers)
         embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device)
 
         def inputs(*others: SlotState) -> StepInputs:
@@ -223,7 +232,8 @@ class Worker:
             RecordedSteps(
                 forward,
                 self._ops,
-                enabled=self._config.layout.num_workers == 1,  # what ranks say to each other cannot be recorded
+                # What ranks say to each other cannot be recorded.
+                enabled=self._config.layout.num_workers == 1 and not has_peers,
                 is_paused=self._is_profiled,
             ),
             inputs(sampler, scorer, *drafters),
@@ -240,6 +250,13 @@ class Worker:
         if self._balancer is not None:
             self._balancer.after_step()
         return step
+
+    def accompany(self) -> None:
+        """Does this rank's share of a step in which its engine has no tokens, and its peers have some."""
+        assert self._experts is not None, "a worker with peers has experts"
+        self._experts.accompany()
+        if self._balancer is not None:
+            self._balancer.after_step()
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Reads the result of a step; see `ModelRunner.collect`."""
@@ -312,7 +329,13 @@ class Worker:
         )
         with contextlib.closing(weights), torch.inference_mode():
             context = ModelContext.of(
-                config, self._ops, self._group, self._device, weights, context_group=self._context_group
+                config,
+                self._ops,
+                self._group,
+                self._device,
+                weights,
+                context_group=self._context_group,
+                lockstep=self.peers,
             )
             stages = dry_stages(config, context)
             weights_bytes = held_bytes(stages[stage])
@@ -327,7 +350,8 @@ class Worker:
     def _prepared(self, model: Model, context: ModelContext) -> Model:
         """The model; keeps what steps will need of its context."""
         self._sequences = context.sequences
-        experts, eplb = context.experts, self._config.eplb
+        self._experts = experts = context.experts
+        eplb = self._config.eplb
         if eplb is not None and experts is not None and experts.layers:
             self._balancer = ExpertBalancer(eplb, experts, logs=self._rank.is_first)
         return model

@@ -58,7 +58,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            description="Engines that each hold the whole model and divide the requests.",
+            description="Engines that divide the requests. Each holds the whole model; with --enable-expert-parallel, "
+            "all together hold the experts.",
             extra={"aliases": ["-dp"]},
         ),
     ] = 1
@@ -137,7 +138,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
     enable_expert_parallel: Annotated[
         bool,
         Meta(
-            description="Divide the experts of a mixture over the workers whole, instead of cutting each of them.",
+            description="Divide the experts of a mixture over the workers of all engines whole, instead of cutting "
+            "each of them.",
             extra={"aliases": ["-ep"]},
         ),
     ] = False

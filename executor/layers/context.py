@@ -10,6 +10,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.packing import PackAtLoad, Packing
 from quire.executor.weights.quantisation.scheme import LinearScheme, Part
 from quire.executor.weights.quantisation.schemes import choose_scheme
@@ -49,10 +50,12 @@ class ModelContext:
         packing: Packing | None = None,
         layers: range | None = None,
         context_group: ParallelGroup | None = None,
+        lockstep: Lockstep | None = None,
     ) -> "ModelContext":
         """The context that `config` asks for; without `packing`, weights are packed as they are read.
 
-        Without `layers`, the rank builds all. `context_group` is for a model that will run, see `ContextParallel.of`.
+        Without `layers`, the rank builds all. `context_group` and `lockstep` are for a model that will run, see
+        `ContextParallel.of` and `ExpertParallel.of`.
 
         Raises ModelLoadError for a quantisation that is not supported.
         """
@@ -67,7 +70,7 @@ class ModelContext:
             packing=packing or PackAtLoad(ops),
             layers=range(spec.num_layers) if layers is None else layers,
             max_model_len=config.max_model_len,
-            experts=ExpertParallel.of(config, group),
+            experts=ExpertParallel.of(config, group, lockstep),
             sequences=ContextParallel.of(config, group, context_group),
         )
 

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from quire.core.config.parallel import ExpertPlacement
 from quire.core.config.resolved import EngineConfig
+from quire.executor.layers.expert_exchange import ExpertExchange
 from quire.executor.parallel.expert_placement import Placement
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.lockstep import Lockstep
 
 if TYPE_CHECKING:  # it imports the context, of which this is a part
     from quire.executor.layers.experts import Experts
@@ -19,26 +21,55 @@ class ExpertParallel:
 
     Attributes:
         group: the ranks.
+        num_engines: those that the ranks belong to.
+        exchange: of tokens between these; None if there is one, or the model will not run.
         layers: the experts of each layer that was built.
     """
 
-    def __init__(self, group: ParallelGroup, placement: ExpertPlacement, *, is_balanced: bool = False) -> None:
+    def __init__(
+        self,
+        group: ParallelGroup,
+        placement: ExpertPlacement,
+        *,
+        is_balanced: bool = False,
+        num_engines: int = 1,
+    ) -> None:
         """`is_balanced`: experts will be placed anew, see `ExpertBalancer`."""
         self.group = group
+        self.num_engines = num_engines
+        self.exchange = ExpertExchange(group) if isinstance(group, Lockstep) else None
         self._placement = placement
         self._is_balanced = is_balanced
         self.layers: list[Experts] = []
 
     @classmethod
-    def of(cls, config: EngineConfig, group: ParallelGroup) -> "ExpertParallel | None":
-        """The division that `config` asks for; None if each rank has a part of each expert."""
-        if config.expert_placement is None or group.size == 1:
+    def of(
+        cls, config: EngineConfig, group: ParallelGroup, lockstep: Lockstep | None = None
+    ) -> "ExpertParallel | None":
+        """The division that `config` asks for; None if each rank has a part of each expert.
+
+        Args:
+            group: the ranks of the engine's stage.
+            lockstep: the ranks of all engines; None if these share no experts, or for a model that will not run.
+        """
+        num_engines = config.layout.data if config.layout.shares_experts else 1
+        if config.expert_placement is None or group.size * num_engines == 1:
             return None
-        return cls(group, config.expert_placement, is_balanced=config.eplb is not None)
+        if num_engines > 1:
+            group = lockstep or ParallelGroup(config.place.data * group.size + group.rank, group.size * num_engines)
+        return cls(group, config.expert_placement, is_balanced=config.eplb is not None, num_engines=num_engines)
 
     def without_layers(self) -> "ExpertParallel":
         """The same division, for a model that is built once more."""
-        return ExpertParallel(self.group, self._placement, is_balanced=self._is_balanced)
+        return ExpertParallel(
+            self.group, self._placement, is_balanced=self._is_balanced, num_engines=self.num_engines
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def accompany(self) -> None:
+        """This rank's share of a step in which its engine has no tokens."""
+        for layer in self.layers:
+            layer.accompany()
 
     def place(self, num_experts: int, device: torch.device) -> "ExpertPlaces":
         """The places of a layer's experts.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.expert_exchange import ExpertExchange
 from quire.executor.layers.expert_parallel import ExpertPlaces
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation import cuts
@@ -60,15 +61,22 @@ class Experts:
             raise ModelLoadError(f"config.json asks for {top_k} experts a token; the model has {shape.num_experts}.")
         own: Sequence[int] = range(shape.num_experts)
         self._places: ExpertPlaces | None = None
+        self._exchange: ExpertExchange | None = None
+        num_engines = 1
         if context.experts is None:
             shard = context.shard(0, shape.size, "intermediate dimensions of an expert")
         else:
             shard = Shard(0, 0, shape.size)
             self._places = context.experts.place(shape.num_experts, context.device)
+            self._exchange, num_engines = context.experts.exchange, context.experts.num_engines
             own = self._places.own
             context.experts.layers.append(self)
             context = replace(context, group=ParallelGroup())  # one rank has all of an expert, its biases included
-        self.activation_size = top_k * (3 * (shard.stop - shard.start) + 2 * shape.hidden_size)
+        self.activation_size = num_engines * top_k * (3 * (shard.stop - shard.start) + 2 * shape.hidden_size)
+        self._shape = shape
+        self._top_k = top_k
+        self._dtype = context.dtype
+        self._device = context.device
         self._ops = context.ops
         self._activation = activation
         self._weighs_inputs = weighs_inputs
@@ -79,7 +87,25 @@ class Experts:
             )
 
     def partial(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """`Backend.experts` with the rank's part of the experts: summed over ranks, these are the outputs."""
+        """`Backend.experts` with the rank's part of the experts: summed over the engine's ranks, these are the outputs.
+
+        If engines share the experts, the sum over other engines' ranks is in it.
+        """
+        if self._exchange is None:
+            return self._of_own(x, ids, weights)
+        return self._exchange.sums(self._of_own(*self._exchange.gather(x, ids, weights)))
+
+    def accompany(self) -> None:
+        """`partial` for a rank without tokens: the rank's part of the experts for the tokens of other engines."""
+        choices = (0, self._top_k)
+        self.partial(
+            torch.empty(0, self._shape.hidden_size, dtype=self._dtype, device=self._device),
+            torch.empty(choices, dtype=torch.int64, device=self._device),
+            torch.empty(choices, dtype=torch.float32, device=self._device),
+        )
+
+    def _of_own(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """What this rank's experts, or its parts of them, make of the tokens."""
         if not self._has_any:  # there are more ranks than experts
             return torch.zeros_like(x)
         if self._places is not None:

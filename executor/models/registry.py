@@ -153,6 +153,11 @@ def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
             f"{spec.name}: {context.sequences.flag} is not there for classes of Transformers; use "
             "--tensor-parallel-size alone."
         )
+    if context.experts is not None and context.experts.num_engines > 1:
+        raise ModelLoadError(
+            f"{spec.name}: classes of Transformers cannot share experts between engines; start without "
+            "--enable-expert-parallel, or without --data-parallel-size."
+        )
     try:
         return build_transformers_model(spec, context)
     except UnknownModelError:

@@ -171,7 +171,7 @@ class DistributedNeighbours:
 
 
 class RankGroups(NamedTuple):
-    """The ranks of one engine that a rank talks to, by what they share with it.
+    """The ranks of its engine that a rank talks to, by what they share with it; see `Lockstep` for those of others.
 
     Attributes:
         tensor: the layers of its stage.
@@ -185,7 +185,7 @@ class RankGroups(NamedTuple):
 
     @classmethod
     def join(cls, rank: Rank, layout: Layout, device: str, init_method: str) -> "RankGroups":
-        """Joins the ranks of one engine; returns once all have.
+        """Joins the ranks of one engine, or of all engines where these share experts; returns once all have.
 
         Args:
             device: "cpu" or "cuda"; on cuda, worker number i of a host takes device i as its current one.
@@ -195,12 +195,14 @@ class RankGroups(NamedTuple):
         Raises:
             ConfigError: there are fewer devices than ranks.
         """
-        if layout.num_workers == 1:
+        num_engines = layout.data if layout.shares_experts else 1
+        num_ranks = layout.num_workers * num_engines
+        if num_ranks == 1:
             return cls()
         # Not at the top of the file: a single worker, the usual case, need not wait for this import.
         from torch import distributed
 
-        number = layout.number(rank)
+        number = layout.number(rank) + (rank.data * layout.num_workers if num_engines > 1 else 0)
         if device == "cuda":
             _check_devices(layout)
             torch.cuda.set_device(layout.local_index(rank))
@@ -210,19 +212,19 @@ class RankGroups(NamedTuple):
         distributed.init_process_group(
             "nccl" if device == "cuda" else "gloo",
             rank=number,
-            world_size=layout.num_workers,
-            **_meeting(distributed, number, layout.num_workers, init_method),
+            world_size=num_ranks,
+            **_meeting(distributed, number, num_ranks, init_method),
         )
         atexit.register(leave)
         kind = DistributedGroup if device == "cuda" else GlooGroup
         group, stages, context = ParallelGroup(), None, ParallelGroup()
         if layout.tensor > 1:
             # Each rank makes all groups, in the same order.
-            firsts = range(0, layout.num_workers, layout.tensor)
+            firsts = range(0, num_ranks, layout.tensor)
             handles = [distributed.new_group(list(range(first, first + layout.tensor))) for first in firsts]
             group = kind(distributed, handles[number // layout.tensor], rank.tensor, layout.tensor)
         if layout.sequence > 1:
-            for numbers in _context_groups(layout):
+            for numbers in _context_groups(layout, num_ranks):
                 handle = distributed.new_group(numbers)
                 if number in numbers:
                     context = kind(distributed, handle, numbers.index(number), layout.sequence)
@@ -231,13 +233,13 @@ class RankGroups(NamedTuple):
         return cls(group, stages, context)
 
 
-def _context_groups(layout: Layout) -> list[list[int]]:
+def _context_groups(layout: Layout, num_ranks: int) -> list[list[int]]:
     """The numbers of the workers that divide positions with one another."""
     if layout.context > 1:
-        return [list(range(first, first + layout.context)) for first in range(0, layout.num_workers, layout.context)]
+        return [list(range(first, first + layout.context)) for first in range(0, num_ranks, layout.context)]
     return [
         list(range(first + place, first + layout.stage_size, layout.tensor))
-        for first in range(0, layout.num_workers, layout.stage_size)
+        for first in range(0, num_ranks, layout.stage_size)
         for place in range(layout.tensor)
     ]
 

@@ -45,7 +45,9 @@ class MultiProcExecutor:
     ) -> None:
         stages = config.layout.pipeline
         # The rows of several stages' plans do not wait for one another's tokens, so plans are always made ahead.
-        self.depth = stages if stages > 1 else 2 if config.limits.async_scheduling else 1
+        # A worker whose plan comes after a step has begun elsewhere would sit that step out.
+        is_ahead = config.limits.async_scheduling or config.layout.shares_experts
+        self.depth = stages if stages > 1 else 2 if is_ahead else 1
         self._config = config
         self._factory = factory
         self._encoder = encoder()

@@ -27,6 +27,8 @@ class AnsweredStep(NamedTuple):
 class NullWorker:
     """Has the interface of `quire.executor.worker.Worker`; imports no torch and holds no memory."""
 
+    peers = None
+
     def __init__(self, config: EngineConfig, rank: Rank, init_method: str) -> None:
         self._config = config
         self._rank = rank

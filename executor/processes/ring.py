@@ -263,6 +263,19 @@ class RingReader:
                 return message
             sleeper.sleep()
 
+    def sleep(self, check: Callable[[], None]) -> None:
+        """Returns when there may be a message that the last `try_read` did not find, after `wake`, or now and then.
+
+        Args:
+            check: as for `read`.
+        """
+        _Sleeper(self._fd, None, check).sleep()
+        _clear(self._fd)
+
+    def wake(self) -> None:
+        """Ends a `sleep`, or the next one; from any thread."""
+        os.eventfd_write(self._fd, 1)
+
     def drain(self) -> Iterator[bytes]:
         """All messages published so far, for event loops: never waits, and ends without an error on a closed ring."""
         if self._closed:

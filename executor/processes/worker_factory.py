@@ -3,10 +3,14 @@
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.rank import Rank
 from quire.executor.parallel.groups import RankGroups
+from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.worker import Worker
 
 
 def create_worker(config: EngineConfig, rank: Rank, init_method: str) -> Worker:
     """The worker of `rank` in its groups; returns once all ranks have met at `init_method`."""
     groups = RankGroups.join(rank, config.layout, config.device, init_method)
-    return Worker(config, rank, groups.tensor, stages=groups.stages, context_group=groups.context)
+    lockstep = Lockstep.join(rank, config.layout) if config.layout.shares_experts else None
+    return Worker(
+        config, rank, groups.tensor, stages=groups.stages, context_group=groups.context, lockstep=lockstep
+    )  # fmt: skip

@@ -33,6 +33,7 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import usable_cores
+from quire.executor.processes.lockstep_plans import LockstepPlans
 from quire.executor.processes.ring import RingClosed, RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle
 from quire.executor.processes.slot_grammars import SlotGrammars
@@ -108,7 +109,8 @@ class WorkerProcess:
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again
         atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
-        StepLoop(worker, self, self._report, self._send).run()
+        plans = self if worker.peers is None else LockstepPlans(self, worker.peers, worker.accompany)
+        StepLoop(worker, plans, self._report, self._send).run()
 
     def wait(self) -> StepPlan | WorkerCall:
         """See `Plans.wait`."""
@@ -122,6 +124,14 @@ class WorkerProcess:
         if message is None:
             return None
         return self._complete(self._decoder.decode(message))
+
+    def sleep(self) -> None:
+        """See `WakeablePlans.sleep`."""
+        self._plans.sleep(self._check_parent)
+
+    def wake(self) -> None:
+        """See `WakeablePlans.wake`."""
+        self._plans.wake()
 
     def _complete(self, message: WorkerInput) -> StepPlan | WorkerCall | None:
         """The message for the loop; None if it is not for the loop."""

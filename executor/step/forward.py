@@ -20,6 +20,7 @@ class Forward:
     Args:
         stage: the rank's place in the pipeline. `hand_over` is for stages before the last, and all else for that one.
         shard: the positions that the caches hold of each sequence; None: all.
+        has_peers: other engines take part in each layer with experts, and expect all of a step's tokens there.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class Forward:
         states: Sequence[Sequence[torch.Tensor]] = (),
         stage: Stage | None = None,
         shard: SequenceShard | None = None,
+        *,
+        has_peers: bool = False,
     ) -> None:
         self._model = model
         self._ops = ops
@@ -39,6 +42,7 @@ class Forward:
         self._states = states
         self._stage = stage or Stage()
         self._shard = shard
+        self._has_peers = has_peers
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Hidden states of all tokens: [num_tokens, hidden]."""
@@ -51,12 +55,12 @@ class Forward:
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Logits of the wanted tokens, [num_wanted, vocab_size]; others get only keys and values in the last layer."""
         wanted = None
-        if len(batch.wanted_tokens) < len(batch.token_ids):
+        if len(batch.wanted_tokens) < len(batch.token_ids) and not self._has_peers:
             wanted = self._wanted(batch)
         hidden = self._model.forward(batch.token_ids, self._whole_step(batch, given, wanted))
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
-        if wanted is not None and len(hidden) > len(wanted.tokens):  # another stage has the last layer to mix tokens
+        if len(hidden) > len(batch.wanted_tokens):  # as where another stage has the last layer to mix tokens
             return self.wanted_logits(hidden, batch)
         return self._model.compute_logits(hidden)
 

@@ -143,6 +143,10 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
             manifest.expert_placement != config.expert_placement,
             f"was packed {experts_flags(manifest.expert_placement) or 'without --enable-expert-parallel'}: start so.",
         ),
+        (
+            config.layout.shares_experts,
+            "was packed for one engine: start without --data-parallel-size, or without --enable-expert-parallel.",
+        ),
         (config.layout.pipeline > 1, "was packed for one pipeline stage: start without --pipeline-parallel-size."),
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
         (

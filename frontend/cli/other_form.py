@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.parallel import EplbConfig, ParallelConfig
+from quire.core.errors import ConfigError
 from quire.core.logging import configure
 from quire.core.wire.inspection import FilesSaved
 from quire.frontend.flags.parser import CommandParser, add_engine_options
@@ -22,9 +23,12 @@ def add_arguments(parser: CommandParser, command: str, common: list[str]) -> Non
 def write(args: argparse.Namespace, command: str, writer: Callable[[EngineArgs, Path], FilesSaved]) -> None:
     """Has `writer` write the folder, and prints how to serve it."""
     configure(command, args.engine_args.observability.logging)
+    parallel = args.engine_args.parallel
+    if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
+        raise ConfigError("Files for ranks are for one engine: leave out --data-parallel-size.")
     folder = Path(args.output).expanduser().resolve()
     saved = writer(args.engine_args, folder)
-    flags = _division(args.engine_args.parallel)
+    flags = _division(parallel)
     print(f"{saved.num_files} files, {saved.num_bytes / 2**30:.2f} GiB. Serve them: quire serve {folder}{flags}")
 
 

@@ -31,12 +31,16 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
     layout = _layout(args.parallel)
-    backend = args.parallel.distributed_executor_backend or ("uni" if layout.num_workers == 1 else "mp")
+    is_alone = layout.num_workers == 1 and not layout.shares_experts
+    backend = args.parallel.distributed_executor_backend or ("uni" if is_alone else "mp")
     executor: Literal["uni", "mp"] = "uni" if backend == "uni" else "mp"  # Ray starts nodes, not workers
-    if executor == "uni" and layout.num_workers > 1:
+    if executor == "uni" and not is_alone:
         raise ConfigError(
-            f"--distributed-executor-backend uni runs one worker, and the options ask for {layout.num_workers}; use mp."
+            "--distributed-executor-backend uni runs one worker by itself, and the options ask for several that work "
+            "together; use mp."
         )
+    if layout.shares_experts:
+        _check_sharing(args)
     _check_heads(layout.tensor, spec.num_attention_heads)
     profiler = _absolute(args.observability.profiler_config)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
@@ -111,7 +115,7 @@ def _layout(asked: ParallelConfig) -> Layout:
         prefill=asked.prefill_context_parallel_size,
         tensor=tensor,
         context=context,
-        expert=tensor if asked.enable_expert_parallel else 1,
+        expert=tensor * asked.data_parallel_size if asked.enable_expert_parallel else 1,
         nodes=asked.nnodes,
     )
     if layout.num_workers % layout.nodes:
@@ -124,11 +128,6 @@ def _layout(asked: ParallelConfig) -> Layout:
             "--nnodes spreads the workers of one engine, and --data-parallel-size asks for several engines: give "
             "one of the two."
         )
-    if asked.enable_expert_parallel and asked.data_parallel_size > 1 and tensor == 1:
-        raise ConfigError(
-            "--enable-expert-parallel divides experts over the workers of one engine, and with --data-parallel-size "
-            f"{asked.data_parallel_size} each engine has one: raise --tensor-parallel-size, or drop the flag."
-        )
     if tensor % context:
         raise ConfigError(
             f"--decode-context-parallel-size {context} must divide --tensor-parallel-size {tensor}: it divides "
@@ -140,6 +139,25 @@ def _layout(asked: ParallelConfig) -> Layout:
             "sequences: give one of the two."
         )
     return layout
+
+
+def _check_sharing(args: EngineArgs) -> None:
+    """Refuses what engines cannot do that hold one set of experts."""
+    asked, sharing = args.parallel, "--enable-expert-parallel divides the experts over all engines"
+    if asked.pipeline_parallel_size > 1 or asked.prefill_context_parallel_size > 1:
+        raise ConfigError(
+            f"{sharing}, which are divided by tensors alone then: use --tensor-parallel-size instead of "
+            "--pipeline-parallel-size and --prefill-context-parallel-size, or drop --data-parallel-size."
+        )
+    if len(engine_places(asked)) < asked.data_parallel_size:
+        raise ConfigError(
+            f"{sharing}, and these must be on one host, behind one server: drop --data-parallel-rank, "
+            "--data-parallel-hybrid-lb and --data-parallel-size-local, or --enable-expert-parallel."
+        )
+    if args.load.load_format == "sharded_state":
+        raise ConfigError(
+            f"{sharing}, and files of --load-format sharded_state are for one engine: serve the checkpoint itself."
+        )
 
 
 def remote_places(parallel: ParallelConfig) -> list[EnginePlace]:
@@ -177,8 +195,10 @@ def _expert_placement(asked: ParallelConfig) -> ExpertPlacement | None:
         raise ConfigError("--eplb-config.num_redundant_experts has no effect without --enable-eplb: give it, too.")
     if asked.enable_eplb and asked.expert_placement_strategy != "linear":
         raise ConfigError("--enable-eplb places experts by their load; drop --expert-placement-strategy.")
-    if asked.enable_eplb and asked.tensor_parallel_size == 1:
-        raise ConfigError("--enable-eplb has nothing to balance on one worker: raise --tensor-parallel-size.")
+    if asked.enable_eplb and asked.tensor_parallel_size * asked.data_parallel_size == 1:
+        raise ConfigError(
+            "--enable-eplb has nothing to balance on one worker: raise --tensor-parallel-size or --data-parallel-size."
+        )
     return ExpertPlacement(strategy=asked.expert_placement_strategy, num_redundant=num_redundant)
 
 

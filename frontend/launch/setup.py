@@ -16,6 +16,7 @@ from quire.frontend.launch.nodes import engines_head_start, head_start
 from quire.frontend.launch.options import UsageContext, engine_places, remote_places, resolve
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
+from quire.frontend.launch.together import EnginesTogether
 
 logger = get_logger(__name__)
 
@@ -43,8 +44,11 @@ class EngineSetup:
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
         cluster, transport = head_start(args.parallel, folder), args.parallel.engine_transport
         ray_nodes = RayNodes.of(args, num_workers=config.layout.num_workers, device=config.device)
+        together = EnginesTogether() if config.layout.shares_experts else None
         launchers: list[EngineLauncher | RemoteLauncher] = [
-            EngineLauncher(replace(config, place=place), transport, cluster=cluster, ray_nodes=ray_nodes)
+            EngineLauncher(
+                replace(config, place=place), transport, cluster=cluster, ray_nodes=ray_nodes, together=together
+            )
             for place in engine_places(args.parallel)
         ]
         if others := remote_places(args.parallel):

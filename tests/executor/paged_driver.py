@@ -63,11 +63,12 @@ def model_context(
     load: LoadConfig | None = None,
     layers: range | None = None,
     quantization: Quantization | None = None,
-    experts: ExpertPlacementStrategy | ExpertPlacement | None = None,
+    experts: ExpertPlacementStrategy | ExpertPlacement | ExpertParallel | None = None,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
     dtype, backend, group = getattr(torch, spec.dtype), ops.bind(device), group or ParallelGroup()
     experts = ExpertPlacement(strategy=experts) if isinstance(experts, str) else experts
+    experts = ExpertParallel(group, experts) if isinstance(experts, ExpertPlacement) else experts
     return ModelContext(
         ops=backend,
         group=group,
@@ -78,7 +79,7 @@ def model_context(
         packing=PackAtLoad(backend),
         layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
-        experts=None if experts is None else ExpertParallel(group, experts),
+        experts=experts,
     )
 
 

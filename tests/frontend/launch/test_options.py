@@ -59,8 +59,16 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
         ),
         ({"tensor_parallel_size": 3, "decode_context_parallel_size": 2}, "2 must divide --tensor-parallel-size 3"),
         (
-            {"enable_expert_parallel": True, "data_parallel_size": 2},
-            "over the workers of one engine.* each engine has one",
+            {"enable_expert_parallel": True, "data_parallel_size": 2, "pipeline_parallel_size": 2},
+            "over all engines, which are divided by tensors alone",
+        ),
+        (
+            {"enable_expert_parallel": True, "data_parallel_size": 2, "data_parallel_rank": 1},
+            "must be on one host, behind one server: drop --data-parallel-rank",
+        ),
+        (
+            {"enable_expert_parallel": True, "data_parallel_size": 2, "distributed_executor_backend": "uni"},
+            "several that work together; use mp",
         ),
         ({"cp_kv_cache_interleave_size": 2}, "no effect without --decode-context-parallel-size"),
         (

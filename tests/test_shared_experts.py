@@ -1,0 +1,111 @@
+"""Two engines that hold one set of experts, against one engine with all of them."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire import LLM, AsyncLLM, SamplingParams
+
+OPTIONS = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 256}
+EPLB = {"step_interval": 20, "window_size": 10, "num_redundant_experts": 3}
+PROMPTS = [list(range(start, start + size)) for start, size in ((5, 20), (40, 90), (80, 3), (7, 60))]
+LENGTHS = [300, 40, 200, 5]
+
+
+def sampling(number: int) -> SamplingParams:
+    return SamplingParams(temperature=0.9, seed=number, max_tokens=LENGTHS[number], ignore_eos=True)
+
+
+def worker_of(engine: int) -> psutil.Process:
+    workers = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("quire-")]
+    [worker] = [each for each in workers if each.name().startswith("quire-dp1") == bool(engine)]
+    return worker
+
+
+class Together:
+    """The engines and the tokens that their requests should have."""
+
+    def __init__(self, llm: AsyncLLM, expected: list[list[int]]) -> None:
+        self._llm = llm
+        self._expected = expected
+        self._num_requests = 0
+
+    async def parts(self, number: int, engine: int) -> AsyncIterator[list[int]]:
+        """The tokens so far of one request on an engine."""
+        self._num_requests += 1
+        prompt = {"prompt_token_ids": PROMPTS[number]}
+        stream = self._llm.generate(prompt, sampling(number), f"{self._num_requests}", data_parallel_rank=engine)
+        async for output in stream:
+            yield output.outputs[0].token_ids
+
+    async def check(self, number: int, engine: int, on_half: Callable[[], None] = lambda: None) -> None:
+        """Runs one request; `on_half` is called when it has half of its tokens."""
+        waiting: list[Callable[[], None]] = [on_half]
+        async for token_ids in self.parts(number, engine):
+            if waiting and len(token_ids) > LENGTHS[number] // 2:
+                waiting.pop()()
+        assert token_ids == self._expected[number], (number, engine)
+
+    async def abort(self, number: int, engine: int) -> None:
+        """Leaves a request after its first tokens."""
+        stream = self.parts(number, engine)
+        await anext(stream)
+        await stream.aclose()
+
+    @property
+    def engine_pids(self) -> list[int | None]:
+        return self._llm.client.engine_pids
+
+    def generated(self, engine: int) -> int:
+        """Tokens that an engine reports."""
+        assert self._llm.metrics is not None
+        return self._llm.metrics.engines[engine].stats.num_generated_tokens
+
+
+async def scenario(together: Together) -> None:
+    # One engine works, and the other has experts for it.
+    await together.check(0, engine=0)
+    assert together.generated(0) >= LENGTHS[0]
+    assert together.generated(1) == 0
+    await together.check(1, engine=1)
+    # Both work, at prompts of other lengths, and for other numbers of steps. Some of it is not wanted any more.
+    await asyncio.gather(
+        *(together.check(number, engine=number % 2) for number in range(4)), together.abort(0, engine=1),
+        together.check(2, engine=1),
+    )  # fmt: skip
+    # One engine's worker dies, and the other engine cannot go on either.
+    before = together.engine_pids
+    await asyncio.gather(
+        together.check(0, engine=0),
+        together.check(2, engine=1, on_half=lambda: os.kill(worker_of(0).pid, signal.SIGKILL)),
+    )
+    assert not set(before) & set(together.engine_pids)
+
+
+def test_tokens_are_those_of_one_engine_whatever_the_other_does(
+    checkpoint: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(checkpoint("qwen3_moe"))
+    with LLM(folder, **OPTIONS) as one:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outputs = one.generate(prompts, [sampling(number) for number in range(4)], use_tqdm=False)
+
+    async def run() -> None:
+        llm = AsyncLLM.from_engine_args(
+            model=folder, **OPTIONS, data_parallel_size=2, enable_expert_parallel=True, enable_eplb=True,
+            eplb_config=EPLB,
+        )  # fmt: skip
+        try:
+            await scenario(Together(llm, [output.outputs[0].token_ids for output in outputs]))
+        finally:
+            await llm.aclose()
+
+    asyncio.run(run())
+    log = capfd.readouterr().err
+    assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)
