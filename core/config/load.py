@@ -9,16 +9,15 @@ class LoadConfig(Struct, frozen=True, kw_only=True):
     """Where weights come from."""
 
     load_format: Annotated[
-        Literal["auto", "safetensors", "pt", "mistral", "sharded_state", "bitsandbytes", "gguf", "dummy"],
+        Literal["auto", "safetensors", "pt", "npcache", "mistral", "sharded_state", "bitsandbytes", "gguf", "dummy"],
         Meta(
             description="auto reads *.safetensors, or else *.bin, or else Mistral's own files; pt reads *.bin, *.pt "
-            "and *.pth (tensors alone, never code); mistral reads consolidated*.safetensors; sharded_state what "
-            "`quire save-sharded-state` wrote; bitsandbytes is auto with --quantization bitsandbytes; gguf "
-            "the GGUF file in a folder that has other weights, too; dummy draws random weights from --seed.",
+            "and *.pth (tensors alone, never code); npcache is pt, as mapped files need no copy for numpy; mistral "
+            "reads consolidated*.safetensors; sharded_state what `quire save-sharded-state` wrote; bitsandbytes is "
+            "auto with --quantization bitsandbytes; gguf the GGUF file in a folder that has other weights, too; dummy "
+            "draws random weights from --seed.",
             extra={
                 "refused": {
-                    "npcache": "*.bin files are mapped into memory as they are, so a copy for numpy gains nothing: "
-                    "use pt.",
                     "tensorizer": "Use safetensors, which is mapped into memory.",
                     "fastsafetensors": "Use safetensors, which is mapped into memory.",
                     "instanttensor": "Use safetensors, which is mapped into memory.",

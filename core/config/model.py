@@ -12,7 +12,7 @@ Quantization = Literal[
 ]  # fmt: skip
 """Those of the first line make weights smaller at load; the others (and some of these) name a checkpoint's own."""
 ModelImplementation = Literal["auto", "quire", "transformers"]
-TokenizerMode = Literal["auto", "hf", "mistral"]
+TokenizerMode = Literal["auto", "hf", "slow", "mistral"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -30,11 +30,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         TokenizerMode,
         Meta(
             description="auto and hf read tokenizer.json, or else convert SentencePiece, tiktoken, tekken.json or "
-            "vocabulary files; mistral reads tekken.json even where tokenizer.json is there.",
+            "vocabulary files; slow converts those, and mistral tekken.json, even where tokenizer.json is there.",
             extra={
                 "otherwise": "These modes of vLLM's write prompts by a model's own code; --chat-template takes a "
                 "template for any model.",
-                "refused": {"slow": "Every tokenizer runs in the tokenizers library; use auto."},
             },
         ),
     ] = "auto"

@@ -8,7 +8,7 @@ from typing import Literal
 from quire.core.errors import ModelLoadError
 from quire.core.wire import gguf_table
 
-FileFormat = Literal["auto", "safetensors", "pt", "mistral", "bitsandbytes", "gguf"]
+FileFormat = Literal["auto", "safetensors", "pt", "npcache", "mistral", "bitsandbytes", "gguf"]
 
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states")
 """What a trainer saves beside a model, under names that weights could have."""
@@ -52,6 +52,7 @@ _LAYOUTS: dict[FileFormat, tuple[_Layout, ...]] = {
     "bitsandbytes": (_SAFETENSORS, _TORCH),
     "safetensors": (_SAFETENSORS,),
     "pt": (_TORCH,),
+    "npcache": (_TORCH,),
     "mistral": (_MISTRAL,),
     "gguf": (_GGUF,),
 }

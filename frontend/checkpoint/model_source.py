@@ -37,6 +37,7 @@ _WEIGHTS = {
     "pt": _Wanted(["*.bin", "*.pt", "*.pth"], [*_SKIPPED, "consolidated*"]),
     "mistral": _Wanted(["consolidated*.safetensors"], _SKIPPED),
 }
+_SAME_FILES = {"sharded_state": "safetensors", "bitsandbytes": "auto", "npcache": "pt"}
 
 
 def find_model(model: ModelConfig, load: LoadConfig) -> Path:
@@ -55,7 +56,7 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
         return gguf.make_folder(_download_gguf(repository, tag, model, load))
     if load.load_format == "dummy":
         return _find(model.model, "--model", model.revision, _TOKENIZER, model, load)
-    asked = {"sharded_state": "safetensors", "bitsandbytes": "auto"}.get(load.load_format, load.load_format)
+    asked = _SAME_FILES.get(load.load_format, load.load_format)
     formats = list(_WEIGHTS) if asked == "auto" else [asked]
     for name in formats:  # a repository may have the same weights in several formats: the first is enough
         files, without = _WEIGHTS[name]

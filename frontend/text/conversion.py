@@ -3,8 +3,11 @@
 Importing Transformers takes seconds and hundreds of megabytes, so only this conversion does it.
 """
 
+import contextlib
 import importlib.util
 import re
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,11 @@ def _find(folder: Path, mode: TokenizerMode) -> _Source:
     for name, class_name in (("vocab.json", "GPT2Tokenizer"), ("vocab.txt", "BertTokenizer")):
         if (folder / name).is_file():
             return _Source(folder / name, class_name)
+    if mode == "slow":
+        raise ConfigError(
+            f"--tokenizer-mode slow converts SentencePiece, tiktoken, {TEKKEN} or vocabulary files, which {folder} "
+            "lacks; use --tokenizer-mode auto."
+        )
     raise ConfigError(
         f"There is no tokenizer in {folder}: name one with --tokenizer, "
         "or run on token ids alone with --skip-tokenizer-init."
@@ -121,6 +129,19 @@ def _convert_tekken(path: Path) -> Any:
     return convert_tekken_tokenizer(str(path))
 
 
+@contextlib.contextmanager
+def _without_tokenizer_json(folder: Path) -> Iterator[Path]:
+    """`folder`, or links to its files but tokenizer.json, which Transformers would read instead of all others."""
+    if not (folder / "tokenizer.json").is_file():
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="quire-tokenizer-") as name:
+        for path in folder.iterdir():
+            if path.name != "tokenizer.json":
+                (Path(name) / path.name).symlink_to(path.resolve())
+        yield Path(name)
+
+
 def _convert_other(folder: Path, source: _Source) -> Any:
     import transformers
 
@@ -132,19 +153,20 @@ def _convert_other(folder: Path, source: _Source) -> Any:
             "put a tokenizer.json there, name another with --tokenizer, or use --skip-tokenizer-init."
         )
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
-    if named or model.get("model_type"):
-        auto = transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, mistral_format=False
-        )
-        # The general class, which Transformers takes where it knows no better, writes no space before a text.
-        if named or source.class_name is None or type(auto).__name__ != "TokenizersBackend":
-            return auto
-    if source.class_name is None:
-        raise ConfigError(
-            f"Nothing in {folder} says of which kind the tokenizer {source.path.name} is: put "
-            'a tokenizer_config.json there with {"tokenizer_class": "T5Tokenizer"}, or whichever class it is.'
-        )
-    return getattr(transformers, source.class_name).from_pretrained(str(folder), local_files_only=True)
+    with _without_tokenizer_json(folder) as alone:
+        if named or model.get("model_type"):
+            auto = transformers.AutoTokenizer.from_pretrained(
+                str(alone), local_files_only=True, trust_remote_code=False, mistral_format=False
+            )
+            # The general class, which Transformers takes where it knows no better, writes no space before a text.
+            if named or source.class_name is None or type(auto).__name__ != "TokenizersBackend":
+                return auto
+        if source.class_name is None:
+            raise ConfigError(
+                f"Nothing in {folder} says of which kind the tokenizer {source.path.name} is: put "
+                'a tokenizer_config.json there with {"tokenizer_class": "T5Tokenizer"}, or whichever class it is.'
+            )
+        return getattr(transformers, source.class_name).from_pretrained(str(alone), local_files_only=True)
 
 
 def _first_line(error: Exception) -> str:

@@ -52,7 +52,7 @@ def read_tokenizer_files(folder: Path, mode: TokenizerMode = "auto") -> Tokenize
 
 def _load(folder: Path, mode: TokenizerMode) -> Converted:
     path = folder / "tokenizer.json"
-    if mode == "mistral" or not path.is_file():
+    if mode in ("slow", "mistral") or not path.is_file():
         return convert(folder, mode)
     try:
         return Converted(tokenizers.Tokenizer.from_file(str(path)), {}, {})

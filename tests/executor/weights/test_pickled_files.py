@@ -42,7 +42,7 @@ def pickled(checkpoint: Checkpoints, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("load_format", ["auto", "pt"])
+@pytest.mark.parametrize("load_format", ["auto", "pt", "npcache"])
 def test_a_model_of_pickled_files_is_that_of_safetensors(
     load_format: str, pickled: Path, checkpoint: Checkpoints
 ) -> None:

@@ -102,9 +102,7 @@ def test_a_flag_without_its_value_is_told(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("flag", "value", "instead"),
     [
-        ("load-format", "npcache", "use pt"),
         ("load-format", "runai_streamer", "use safetensors"),
-        ("tokenizer-mode", "slow", "use auto"),
         ("tokenizer-mode", "kimi_k3", "--chat-template"),
     ],
 )

@@ -209,6 +209,18 @@ def test_mistral_mode_needs_tekken(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path, "mistral")
 
 
+def test_slow_mode_converts_what_is_beside_tokenizer_json(tmp_path: Path) -> None:
+    folder = llama(tmp_path)
+    expected = Tokenizer.from_folder(folder)
+    tokenizers_zoo.save(tokenizers_zoo.word_piece(), folder)
+    slow = Tokenizer.from_folder(folder, "slow")
+    assert Tokenizer.from_folder(folder).encode(TEXTS[0]) != expected.encode(TEXTS[0])
+    assert [slow.encode(text) for text in TEXTS] == [expected.encode(text) for text in TEXTS]
+    (folder / "tokenizer.model").unlink()
+    with pytest.raises(ConfigError, match=r"--tokenizer-mode slow converts .*; use --tokenizer-mode auto"):
+        Tokenizer.from_folder(folder, "slow")
+
+
 def test_byte_pairs_of_two_text_files(tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 
