@@ -44,7 +44,10 @@ class Refused(Struct, array_like=True, tag="refused"):
 
 
 class LayerShape(Struct):
-    """The sizes of one decoder layer; the defaults are Qwen3-0.6B's, and Qwen3-30B-A3B's experts, fewer of them."""
+    """The sizes of one decoder layer.
+
+    The defaults are Qwen3-0.6B's, Qwen3-30B-A3B's experts, fewer of them, and DeepSeek V2 Lite's latents.
+    """
 
     hidden_size: int = 1024
     intermediate_size: int = 3072
@@ -56,6 +59,8 @@ class LayerShape(Struct):
     expert_hidden_size: int = 2048
     expert_size: int = 768
     context: int = 1024  # tokens that a row attends to
+    latent_rank: int = 512
+    latent_rotary_dim: int = 64
 
 
 class OpsQuestion(Struct):

@@ -28,6 +28,7 @@ _CACHE_DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "int4": torch.uint8,
 }
+_LATENT_DTYPES = ("bf16", "fp16", "fp32")
 
 
 @dataclass
@@ -139,6 +140,41 @@ def _attend(
     return Case(name, dtype, rows, run, lambda: num_bytes, 4 * seen * shape.num_heads * shape.head_dim)
 
 
+def _latent(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
+    """Latent attention of a decode step, with the layers into and out of the latent space; rows as in `_attention`."""
+    if dtype not in _LATENT_DTYPES:
+        return
+    for count in rows:
+        yield _attend_to_latents(ops, shape, dtype, count, max(1, min(shape.context, _MOST_TOKENS // count)))
+
+
+def _attend_to_latents(ops: Backend, shape: LayerShape, dtype: str, rows: int, context: int) -> Case:
+    number, heads, head_dim = activation_dtype(dtype), shape.num_heads, shape.head_dim
+    rank, rotary_dim, pages_each = shape.latent_rank, shape.latent_rotary_dim, -(-context // _BLOCK_SIZE)
+    pages = torch.randn(rows * pages_each, _BLOCK_SIZE, rank + rotary_dim).to(number)
+    into = torch.randn(heads, head_dim, rank).to(number)
+    num_bytes = rows * context * (rank + rotary_dim) * pages.itemsize + 2 * into.nbytes
+    copies = [
+        (pages.clone(), into.clone(), into.transpose(1, 2).contiguous())
+        for _ in range(1 + min(_MOST_COPIES, BEYOND_CACHES // num_bytes))
+    ]
+    tables = np.random.default_rng(0).permutation(len(pages)).astype(np.int32).reshape(rows, pages_each)
+    q, q_rotated = (torch.randn(rows, heads, size).to(number) for size in (head_dim, rotary_dim))
+    slots = torch.zeros(rows, dtype=torch.int64)
+    lengths = np.full(rows, context)
+    batch = ops.attention_batch(np.ones(rows, np.int64), lengths, tables, slots, block_size=_BLOCK_SIZE)
+
+    def run() -> None:
+        copies.append(copies.pop(0))
+        cache, into, out_of = copies[0]
+        latent = ops.latent.head_linear(q, into)
+        found = ops.latent.latent_attention(latent, q_rotated, cache, batch, scale=head_dim**-0.5)
+        ops.latent.head_linear(found, out_of)
+
+    num_operations = 2 * rows * heads * (2 * head_dim * rank + context * (2 * rank + rotary_dim))
+    return Case("latent", dtype, rows, run, lambda: num_bytes, num_operations)
+
+
 def _experts(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
     """A layer of experts, which rows choose at random."""
     hidden, size, num_experts, top_k = shape.expert_hidden_size, shape.expert_size, shape.num_experts, shape.top_k
@@ -163,5 +199,6 @@ MAKERS: dict[str, Callable[[Backend, LayerShape, str, list[int]], Iterator[Case]
     "linear": _linear,
     "attention": _attention,
     "prefill": _prefill,
+    "latent": _latent,
     "experts": _experts,
 }

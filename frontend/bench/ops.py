@@ -14,7 +14,7 @@ from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.inspection import time_ops
 
-OPERATIONS = "linear,attention,prefill,experts"
+OPERATIONS = "linear,attention,prefill,latent,experts"
 DTYPES = "bf16,fp16,fp32,int8,fp8,int4,fp4"
 _SHAPE = msgspec.structs.fields(LayerShape)
 
@@ -25,11 +25,13 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument(
         "--ops", type=_names, default=OPERATIONS, metavar="NAMES",
         help="What to time, separated by commas: the linear layers of a decoder layer, the attention of a decode step "
-        "(rows are requests) or of a prompt (rows are tokens), a layer of experts (default: %(default)s).",
+        "(rows are requests) or of a prompt (rows are tokens), that of a decode step to latents, a layer of experts "
+        "(default: %(default)s).",
     )  # fmt: skip
     group.add_argument(
         "--dtypes", type=_names, default=DTYPES, metavar="NAMES",
-        help="Formats of the weights, or of keys and values, which have no fp4 (default: %(default)s).",
+        help="Formats of the weights, or of keys and values, which have no fp4, or of latents, which have no codes "
+        "(default: %(default)s).",
     )  # fmt: skip
     group.add_argument("--rows", type=_numbers, default="1,8,32,512", metavar="NUMBERS", help="(default: %(default)s)")
     group.add_argument(
