@@ -193,11 +193,10 @@ struct Walk {
 
 // Prefetches an item's pages. The hardware prefetcher cannot predict the next page, and a thread that waits for each
 // page reads at a third of the memory's bandwidth. So each thread prefetches the cache lines that it will read BYTES
-// later, across heads and tiles. A smaller distance comes too late; with a larger one the lines have left the L1 cache
-// again.
+// later, across heads and tiles, into the second cache, which waits for more lines at a time than the first can.
 template <class Cache> class Ahead {
 public:
-    static constexpr long BYTES = IS_CODED<Cache> ? 11264 : 6144;  // with codes, at least the keys of a tile and head
+    static constexpr long BYTES = 32768;
 
     explicit Ahead(const AttentionCall& call)
         : call(call), part_size(call.num_kv_heads * call.block_size * call.row_size) {}
@@ -229,7 +228,7 @@ public:
             const long lines = (std::min<long>(left, end - next) + 63) / 64;
             left -= 64 * lines;
 #pragma GCC unroll 4
-            for (long i = 0; i < lines; i++) __builtin_prefetch(next + 64 * i);
+            for (long i = 0; i < lines; i++) __builtin_prefetch(next + 64 * i, 0, 2);
             next += 64 * lines;
         }
         line = next;
