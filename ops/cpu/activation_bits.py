@@ -1,4 +1,4 @@
-"""How many bits activations keep where they are multiplied by codes that are integers (`kernels/integers.h`)."""
+"""How many bits activations keep where they are multiplied by codes of few bits (`kernels/words.h`)."""
 
 import ctypes
 import logging
@@ -6,20 +6,22 @@ import os
 
 import torch
 
-from quire.ops.cpu.codecs import INT4, INT8
+from quire.ops.cpu.codecs import BFLOAT16, E4M3, E5M2, INT4, INT8, TABLE4
 
 logger = logging.getLogger(__name__)
 
 _CHOICES = (8, 16)
 _CODE_BITS = {INT8: 8, INT4: 4}
+_BFLOATS = {BFLOAT16, E4M3, E5M2, TABLE4}
 
 
 class ActivationBits:
     """The rule, which holds for every step of a process: a row's result does not depend on how many rows there are.
 
-    Activations of float32 stay what they are. Others become integers of 8 bits where the weight's makers rounded them
-    so, or where its codes have four bits, whose own rounding is far greater, if the processor has an instruction for
-    that. Else they become integers of 16 bits.
+    Activations of float32 stay what they are. Beside integers, others become integers of 8 bits where the weight's
+    makers rounded them so, or where its codes have four bits, whose own rounding is far greater, if the processor has
+    an instruction for that. Else they become integers of 16 bits. Beside other codes bfloat16 stays bfloat16, to which
+    the numbers of a table are rounded where there are products of bfloat16, and float16 becomes float32.
     """
 
     def __init__(self, kernels: ctypes.CDLL, asked: int | None = None) -> None:
@@ -41,7 +43,9 @@ class ActivationBits:
         return cls(kernels, int(text) if text else None)
 
     def of(self, dtype: torch.dtype, codec: int, *, has_byte_inputs: bool) -> int:
-        """Bits of `x` of `dtype` beside codes of a `CodecNumber`; 32: floats."""
+        """Bits of `x` of `dtype` beside codes of a `CodecNumber`; 32: float32."""
+        if dtype == torch.bfloat16 and codec in _BFLOATS:
+            return 16
         if dtype == torch.float32 or codec not in _CODE_BITS:
             return 32
         best = 8 if has_byte_inputs or codec == INT4 else 16

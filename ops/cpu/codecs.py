@@ -8,12 +8,12 @@ from torch import Tensor
 from quire.ops.backend import LinearWeight
 from quire.ops.cpu.calls import DTYPES
 
-INT8, INT4, _TABLE4 = 3, 6, 7
+BFLOAT16, INT8, E4M3, E5M2, INT4, TABLE4 = 1, 3, 4, 5, 6, 7
 """`CodecNumber` in `kernels/codecs.h`."""
 
 _CODECS = {
-    torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: INT8, torch.float8_e4m3fn: 4,
-    torch.float8_e5m2: 5,
+    torch.float32: 0, torch.bfloat16: BFLOAT16, torch.float16: 2, torch.int8: INT8, torch.float8_e4m3fn: E4M3,
+    torch.float8_e5m2: E5M2,
 }  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def encode(weight: LinearWeight) -> Coded | None:
     if weight.table is not None:
         codec, table, flip = INT4, *_line(weight.table)
         if table is None:
-            codec, table = _TABLE4, weight.table.float().contiguous()
+            codec, table = TABLE4, weight.table.float().contiguous()
     if codec is None or weight.scales.dtype not in DTYPES:
         return None
     offsets = weight.offsets

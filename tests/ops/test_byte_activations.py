@@ -1,4 +1,4 @@
-"""Layers whose codes are integers, with activations of 8 bits: against their formula (`kernels/integers.h`).
+"""Layers whose codes are integers, with activations of 8 bits: against their formula (`kernels/words.h`).
 
 For each row and block of inputs, `q = round(x * (127 / largest))`, which stands for `q * (largest / 127)`.
 """

@@ -1,6 +1,6 @@
 """Layers whose codes are integers, with activations of two bytes: what becomes of these, and of products and sums.
 
-The kernels make integers of 16 bits of them, by a power of two for each block of inputs (`kernels/integers.h`).
+The kernels make integers of 16 bits of them, by a power of two for each block of inputs (`kernels/words.h`).
 """
 
 import pytest

@@ -8,6 +8,7 @@ from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.experts import ExpertPanels
 from quire.ops.cpu.widened import WidenedWeight
 from quire.ops.quantised import QuantisedWeight, dequantise
+from tests.ops.levels import RUNNABLE, Level
 from tests.ops.test_quantised import random_weight
 
 torch.set_num_threads(1)
@@ -49,6 +50,25 @@ def test_a_row_is_right_and_the_same_in_any_batch(native: NativeBackend, kind: s
             assert torch.equal(native.linear(x[:num_tokens], packed), together[:num_tokens]), num_tokens
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "table", "fp4"])
+@pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
+@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
+def test_bfloat16_loses_no_digits(level: Level, kind: str, is_rich: bool) -> None:
+    """Beside codes that are no integers; but products of bfloat16 round a table to it."""
+    ops = level.backend()
+    for out, size, group in [*SHAPES, (40, 66, 33)]:
+        weight = given = weight_of(kind, out, size, group, is_rich=is_rich)
+        if level.has_panels and weight.table is not None:
+            given = weight._replace(table=weight.table.bfloat16().float())
+        packed, x = ops.pack_linear(weight), torch.randn(110, size).bfloat16()
+        together, expected = ops.linear(x, packed), x.double() @ dequantise(given).double().T
+        slack = 1e-5 * expected.abs().max().item()
+        torch.testing.assert_close(together.double(), expected, atol=slack, rtol=2**-8)
+        for num_tokens in (*range(1, 27), 40):
+            assert torch.equal(ops.linear(x[:num_tokens], packed), together[:num_tokens]), num_tokens
+        assert torch.equal(ops.linear(x[77:78], packed), together[77:78])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_scales_may_have_two_bytes(native: NativeBackend, dtype: torch.dtype) -> None:
     weight = weight_of("int4", 40, 64, 32, is_rich=True)
@@ -60,11 +80,12 @@ def test_scales_may_have_two_bytes(native: NativeBackend, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
-def test_every_code_of_eight_bits(native: NativeBackend, kind: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_code_of_eight_bits(native: NativeBackend, kind: str, dtype: torch.dtype) -> None:
     codes = torch.arange(256).to(torch.uint8).view(getattr(torch, kind)).view(256, 1)
     weight = QuantisedWeight(codes, torch.full((256, 1), 3.0))
-    got = native.linear(torch.ones(1, 1), native.pack_linear(weight))[0]
-    expected = dequantise(weight)[:, 0]
+    got = native.linear(torch.ones(1, 1).to(dtype), native.pack_linear(weight))[0]
+    expected = dequantise(weight)[:, 0].to(dtype)
     is_finite = expected.isfinite()
     assert torch.equal(got[is_finite], expected[is_finite])
     assert got[~is_finite].isnan().all(), "codes that are no finite number show"
@@ -111,8 +132,9 @@ def test_experts(ops: Backend, kind: str, is_rich: bool, dtype: torch.dtype) -> 
         expected = ops.experts(x.float(), reference, ids, weights)
         got = ops.experts(x, packed, ids, weights)
         is_native = isinstance(ops, NativeBackend)
-        # Activations between the layers become integers of 16 bits, or in plain torch numbers of the model's type.
-        slack, rounding = (1e-5, 1e-5) if dtype == torch.float32 else (1e-4 if is_native else 2**-6, 2**-8)
+        # Activations between the layers become integers of 16 bits, or else numbers of the model's type.
+        are_integers = is_native and kind in ("int8", "int4")
+        slack, rounding = (1e-5, 1e-5) if dtype == torch.float32 else (1e-4 if are_integers else 2**-6, 2**-8)
         largest = expected.abs().max().item()
         torch.testing.assert_close(got.float(), expected, atol=slack * largest, rtol=rounding)
         if is_native:

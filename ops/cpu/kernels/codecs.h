@@ -2,11 +2,12 @@
 //
 // A step is the numbers of PANEL outputs at one input: two vectors. A codec loads a unit of UNIT steps at once, and widens
 // AT_ONCE of them with each call. `put` writes one number's code into a unit, so that only the codec knows where it lies.
-// Codes that are integers (IS_INTEGER) also become pairs of steps, as integers of 16 bits.
+// Codes that are integers (IS_INTEGER) also become words of several steps (words.h), of integers, and the others that
+// bfloat16 can hold (IS_BFLOAT) words of two steps in bfloat16.
 #pragma once
 
-#include "integers.h"
 #include "vector.h"
+#include "words.h"
 
 #include <array>
 #include <cmath>
@@ -23,27 +24,49 @@ enum CodecNumber {
     CODE_INT4 = 6, CODE_TABLE4 = 7,
 };
 
+#if defined(QUIRE_HAS_BFLOATS)
+constexpr int BFLOAT_STEPS = 2;  // of a unit of codes that become bfloat16
+
+// Two steps as words; bfloat16 holds their numbers.
+inline BFloats in_pairs(Floats first, Floats second) {
+    return (BFloats)(bits_as<Words>(first) >> 16 | (bits_as<Words>(second) & 0xffff0000));
+}
+
+// Two steps that a codec widens.
+template <int WORD, class C> void in_words(const C& codec, const typename C::Unit& unit, BFloats (&to)[2]) {
+    Floats first[1][2], second[1][2];
+    codec.template widen<2 * WORD>(unit, first);
+    codec.template widen<2 * WORD + 1>(unit, second);
+    for (int half = 0; half < 2; half++) to[half] = in_pairs(first[0][half], second[0][half]);
+}
+#else
+constexpr int BFLOAT_STEPS = 1;
+#endif
+
 // Numbers that are their own values, with no scales.
 template <class T> struct Plain {
     using Code = T;
-    using Unit = std::array<Floats, 2>;
-    static constexpr int UNIT = 1, AT_ONCE = 1;       // steps
-    static constexpr long BYTES = PANEL * sizeof(T);  // of a unit
+    using Unit = const uint8_t*;
     static constexpr bool IS_SCALED = false, IS_NIBBLE = false, IS_INTEGER = false;
+    static constexpr bool IS_BFLOAT = std::is_same_v<T, BFloat16>;
+    static constexpr int UNIT = IS_BFLOAT ? BFLOAT_STEPS : 1, AT_ONCE = 1;  // steps
+    static constexpr long BYTES = UNIT * PANEL * sizeof(T);                 // of a unit
     explicit Plain(const float*) {}
     void adjust(Floats&, Floats&) const {}
-    static Unit load(const uint8_t* from) {
-        Unit unit;
-        load_pair((const T*)from, unit[0], unit[1]);
-        return unit;
+    static bool adds_offset() { return false; }
+    static Unit load(Unit from) { return from; }
+    template <int FIRST> void widen(Unit from, Floats (*to)[2]) const {
+        load_pair((const T*)from + FIRST * PANEL, to[0][0], to[0][1]);
     }
-    template <int FIRST> void widen(const Unit& unit, Floats (*to)[2]) const { to[0][0] = unit[0], to[0][1] = unit[1]; }
+#if defined(QUIRE_HAS_BFLOATS)
+    template <int WORD> void in_words(Unit from, BFloats (&to)[2]) const { widened::in_words<WORD>(*this, from, to); }
+#endif
     // `load_pair` takes every second bfloat16.
     static long place(long output) {
         if constexpr (!std::is_same_v<T, BFloat16>) return output;
         return output < LANES ? 2 * output : 2 * (output - LANES) + 1;
     }
-    static void put(uint8_t* unit, int, long output, T code) { ((T*)unit)[place(output)] = code; }
+    static void put(uint8_t* unit, int step, long output, T code) { ((T*)unit)[step * PANEL + place(output)] = code; }
     static Code code(const void* row, long input) { return ((const T*)row)[input]; }
     static constexpr long row_bytes(long inputs) { return inputs * sizeof(T); }
     static bool is_finite(T) { return true; }
@@ -53,6 +76,7 @@ template <class T> struct Plain {
 struct Bytes {
     using Code = uint8_t;
     static constexpr bool IS_SCALED = true, IS_NIBBLE = false;
+    static bool adds_offset() { return false; }
     static Code code(const void* row, long input) { return ((const uint8_t*)row)[input]; }
     static constexpr long row_bytes(long inputs) { return inputs; }
     static bool is_finite(Code) { return true; }
@@ -61,16 +85,20 @@ struct Bytes {
 // Numbers of eight bits, of which EXPONENT are the exponent (arXiv:2209.05433). Codes that are no finite number make
 // their group's scale NaN when they are packed.
 template <int EXPONENT> struct Float8 : Bytes {
-    static constexpr int MANTISSA = 7 - EXPONENT, UNIT = 1, AT_ONCE = 1;
-    static constexpr long BYTES = PANEL;
-    static constexpr bool IS_INTEGER = false;
+    static constexpr int MANTISSA = 7 - EXPONENT, UNIT = BFLOAT_STEPS, AT_ONCE = 1;
+    static constexpr long BYTES = UNIT * PANEL;
+    static constexpr bool IS_INTEGER = false, IS_BFLOAT = true;
     using Unit = const uint8_t*;
     static Unit load(Unit from) { return from; }
-    static void put(uint8_t* unit, int, long output, Code code) { unit[output] = code; }
+    static void put(uint8_t* unit, int step, long output, Code code) { unit[step * PANEL + output] = code; }
+#if defined(QUIRE_HAS_BFLOATS)
+    template <int WORD> void in_words(Unit from, BFloats (&to)[2]) const { widened::in_words<WORD>(*this, from, to); }
+#endif
     explicit Float8(const float*) {}
 #if defined(QUIRE_HAS_AVX512) || (defined(__AVX2__) && defined(__F16C__))
     // The bits of a float16 that is 2^(2^(EXPONENT - 1) - 16) of the number; `adjust` makes up for that.
-    template <int FIRST> void widen(Unit from, Floats (*to)[2]) const {
+    template <int FIRST> void widen(Unit unit, Floats (*to)[2]) const {
+        const Unit from = unit + FIRST * PANEL;
         const int16_t mask = (int16_t)(0x8000 | (0x7f << (10 - MANTISSA)));
 #if defined(QUIRE_HAS_AVX512)
         const __m512i words = _mm512_slli_epi16(_mm512_cvtepi8_epi16(read<__m256i>(from)), 10 - MANTISSA);
@@ -95,7 +123,7 @@ template <int EXPONENT> struct Float8 : Bytes {
         return bits_as<Floats>(bits) * std::ldexp(1.0f, 128 - (1 << (EXPONENT - 1)));
     }
     template <int FIRST> void widen(Unit from, Floats (*to)[2]) const {
-        to[0][0] = widen(from), to[0][1] = widen(from + LANES);
+        to[0][0] = widen(from + FIRST * PANEL), to[0][1] = widen(from + FIRST * PANEL + LANES);
     }
 #endif
     static bool is_finite(Code code) { return EXPONENT == 4 ? (code & 0x7f) != 0x7f : (code & 0x7f) < 0x7c; }
@@ -105,6 +133,7 @@ template <int EXPONENT> struct Float8 : Bytes {
 struct Halves {
     using Code = uint8_t;
     static constexpr bool IS_SCALED = true, IS_NIBBLE = true;
+    static bool adds_offset() { return false; }
     static Code code(const void* row, long input) { return ((const uint8_t*)row)[input / 2] >> (4 * (input % 2)) & 15; }
     static constexpr long row_bytes(long inputs) { return inputs / 2; }
     static bool is_finite(Code) { return true; }
@@ -124,7 +153,7 @@ template <int BITS> struct InWords {
 
 // Codes that are integers in two's complement.
 template <int BITS> struct Integer : InWords<BITS> {
-    static constexpr bool IS_INTEGER = true;
+    static constexpr bool IS_INTEGER = true, IS_BFLOAT = false;
     using typename InWords<BITS>::Unit;
     template <int FIRST> static void widen(const Unit& unit, Floats (*to)[2]) {
         constexpr int ABOVE = 32 - BITS - InWords<BITS>::shift(FIRST);
@@ -132,14 +161,14 @@ template <int BITS> struct Integer : InWords<BITS> {
             to[0][half] = __builtin_convertvector(unit[half] << ABOVE >> (32 - BITS), Floats);
     }
     // Steps 2 * PAIR and the next one.
-    template <int PAIR> static void integers(const Unit& unit, Pairs (&to)[2]) {
+    template <int PAIR> static void in_words(const Unit& unit, Pairs (&to)[2]) {
         constexpr int ABOVE = 16 - BITS - InWords<BITS>::shift(2 * PAIR);
         for (int half = 0; half < 2; half++) to[half] = (Pairs)unit[half] << ABOVE >> (16 - BITS);
     }
 #if defined(QUIRE_HAS_QUADS)
     static constexpr int MIDDLE = 1 << (BITS - 1);
     // Code + MIDDLE of the steps of quad QUAD.
-    template <int QUAD> static void integers(const Unit& unit, Quads (&to)[2]) {
+    template <int QUAD> static void in_words(const Unit& unit, Quads (&to)[2]) {
         constexpr int MASK = (1 << BITS) - 1, AND_THEN_XOR = 0x6a;
         for (int half = 0; half < 2; half++)
             to[half] = (Quads)_mm512_ternarylogic_epi32(
@@ -162,7 +191,6 @@ template <int BITS> struct Integer : InWords<BITS> {
 struct Int8 : Bytes, Integer<8> {
     explicit Int8(const float*) {}
     void adjust(Floats&, Floats&) const {}
-    static bool adds_offset() { return false; }
 };
 
 // A code is a number from -8 to 7, which stands for table[0] times the number plus table[1].
@@ -180,7 +208,7 @@ struct Int4 : Halves, Integer<4> {
 #if defined(__AVX2__) && !defined(QUIRE_HAS_AVX512)
 // A number's four bytes are looked up one by one, because a shuffle of bytes takes 16 of them, one of words 8.
 struct Table4 : Halves {
-    static constexpr bool IS_INTEGER = false;
+    static constexpr bool IS_INTEGER = false, IS_BFLOAT = true;
     static constexpr int UNIT = 4, AT_ONCE = 2;
     static constexpr long BYTES = PANEL * 2;
     using Unit = __m256i;
@@ -216,8 +244,13 @@ struct Table4 : Halves {
 };
 #else
 struct Table4 : Halves, InWords<4> {
-    static constexpr bool IS_INTEGER = false;
-    explicit Table4(const float* from) { std::memcpy(table, from, sizeof(table)); }
+    static constexpr bool IS_INTEGER = false, IS_BFLOAT = true;
+    explicit Table4(const float* from) {
+        std::memcpy(table, from, sizeof(table));
+#if defined(QUIRE_HAS_BFLOATS)
+        store(bfloats, quire::load(table)), store(bfloats + 16, quire::load(table));
+#endif
+    }
     template <int FIRST> void widen(const Unit& unit, Floats (*to)[2]) const {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
@@ -232,6 +265,15 @@ struct Table4 : Halves, InWords<4> {
     void adjust(Floats&, Floats&) const {}
 
     float table[16];
+#if defined(QUIRE_HAS_BFLOATS)
+    // A look-up takes five bits of an index, of which the highest is another code's: so the table is there twice.
+    template <int WORD> void in_words(const Unit& unit, BFloats (&to)[2]) const {
+        const __m512i numbers = read<__m512i>(bfloats);
+        for (int half = 0; half < 2; half++)
+            to[half] = (BFloats)_mm512_permutexvar_epi16((__m512i)((Words)unit[half] >> shift(2 * WORD)), numbers);
+    }
+    BFloat16 bfloats[32];
+#endif
 };
 #endif
 

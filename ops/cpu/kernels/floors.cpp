@@ -3,11 +3,11 @@
 // `quire bench ops` divides the times of other kernels by these. They run on the same threads and with the same flags.
 
 #include "amx.h"
-#include "integers.h"
 #include "kernels.h"
 #include "rows.h"
 #include "threads.h"
 #include "vector.h"
+#include "words.h"
 
 namespace quire {
 namespace {

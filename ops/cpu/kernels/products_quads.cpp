@@ -1,14 +1,14 @@
 // Products of integers: codes with x of 8 bits.
 
-#include "integer_products.h"
+#include "word_products.h"
 
 #if defined(QUIRE_HAS_QUADS)
 
 namespace quire {
 namespace widened {
 
-template void multiply_integers(InQuads, const Layout<Int8>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
-template void multiply_integers(InQuads, const Layout<Int4>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
+template void multiply_words(InQuads, const Layout<Int8>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
+template void multiply_words(InQuads, const Layout<Int4>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
 
 }  // namespace widened
 }  // namespace quire

@@ -1,7 +1,7 @@
 // Products of rows with panels of narrower weights.
 //
-// Numbers become float32 in registers, and so does x. Or codes and x are integers (integers.h), where the codec has
-// integers and the call wants so few bits of x; each block's sum then becomes float32.
+// Numbers become float32 in registers, and so does x. Or both become words of several inputs (words.h), where the codec and
+// the processor have such words and the call wants so few bits of x; each block's sum then becomes float32.
 //
 // A weight lies in panels of PANEL outputs: [panel][group]{scales [PANEL], offsets [PANEL], units}. One or two rows take
 // several panels at once, because a sum must wait for the one before. More rows make tiles: the first one keeps the part
@@ -49,6 +49,10 @@ template <class C> struct Layout {
     // The scales and offsets of a group.
     void load_scales(const uint8_t* from, Floats scale[2], Floats offset[2]) const {
         for (int half = 0; half < 2; half++) {
+            if constexpr (!C::IS_SCALED) {
+                scale[half] = fill(1), offset[half] = Floats{};
+                continue;
+            }
             with_type(dtype, [&](auto* type) {
                 const auto* at = (decltype(type))from + half * LANES;
                 scale[half] = load(at);
@@ -109,12 +113,12 @@ template <class T> void pack_row(const T* from, const int64_t* order, long size,
     }
 }
 
-// Defined in products.h and integer_products.h: see `Weight::multiply`.
+// Defined in products.h and word_products.h: see `Weight::multiply`.
 template <class C>
 void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, const float* x, const Tiles& tiles,
                      float* sums);
 template <class C, class X>
-void multiply_integers(X, const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x,
+void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x,
                        const Tiles& tiles, float* sums);
 
 // A packed weight of any codec.
@@ -151,32 +155,38 @@ template <class C> struct CodedWeight : Weight {
     }
 };
 
-// The same with x as integers of kind X.
-template <class C, class X> struct IntegerWeight final : CodedWeight<C> {
+// The same with x in words of kind X.
+template <class C, class X> struct WordWeight final : CodedWeight<C> {
     using CodedWeight<C>::CodedWeight, CodedWeight<C>::layout;
     const Blocks<X> blocks = layout.template blocks<X>();
     long row_bytes() const override { return blocks.row_bytes(); }
     void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const override {
-        with_type(dtype, [&](auto* type) { pack_integers<X, C>((decltype(type))from, order, blocks, row, rows, tile); });
+        with_type(dtype, [&](auto* type) { pack_words<X, C>((decltype(type))from, order, blocks, row, rows, tile); });
     }
     void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
-        multiply_integers(X(), layout, panel, count, x, tiles, sums);
+        multiply_words(X(), layout, panel, count, x, tiles, sums);
     }
 };
 
 // Calls body with the weight of a form, and returns 0. Returns 1, without a call, if this machine's build has no such
-// codec. Beside integers x becomes integers of `x_bits`, 8 or 16, or float32 if that is 32; of more bits, where there are
-// no instructions for so few. `body` is no template, so that it is compiled once.
+// codec. If `x_bits` is 32, x becomes float32. Else it becomes integers of so many bits, 8 or 16, beside integers, and
+// bfloat16 beside what bfloat16 can hold; or what has more bits, where there are no instructions for these. `body` is no
+// template, so that it is compiled once.
 inline int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long x_bits,
                        const std::function<void(const Weight&)>& body) {
     return with_codec(form.codec, [&](auto* codec) {
         using C = std::remove_pointer_t<decltype(codec)>;
         if constexpr (C::IS_INTEGER) {
 #if defined(QUIRE_HAS_QUADS)
-            if (x_bits <= 8) return body(IntegerWeight<C, InQuads>(form, table));
+            if (x_bits <= 8) return body(WordWeight<C, InQuads>(form, table));
 #endif
 #if defined(QUIRE_HAS_PAIRS)
-            if (x_bits <= 16) return body(IntegerWeight<C, InPairs>(form, table));
+            if (x_bits <= 16) return body(WordWeight<C, InPairs>(form, table));
+#endif
+        }
+        if constexpr (C::IS_BFLOAT) {
+#if defined(QUIRE_HAS_BFLOATS)
+            if (x_bits <= 16) return body(WordWeight<C, InBFloats>(form, table));
 #endif
         }
         body(CodedWeight<C>(form, table));

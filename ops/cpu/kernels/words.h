@@ -1,7 +1,7 @@
-// Rows of x as integers of 16 or 8 bits, and the products of integers.
+// Rows of x as words of several inputs: integers of 16 or 8 bits, or bfloat16. And the products of words.
 //
-// The inputs of a weight's group, or up to MOST_INPUTS of them, are a block. Sums within a block are exact: they fit into
-// 32 bits, and those of 8 bits into a float32's digits. So a row's numbers do not depend on what is computed beside it.
+// The inputs of a weight's group, or up to MOST_INPUTS of them, are a block. A block's sums of integers are exact: they fit
+// into 32 bits, and those of 8 bits into a float32's digits. So a row's numbers do not depend on what is computed beside it.
 //
 // 16 bits (InPairs): for each block a row has a power of two, 2^k, so that q = x / 2^k has 15 bits and a sign. A bfloat16
 // of at least 1/128 of its block's largest number stays what it is, and a float16 of at least 1/16. Others are rounded by
@@ -10,6 +10,8 @@
 // 8 bits (InQuads): q = x * (127 / m) rounded to even, where m is the block's largest magnitude, and q stands for
 // q * (m / 127). One instruction multiplies four of them, in twice as many products as with 16 bits. It takes weights
 // without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q.
+//
+// bfloat16 (InBFloats): x stays what it is, codes become bfloat16, and sums are float32, in the order of the inputs.
 #pragma once
 
 #include "vector.h"
@@ -25,6 +27,9 @@
 #if defined(QUIRE_HAS_AVX512_VNNI)
 #define QUIRE_HAS_QUADS 1
 #endif
+#if defined(QUIRE_HAS_AVX512_BF16)
+#define QUIRE_HAS_BFLOATS 1
+#endif
 
 namespace quire {
 namespace widened {
@@ -32,19 +37,30 @@ namespace widened {
 // Neighbouring inputs of LANES outputs: two, or four.
 typedef int16_t Pairs __attribute__((vector_size(4 * LANES)));
 typedef uint8_t Quads __attribute__((vector_size(4 * LANES)));
+typedef uint16_t BFloats __attribute__((vector_size(4 * LANES)));
 
-// The two kinds of integers.
+// The three kinds of words.
 struct InPairs {
     using Codes = Pairs;
+    using Sum = Ints;
     static constexpr int STEPS = 2;            // in a word
     static constexpr long MOST_INPUTS = 128;   // of a block; a multiple of each codec's unit
+    static constexpr bool HAS_FACTORS = true;  // x is a block's factor times its integers
     static constexpr bool HAS_STARTS = false;  // sums begin at 0
 };
 struct InQuads {
     using Codes = Quads;
+    using Sum = Ints;
     static constexpr int STEPS = 4;
     static constexpr long MOST_INPUTS = 128;
-    static constexpr bool HAS_STARTS = true;
+    static constexpr bool HAS_FACTORS = true, HAS_STARTS = true;
+};
+struct InBFloats {
+    using Codes = BFloats;
+    using Sum = Floats;
+    static constexpr int STEPS = 2;
+    static constexpr long MOST_INPUTS = 256;
+    static constexpr bool HAS_FACTORS = false, HAS_STARTS = false;
 };
 
 // How inputs fall into blocks. Each group begins with a unit of the codec, and zeros fill its last one.
@@ -53,12 +69,12 @@ template <class X> struct Blocks {
     long per_group() const { return (padded + X::MOST_INPUTS - 1) / X::MOST_INPUTS; }
     long words() const { return groups * padded / X::STEPS; }
     long count() const { return groups * per_group(); }
-    // A tile of rows is {words of inputs [words][rows], factors [count][rows], sums of what the block's integers stand for
-    // [count][rows], starts of sums [count][rows]}.
-    long row_bytes() const { return (words() + count() * (X::HAS_STARTS ? 3 : 2)) * 4; }
-    long factors_at(long rows) const { return words() * 4 * rows; }
-    long sums_at(long rows) const { return factors_at(rows) + count() * 4 * rows; }
-    long starts_at(long rows) const { return sums_at(rows) + count() * 4 * rows; }
+    // A tile of rows is {words of inputs [words][rows], sums of what a block's words stand for [count][rows], and if there
+    // are some, factors [count][rows], starts of sums [count][rows]}.
+    long row_bytes() const { return (words() + count() * (1 + X::HAS_FACTORS + X::HAS_STARTS)) * 4; }
+    long sums_at(long rows) const { return words() * 4 * rows; }
+    long factors_at(long rows) const { return sums_at(rows) + count() * 4 * rows; }
+    long starts_at(long rows) const { return factors_at(rows) + count() * 4 * rows; }
 };
 
 // Walks over the blocks.
@@ -155,9 +171,24 @@ template <class C, class T> void pack_block(InQuads, const T* from, long count, 
 }
 #endif
 
+#if defined(QUIRE_HAS_BFLOATS)
+// The same as bfloat16.
+template <class C, class T> void pack_block(InBFloats, const T* from, long count, long steps, const PlaceInTile& to) {
+    Floats total{};
+    for (long i = 0; i < steps; i += LANES) {
+        alignas(32) BFloat16 numbers[LANES];
+        store(numbers, i < count ? load(from + i, count - i) : Floats{});
+        total += load(numbers);
+        for (long word = 0, words = std::min<long>(LANES / 2, (steps - i) / 2); word < words; word++)
+            to.words[(i / 2 + word) * to.rows] = read<uint32_t>(numbers + 2 * word);
+    }
+    *to.sum = quire::sum(total);
+}
+#endif
+
 // Writes row `row` of a tile. Number i of the row is that at order[i] of `from`, unless order is null.
 template <class X, class C, class T>
-void pack_integers(const T* from, const int64_t* order, const Blocks<X>& blocks, int row, int rows, uint8_t* tile) {
+void pack_words(const T* from, const int64_t* order, const Blocks<X>& blocks, int row, int rows, uint8_t* tile) {
     PlaceInTile to{(uint32_t*)tile + row, (float*)(tile + blocks.factors_at(rows)) + row,
                    (float*)(tile + blocks.sums_at(rows)) + row, (int32_t*)(tile + blocks.starts_at(rows)) + row, rows};
     for (BlockAt<X> at{blocks, 0, 0}; at.group < blocks.groups; at.advance()) {
@@ -194,6 +225,13 @@ inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Pairs 
 // Adds to each sum the four products of a quad.
 inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Quads weight) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, (__m512i)x);
+}
+#endif
+
+#if defined(QUIRE_HAS_BFLOATS)
+// Adds to each sum the two products of a pair.
+inline __attribute__((always_inline)) Floats add_products(Floats sum, Ints x, BFloats weight) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weight);
 }
 #endif
 

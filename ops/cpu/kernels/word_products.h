@@ -1,9 +1,9 @@
-// The products of integers that widened.h describes.
+// The products of words that widened.h describes.
 #pragma once
 
 #include "widened.h"
 
-#if defined(QUIRE_HAS_PAIRS)
+#if defined(QUIRE_HAS_PAIRS)  // and so wherever there are words of any kind
 
 #include <array>
 #include <utility>
@@ -14,19 +14,23 @@ namespace widened {
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;  // of a tile that is not alone
 
 // Rows of a tile, from some block on: see `Blocks`.
-template <class X> struct IntegerRows {
+template <class X> struct WordRows {
     const int32_t *words, *starts;
     const float *factors, *sums;
-    IntegerRows(const uint8_t* tile, const Blocks<X>& blocks, int rows)
+    WordRows(const uint8_t* tile, const Blocks<X>& blocks, int rows)
         : words((const int32_t*)tile), starts((const int32_t*)(tile + blocks.starts_at(rows))),
           factors((const float*)(tile + blocks.factors_at(rows))), sums((const float*)(tile + blocks.sums_at(rows))) {}
     void advance(long num_words, long num_blocks) {
         words += num_words, starts += num_blocks, factors += num_blocks, sums += num_blocks;
     }
-    // A block's sums of integers before its products.
-    template <int ROWS> inline __attribute__((always_inline)) void start(Ints (&sum)[ROWS][2]) const {
+    // A block's sums before its products.
+    template <int ROWS> inline __attribute__((always_inline)) void start(typename X::Sum (&sum)[ROWS][2]) const {
 #pragma GCC unroll 12
-        for (int row = 0; row < ROWS; row++) sum[row][0] = sum[row][1] = X::HAS_STARTS ? starts[row] - Ints{} : Ints{};
+        for (int row = 0; row < ROWS; row++) {
+            sum[row][0] = typename X::Sum{};
+            if constexpr (X::HAS_STARTS) sum[row][0] += starts[row];
+            sum[row][1] = sum[row][0];
+        }
     }
 };
 
@@ -35,7 +39,7 @@ struct Scales {
     Floats scale[2], offset[2];
 };
 
-// A part of a panel as integers, for more tiles: some blocks, whose steps are at most MOST_STEPS.
+// A part of a panel as words, for more tiles: some blocks, whose steps are at most MOST_STEPS.
 template <class X> struct Kept {
     static constexpr long MOST_WORDS = MOST_STEPS / X::STEPS;
     typename X::Codes codes[MOST_WORDS][2];
@@ -44,20 +48,30 @@ template <class X> struct Kept {
     long num_blocks;
 };
 
-// Adds a block's sums of integers to `sums`, [ROWS][PANEL].
-template <int ROWS>
-inline __attribute__((always_inline)) void add_block(const Ints (&sum)[ROWS][2], const Scales& scales, bool has_offsets,
-                                                     const float* factors, const float* x_sums, float* sums) {
+inline Floats as_floats(Floats x) { return x; }
+inline Floats as_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+
+// Adds a block's own sums to `sums`, [ROWS][PANEL].
+template <class X, int ROWS>
+inline __attribute__((always_inline)) void add_block(const typename X::Sum (&sum)[ROWS][2], const Scales& scales,
+                                                     bool has_offsets, const WordRows<X>& x, float* sums) {
+    const Floats scale[2] = {scales.scale[0], scales.scale[1]};
 #pragma GCC unroll 12
-    for (int row = 0; row < ROWS; row++)
+    for (int row = 0; row < ROWS; row++) {
+        Floats factor[2] = {scale[0], scale[1]};
+        if constexpr (X::HAS_FACTORS) {
+            const Floats own = fill(x.factors[row]);
+            factor[0] *= own, factor[1] *= own;
+        }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             float* to = sums + (row * 2 + half) * LANES;
-            const Floats number = __builtin_convertvector(sum[row][half], Floats);
-            Floats total = multiply_add(number, scales.scale[half] * factors[row], load(to));
-            if (has_offsets) total = multiply_add(fill(x_sums[row]), scales.offset[half], total);
+            Floats total = multiply_add(as_floats(sum[row][half]), factor[half], load(to));
+            if (has_offsets) total = multiply_add(fill(x.sums[row]), scales.offset[half], total);
             store(to, total);
         }
+    }
+    asm("" : : : "memory");  // GCC would keep all sums on the stack as well, and store twice as much
 }
 
 // Calls body with each of the numbers 0, STEPS, .. below STEPS * sizeof...(I) as an integral_constant.
@@ -68,9 +82,10 @@ inline __attribute__((always_inline)) void for_steps(Body body, std::integer_seq
 
 // sums [ROWS][PANEL] += x times `count` blocks of a panel, from `at` on. If KEEPS, the blocks are written to `kept`.
 template <class C, class X, int ROWS, bool KEEPS>
-void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> at, long count, IntegerRows<X> x,
+void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> at, long count, WordRows<X> x,
                      float* sums, Kept<X>* kept) {
     using Codes = typename X::Codes;
+    const C codec = weight.codec;
     constexpr int WORDS = C::UNIT / X::STEPS;
     const bool has_offsets = weight.adds_offsets();
     Codes(*keep)[2] = KEEPS ? kept->codes : nullptr;
@@ -78,28 +93,28 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
         const uint8_t* group = panel + at.group * weight.group_bytes();
         const uint8_t* units = group + weight.header() + at.first / C::UNIT * C::BYTES;
         const long num_units = at.steps() / C::UNIT;
-        Ints sum[ROWS][2];
+        typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
         for (long unit = 0; unit < num_units; unit++, units += C::BYTES, x.words += WORDS * ROWS) {
             for (long line = 0; line < C::BYTES; line += 64) __builtin_prefetch(units + line + AHEAD);
             const typename C::Unit codes = C::load(units);
             for_steps<X::STEPS>([&](auto first) __attribute__((always_inline)) {
                 constexpr int WORD = decltype(first)::value / X::STEPS;
-                Codes integers[2];
-                C::template integers<WORD>(codes, integers);
-                if constexpr (KEEPS) keep[0][0] = integers[0], keep[0][1] = integers[1], keep++;
+                Codes words[2];
+                codec.template in_words<WORD>(codes, words);
+                if constexpr (KEEPS) keep[0][0] = words[0], keep[0][1] = words[1], keep++;
 #pragma GCC unroll 12
                 for (int row = 0; row < ROWS; row++) {
                     const Ints factor = x.words[WORD * ROWS + row] - Ints{};
-                    sum[row][0] = add_products(sum[row][0], factor, integers[0]);
-                    sum[row][1] = add_products(sum[row][1], factor, integers[1]);
+                    sum[row][0] = add_products(sum[row][0], factor, words[0]);
+                    sum[row][1] = add_products(sum[row][1], factor, words[1]);
                 }
             }, std::make_integer_sequence<int, WORDS>());
         }
         Scales scales;
         weight.load_scales(group, scales.scale, scales.offset);
         if constexpr (KEEPS) kept->scales[block] = scales, kept->num_words[block] = num_units * WORDS;
-        add_block<ROWS>(sum, scales, has_offsets, x.factors, x.sums, sums);
+        add_block<X, ROWS>(sum, scales, has_offsets, x, sums);
         x.advance(0, ROWS);
     }
     if constexpr (KEEPS) kept->num_blocks = count;
@@ -107,11 +122,11 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
 
 // sums [ROWS][PANEL] += x times the blocks of `kept`. Meanwhile `fetch` bytes from `ahead` on are prefetched for each word.
 template <class X, int ROWS>
-void multiply_kept(const Kept<X>& kept, bool has_offsets, IntegerRows<X> x, float* sums, const uint8_t* ahead,
+void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, float* sums, const uint8_t* ahead,
                    long fetch) {
     const typename X::Codes(*codes)[2] = kept.codes;
     for (long block = 0; block < kept.num_blocks; block++, x.advance(0, ROWS)) {
-        Ints sum[ROWS][2];
+        typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
         for (long i = 0; i < kept.num_words[block]; i++, codes++, x.words += ROWS, ahead += fetch) {
             for (int line = 0; line < X::STEPS / 2; line++) __builtin_prefetch(ahead + line * 64);
@@ -123,13 +138,13 @@ void multiply_kept(const Kept<X>& kept, bool has_offsets, IntegerRows<X> x, floa
                 sum[row][1] = add_products(sum[row][1], factor, high);
             }
         }
-        add_block<ROWS>(sum, kept.scales[block], has_offsets, x.factors, x.sums, sums);
+        add_block<X, ROWS>(sum, kept.scales[block], has_offsets, x, sums);
     }
 }
 
 template <class C, class X> using MultiplyBlocks = void (*)(const Layout<C>&, const uint8_t*, BlockAt<X>, long,
-                                                            IntegerRows<X>, float*, Kept<X>*);
-template <class X> using MultiplyKept = void (*)(const Kept<X>&, bool, IntegerRows<X>, float*, const uint8_t*, long);
+                                                            WordRows<X>, float*, Kept<X>*);
+template <class X> using MultiplyKept = void (*)(const Kept<X>&, bool, WordRows<X>, float*, const uint8_t*, long);
 
 template <class C, class X, bool KEEPS, int LEAST, int... I>
 constexpr std::array<MultiplyBlocks<C, X>, sizeof...(I)> block_functions(std::integer_sequence<int, I...>) {
@@ -150,8 +165,8 @@ template <class X> constexpr auto TAKE_KEPT = kept_functions<X, LEAST_ROWS>(Many
 
 // See `Weight::multiply`.
 template <class C, class X>
-void multiply_integers(X, const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x,
-                       const Tiles& tiles, float* sums) {
+void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles,
+                    float* sums) {
     const Blocks<X> blocks = weight.template blocks<X>();
     const long row_bytes = blocks.row_bytes(), stride = weight.panel_bytes();
     const bool keeps = tiles.count > 1;
@@ -171,7 +186,7 @@ void multiply_integers(X, const Layout<C>& weight, const uint8_t* panel, int cou
                                                  : weight.find(panel, end.group * weight.group + end.first);
             for (long tile = 0; tile < tiles.count; tile++) {
                 const int rows = tiles.size(tile);
-                IntegerRows<X> part(x + tiles.start(tile) * row_bytes, blocks, rows);
+                WordRows<X> part(x + tiles.start(tile) * row_bytes, blocks, rows);
                 part.advance(num_words * rows, first * rows);
                 float* to = sums + (i * tiles.rows + tiles.start(tile)) * PANEL;
                 if (!keeps) WIDEN<C, X>[rows - 1](weight, own, at, num_blocks, part, to, nullptr);
