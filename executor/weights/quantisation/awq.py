@@ -1,4 +1,4 @@
-"""Codes of four bits in words of neighbouring outputs: AWQ (arXiv:2306.00978) in the order `gemm`, and Quark's int4."""
+"""AWQ's codes of four bits (arXiv:2306.00978) in words of neighbouring outputs, as Quark's int4, or of inputs."""
 
 from dataclasses import dataclass
 
@@ -66,6 +66,33 @@ class PackedOutputs:
         codes = unpack(words, _BITS, words.shape[1] * _PER_WORD)
         codes = codes.unflatten(1, (-1, _PER_WORD))[..., list(self.places)].flatten(1)
         return layer.trim(codes, 1, _PER_WORD).t().contiguous()
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """See `Layout`: AWQ in the order `gemv`.
+
+    Codes are `qweight` int32 [out, in / 8], zero points `qzeros` int32 [out, words], each from the lowest bit on, and
+    `scales` [out, 8 * words]: rows may be longer than the groups that they are for.
+
+    Attributes:
+        group_size: inputs of a group; -1: all.
+    """
+
+    group_size: int = 128
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has("qweight", torch.int32) and layer.has("scales")
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        words = layer.read("qweight", (out, size // _PER_WORD), torch.int32).contiguous()
+        num_groups = 1 if self.group_size < 1 else size // self.group_size
+        shape = layer.shape("qzeros", (out, -(-num_groups // _PER_WORD)))
+        zeros = unpack(layer.read("qzeros", shape, torch.int32), _BITS, num_groups)
+        shape = layer.shape("scales", (out, shape[1] * _PER_WORD))
+        scales = layer.read("scales", shape, layer.scale_dtype("scales"))[:, :num_groups].contiguous()
+        return packed_integers(words.view(torch.uint8), _BITS, scales, zeros)
 
 
 def quark_int4(pack_method: str, *, is_signed: bool, group_size: int) -> PackedOutputs:

@@ -7,12 +7,13 @@ import torch
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation import compressed_tensors, torchao
-from quire.executor.weights.quantisation.awq import PackedOutputs, quark_int4
+from quire.executor.weights.quantisation.awq import PackedInputs, PackedOutputs, quark_int4
 from quire.executor.weights.quantisation.bitsandbytes import BlockFloat4, RowInt8
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.gptq import Gptq
 from quire.executor.weights.quantisation.hqq import Hqq
+from quire.executor.weights.quantisation.modelopt import PairedOutputs, ScaledInputs
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
 
 Config = Mapping[str, Any]
@@ -24,12 +25,13 @@ def _gptq(config: Config) -> list[Layout]:
 
 def _awq(config: Config) -> list[Layout]:
     version = str(config.get("version", "gemm")).lower()
-    if version not in ("gemm", "exllama", "marlin", "ipex"):
-        raise ModelLoadError(f"AWQ in the order {version} is not read; take a checkpoint in the order gemm.")
+    if version not in ("gemm", "exllama", "marlin", "ipex", "gemv"):
+        raise ModelLoadError(f"AWQ in the order {version} is not read; take a checkpoint in the order gemm or gemv.")
     bits = config.get("bits", config.get("w_bit", 4))
     if bits != 4:
         raise ModelLoadError(f"AWQ of {bits} bits is not read; take a checkpoint of 4 bits.")
-    return [PackedOutputs(group_size=config.get("group_size", config.get("q_group_size", 128)))]
+    group_size = config.get("group_size", config.get("q_group_size", 128))
+    return [PackedInputs(group_size) if version == "gemv" else PackedOutputs(group_size=group_size)]
 
 
 def _auto_round(config: Config) -> list[Layout]:
@@ -60,9 +62,11 @@ def _modelopt(config: Config) -> list[Layout]:
     """NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
     float8: Layout = Float8(block=(128, 128) if algorithm == "FP8_PB_WO" else None)
-    layouts: list[Layout] = [Nvfp4("weight", "weight_scale_2", divides=False), Mxfp4("weight")]
-    if "AWQ" in algorithm or "SVD" in algorithm:
-        raise ModelLoadError(f"ModelOpt's {algorithm} scales activations too, and is not read; take FP8 or NVFP4.")
+    layouts: list[Layout] = [ScaledInputs(Nvfp4("weight", "weight_scale_2", divides=False)), Mxfp4("weight")]
+    if algorithm.startswith("W4A8") or "SVD" in algorithm:
+        raise ModelLoadError(f"ModelOpt's {algorithm} is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ.")
+    if algorithm == "W4A16_AWQ":
+        return [ScaledInputs(PairedOutputs(config.get("group_size") or 128)), float8]
     return [*layouts, float8] if "NVFP4" in algorithm else [float8, *layouts]
 
 

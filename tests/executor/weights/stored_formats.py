@@ -136,6 +136,40 @@ def awq(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tens
     return tensors, ((codes - zeros[groups]) * scales[groups]).t()
 
 
+def awq_gemv(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Rows of scales and zero points as long as AutoAWQ has them for groups of 32: a multiple of 32."""
+    num_groups = size // 32
+    codes, zeros = draw(generator, 0, 16, out, size), draw(generator, 0, 16, out, num_groups)
+    scales = draw_scales(generator, 8, out, num_groups)
+    more = (0, -num_groups % 32)
+    tensors = {
+        "qweight": stream(codes, 4), "qzeros": stream(torch.nn.functional.pad(zeros, more), 4),
+        "scales": torch.nn.functional.pad(scales.half(), more),
+    }  # fmt: skip
+    groups = torch.arange(size) // 32
+    return tensors, (codes - zeros[:, groups]) * scales[:, groups]
+
+
+def modelopt_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, out, size // 32)
+    even, odd = (codes & 15).to(torch.uint8).unflatten(0, (-1, 2)).unbind(1)
+    tensors = {"weight": even | (odd << 4), "weight_scale": scales}
+    return tensors, codes * scales[:, torch.arange(size) // 32]
+
+
+def scaled_inputs(write: Writer) -> Writer:
+    """The same with factors of inputs in some layers: those that make as many numbers as models are wide."""
+
+    def write_scaled(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        tensors, numbers = write(out, size, generator)
+        if out > size:
+            return tensors, numbers
+        factors = torch.rand(size, generator=generator) + 0.5
+        return {**tensors, "pre_quant_scale": factors}, numbers * factors
+
+    return write_scaled
+
+
 def quark_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     codes, scales = draw(generator, -8, 8, size, out), draw_scales(generator, 8, size // 32, out)
     tensors = {"weight": outputs_in_words(codes & 15, AWQ_ORDER), "weight_scale": scales}
@@ -335,6 +369,7 @@ FORMATS: dict[str, Format] = {
     "gptq-mixed": Format(_GPTQ | {"bits": 4, "dynamic": {".*[kv]_proj": {"bits": 8}}}, gptq_mixed),
     "gptq-order": Format(_GPTQ | {"bits": 4, "desc_act": True}, gptq(4, order=True)),
     "awq": Format(_AWQ, awq),
+    "awq-gemv": Format(_AWQ | {"version": "gemv"}, awq_gemv),
     "auto-round-gptq": Format(_ROUND | {"packing_format": "auto_round:auto_gptq"}, gptq(4)),
     "auto-round-awq": Format(_ROUND | {"packing_format": "auto_round:auto_awq"}, awq),
     "fp8-block": Format(
@@ -345,6 +380,13 @@ FORMATS: dict[str, Format] = {
     "modelopt-fp8": Format({"quant_method": "modelopt", "quant_algo": "FP8"}, whole_bytes("float8", shape=by_tensor)),
     "modelopt-nvfp4": Format(
         {"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4("weight", "weight_scale_2", divides=False)
+    ),
+    "modelopt-nvfp4-awq": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+        scaled_inputs(nvfp4("weight", "weight_scale_2", divides=False)),
+    ),
+    "modelopt-int4-awq": Format(
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32}, scaled_inputs(modelopt_int4)
     ),
     "bnb-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
     "bnb-nf4": Format(

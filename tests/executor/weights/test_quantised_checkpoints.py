@@ -88,7 +88,7 @@ ONE_OF_EACH_LAYOUT = (
         "gptq-order",
         "gptq-mixed",
     ),
-    *("awq", "fp8-block", "modelopt-nvfp4", "bnb-int8", "bnb-nf4", "hqq-4"),
+    *("awq", "awq-gemv", "fp8-block", "modelopt-nvfp4", "bnb-int8", "bnb-nf4", "hqq-4"),
     *(
         "torchao-int8",
         "torchao-int4-in-bytes",
