@@ -77,15 +77,10 @@ def test_prefix_hit_or_miss(baseline: LLM, expected: list[list[int]]) -> None:
     "options",
     [
         pytest.param(
-            {
-                "max_num_batched_tokens": 16,
-                "num_gpu_blocks_override": 40,
-                "enable_prefix_caching": False,
-                "async_scheduling": False,
-            },
-            id="in-chunks-of-16-preempted-and-no-step-ahead",
+            {"num_gpu_blocks_override": 40, "enable_prefix_caching": False, "async_scheduling": False},
+            id="preempted-and-no-step-ahead",
         ),
-        pytest.param({"tensor_parallel_size": 2}, id="tensor-parallel-2"),
+        pytest.param({"tensor_parallel_size": 2, "max_num_batched_tokens": 16}, id="tensor-parallel-2-in-chunks-of-16"),
         pytest.param(
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "num_gpu_blocks_override": 40},
             id="two-stages-of-two-preempted",
