@@ -1,6 +1,9 @@
 """A model on two hosts, as users start it: `quire serve` and `quire serve --headless`, at two loopback addresses."""
 
+import contextlib
+import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from tests.hosts import Hosts
@@ -41,6 +45,30 @@ def test_answers_are_those_of_one_host_with_and_without_a_grammar(hosts: Hosts, 
         options: dict[str, Any] = {"model": "tiny", "prompt": "Hello there", "max_tokens": 40, "temperature": 0, **more}
         texts = [each.completions.create(**options).choices[0].text for each in (one, two)]
         assert texts[0] == texts[1] != ""
+
+
+def test_everything_listens_at_one_address_and_survives_rubbish(hosts: Hosts) -> None:
+    """Whatever listens: HTTP, node 0 for nodes, the place where ranks meet, and the ranks for each other."""
+    client = client_of(hosts.server)
+    options: dict[str, Any] = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 20, "temperature": 0}
+    before = client.completions.create(**options).choices[0].text
+    roots = [psutil.Process(each.pid) for each in (hosts.server.process, hosts.node)]
+    places = {
+        each.laddr
+        for root in roots
+        for process in (root, *root.children(recursive=True))
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert {place.ip for place in places} <= {"127.0.0.1", "127.0.0.2"}
+    assert len(places) >= 5  # two for HTTP and nodes, one for meeting, and one of each rank
+    for place in places:
+        for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), os.urandom(4096), os.urandom(1 << 20)):
+            with contextlib.suppress(OSError), socket.create_connection(place, timeout=2) as scanner:
+                scanner.sendall(rubbish)
+    assert client.completions.create(**options).choices[0].text == before
+    assert "waits_for" not in hosts.health()["engine"]
+    assert [root.is_running() for root in roots] == [True, True]
 
 
 def test_a_stream_survives_the_death_of_the_other_host(hosts: Hosts) -> None:

@@ -1,10 +1,12 @@
 """Hosts that serve one model in a layout, seen from another one that has none of it."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fake_hosts.host import SECRET, Host
@@ -128,16 +130,24 @@ class Cluster:
         return ["".join(self.stream(prompt, 60, seed)) for seed, prompt in enumerate(PROMPTS)]
 
     def stream(self, prompt: str, max_tokens: int, seed: int = 0) -> Iterator[str]:
-        """The texts of tokens, of the last engine if there are several."""
+        """The texts of an answer's parts."""
+        return (part["text"] for part in self._parts(prompt, max_tokens, seed))
+
+    def token_counts(self, prompt: str, max_tokens: int) -> Iterator[int]:
+        """How many tokens have come, after each part of an answer: tokens may travel together."""
+        return itertools.accumulate(len(part["token_ids"] or ()) for part in self._parts(prompt, max_tokens, 0))
+
+    def _parts(self, prompt: str, max_tokens: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Of an answer of the last engine, if there are several."""
         body = {
             "model": self._name, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "stream": True,
-            "temperature": 0.8 if seed else 0.0, "ignore_eos": True,
+            "temperature": 0.8 if seed else 0.0, "ignore_eos": True, "return_token_ids": True,
         }  # fmt: skip
         headers = {"X-data-parallel-rank": str(len(self.hosts) - 1)} if self._layout.has_engines else {}
         with httpx.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=180) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
-                    yield json.loads(line[6:])["choices"][0]["text"]
+                    yield json.loads(line[6:])["choices"][0]
 
     def sent(self) -> tuple[int, int]:
         """Bytes and frames that hosts have sent each other. Each is counted at both ends, or at the observer's."""

@@ -113,6 +113,15 @@ class UnloadableWorker(NullWorker):
         raise ModelLoadError("weights.safetensors is cut short; download it again.")
 
 
+class NoRoomWorker(NullWorker):
+    """Finds too little memory on the second of two hosts."""
+
+    def load(self) -> WorkerReady:
+        if self._rank.tensor >= 2:
+            raise ModelLoadError("the weights take 16 GiB, and 12 GiB are free; use another host.")
+        return super().load()
+
+
 class ExitingWorker(NullWorker):
     def load(self) -> WorkerReady:
         os._exit(7)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import HeadStart, NodeStart
-from quire.core.errors import EngineError
+from quire.core.errors import EngineError, ModelLoadError
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import Layout
 from quire.executor.processes.multiproc import MultiProcExecutor
@@ -147,5 +147,15 @@ def test_a_worker_that_dies_on_another_host_is_named() -> None:
             psutil.Process(node.pid).children()[0].kill()
             with pytest.raises(EngineError, match=r"Node 1 .* is lost: Worker tp[23] .* was killed by SIGKILL"):
                 await stuck.next_result()
+
+    run(test())
+
+
+def test_a_host_without_room_ends_the_start_with_its_sentence() -> None:
+    async def test() -> None:
+        address = f"127.0.0.1:{free_port()}"
+        async with executor(address, "NoRoomWorker") as full, agent(address):
+            with pytest.raises(ModelLoadError, match="12 GiB are free; use another host"):
+                await full.start()
 
     run(test())
