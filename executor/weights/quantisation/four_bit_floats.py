@@ -24,8 +24,9 @@ class Mxfp4:
     weight: str = "weight_packed"
 
     def is_in(self, layer: StoredLayer) -> bool:
-        kinds = (torch.uint8, torch.float8_e8m0fnu)
-        return layer.has(self.weight, torch.uint8) and any(layer.has("weight_scale", kind) for kind in kinds)
+        kinds, size = (torch.uint8, torch.float8_e8m0fnu), layer.in_features // 2
+        is_stored = layer.find(self.weight) == ((layer.out_features, size), torch.uint8)
+        return is_stored and any(layer.has("weight_scale", kind) for kind in kinds)
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features

@@ -219,6 +219,21 @@ def mxfp4(weight: str) -> Writer:
     return write
 
 
+def mxfp6(exponent: int) -> Writer:
+    """Numbers with so many bits of exponent; the others of the five that are no sign are the mantissa's."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        codes, exponents = draw(generator, 0, 64, out, size), draw(generator, 120, 124, out, size // 32)
+        tensors = {"weight": stream(codes, 6).view(torch.uint8), "weight_scale": exponents.to(torch.uint8)}
+        mantissa = 5 - exponent
+        power, fraction = (codes % 32) // 2**mantissa, (codes % 2**mantissa) / 2**mantissa
+        bias = 2 ** (exponent - 1) - 1
+        numbers = torch.where(power > 0, 2.0 ** (power - bias) * (1 + fraction), 2.0 ** (1 - bias) * fraction)
+        return tensors, torch.where(codes < 32, 1, -1) * numbers * widened(2.0 ** (exponents - 127), size)
+
+    return write
+
+
 def nvfp4(weight: str, factor: str, *, divides: bool) -> Writer:
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         codes = draw(generator, 0, 16, out, size)
@@ -404,5 +419,9 @@ FORMATS: dict[str, Format] = {
     "quark-int8": Format(_quark("int8"), whole_bytes("int8", shape=lambda out, size: (out,))),
     "quark-fp8": Format(_quark("fp8_e4m3"), whole_bytes("float8", shape=by_tensor)),
     "quark-mxfp4": Format(_quark("fp4", group_size=32), mxfp4("weight")),
+    "quark-mxfp6": Format(_quark("fp6_e3m2", group_size=32), mxfp6(3)),
+    "quark-mxfp6-beside-others": Format(
+        _quark("fp4", group_size=32) | {"layer_quant_config": {"*": {"weight": [{"dtype": "fp6_e2m3"}]}}}, mxfp6(2)
+    ),
     "quark-int4": Format(_quark("int4", group_size=32), quark_int4),
 }  # fmt: skip

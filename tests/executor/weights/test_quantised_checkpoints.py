@@ -82,6 +82,7 @@ ONE_OF_EACH_LAYOUT = (
         "ct-w4-order",
         "ct-sparse24-fp8",
         "ct-mxfp4",
+        "quark-mxfp6",
         "ct-int8",
         "gptq-3",
         "gptq-zeros",
