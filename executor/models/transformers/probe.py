@@ -263,7 +263,8 @@ def _attend(
         raise ModelLoadError(f"{type(module).__name__} sees later tokens, which only a whole sequence has.")
     sizes = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
     findings.calls.append(AttentionCall(module, *sizes, visible, arguments))
-    return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2), None
+    attended = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
+    return attended.contiguous(), None  # dense, as from Transformers' own functions: some classes look at it by `view`
 
 
 def _watch(linear: nn.Module, findings: Findings, num_outputs: int, undo: contextlib.ExitStack) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.operations import (
+    Activate,
+    Add,
+    AddNorm,
+    LayerNorm,
+    MultiplyGate,
+    Scale,
+    TakeRows,
+)
 from quire.executor.models.transformers.program import Call, InStep, Program, Ref
 from quire.ops.backend import Backend, PlainActivation
 
@@ -17,82 +25,8 @@ _ADD = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _MULTIPLY = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 _DIVIDE = (torch.div, Tensor.div, Tensor.__truediv__)
 _TANH = (torch.tanh, Tensor.tanh)
+_SIGMOID = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
 _ACTIVATIONS: dict[Callable[..., Any], PlainActivation] = {F.silu: "silu", F.relu: "relu", F.gelu: "gelu"}
-
-
-@dataclass(eq=False)
-class Add:
-    """`x + residual`, both [..., size]; may be written into `residual`."""
-
-    ops: Backend
-
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.ops.add(_rows(x), _rows(residual)).view(x.shape)
-
-
-@dataclass(eq=False)
-class AddNorm:
-    """`(norm(x + residual), x + residual)`, all [..., size]; may be written into `residual`."""
-
-    ops: Backend
-    weight: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        normed, total = self.ops.add_rms_norm(_rows(x), _rows(residual), self.weight, self.eps)
-        return normed.view(x.shape), total.view(x.shape)
-
-
-@dataclass(eq=False)
-class Scale:
-    """`Backend.scale` of [..., size]; may be written into it."""
-
-    ops: Backend
-    factor: float
-    softcap: float | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.scale(_rows(x), self.factor, self.softcap).view(x.shape)
-
-
-@dataclass(eq=False)
-class Activate:
-    """`Backend.activate` of [..., size]; may be written into it."""
-
-    ops: Backend
-    activation: PlainActivation
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.activate(_rows(x), self.activation).view(x.shape)
-
-
-@dataclass(eq=False)
-class LayerNorm:
-    """`Backend.layer_norm` of [..., size]."""
-
-    ops: Backend
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.layer_norm(_rows(x), self.weight, self.bias, self.eps).view(x.shape)
-
-
-@dataclass(eq=False)
-class TakeRows:
-    """Rows of a table: indices [1, num_tokens] → [1, num_tokens, size]."""
-
-    ops: Backend
-    rows: Tensor
-
-    def __call__(self, index: Tensor) -> Tensor:
-        return self.ops.take_rows(self.rows, index[0]).unsqueeze(0)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """[..., size] → [num_tokens, size]."""
-    return x.reshape(-1, x.shape[-1])
 
 
 def merge_projections(program: Program) -> None:
@@ -126,6 +60,7 @@ class Rewriter:
 
     def run(self) -> None:
         """Rewrites all that can be."""
+        self._fuse_gates()  # before anything is written into a gate that is read later now
         for place, call in enumerate(self._program.calls):
             rewritten = self._layer_norm(call) or self._rows(call) or self._elementwise(place, call)
             if rewritten is not None:
@@ -214,6 +149,19 @@ class Rewriter:
 
     # ----------------------------------------------------------------------------------------------- several calls
 
+    def _fuse_gates(self) -> None:
+        """`x * sigmoid(gate)` is one operation."""
+        made = self._program.producers()
+        for place, call in enumerate(self._program.calls):
+            if call.function not in _MULTIPLY or len(call.args) != 2 or not all(map(self._is_hidden, call.args)):
+                continue
+            for x, factor in (call.args, call.args[::-1]):
+                sigmoid = made.get(factor.index)
+                gate = sigmoid.args[0] if sigmoid is not None and sigmoid.function in _SIGMOID else None
+                if gate is not None and self._metas[x.index][:2] == self._metas[gate.index][:2]:
+                    self._program.calls[place] = Call(MultiplyGate(self._ops), (x, gate), {}, call.outs)
+                    break
+
     def _fuse_norms(self) -> None:
         """A sum, and the norm of it, are one operation."""
         calls = self._program.calls
@@ -268,7 +216,7 @@ class Rewriter:
 
 def _owns(call: Call) -> bool:
     """Whether a call's results are in new memory."""
-    own = (parts.Part, InStep, Add, AddNorm, LayerNorm, TakeRows, Scale, Activate)
+    own = (parts.Part, InStep, Add, AddNorm, LayerNorm, TakeRows, Scale, MultiplyGate, Activate)
     return isinstance(call.function, own)
 
 

@@ -48,8 +48,8 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
 @pytest.mark.parametrize(
     "model_type",
     [
-        *("ernie4_5", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "helium", "hunyuan_v1_dense"),
-        *("nemotron", "olmo2", "opt", "persimmon", "phi", "phi3", "starcoder2", "stablelm"),
+        *("afmoe", "ernie4_5", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "helium"),
+        *("hunyuan_v1_dense", "nemotron", "olmo2", "opt", "persimmon", "phi", "phi3", "starcoder2", "stablelm"),
     ],
 )
 def test_steps_use_our_operations_alone(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> None:

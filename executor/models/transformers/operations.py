@@ -1,0 +1,92 @@
+"""Operations of our backend as calls of a program, whose values are [1, num_tokens, size] or [num_tokens, size]."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.ops.backend import Backend, PlainActivation
+
+
+@dataclass(eq=False)
+class Add:
+    """`x + residual`, both [..., size]; may be written into `residual`."""
+
+    ops: Backend
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.ops.add(_rows(x), _rows(residual)).view(x.shape)
+
+
+@dataclass(eq=False)
+class AddNorm:
+    """`(norm(x + residual), x + residual)`, all [..., size]; may be written into `residual`."""
+
+    ops: Backend
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        normed, total = self.ops.add_rms_norm(_rows(x), _rows(residual), self.weight, self.eps)
+        return normed.view(x.shape), total.view(x.shape)
+
+
+@dataclass(eq=False)
+class Scale:
+    """`Backend.scale` of [..., size]; may be written into it."""
+
+    ops: Backend
+    factor: float
+    softcap: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.scale(_rows(x), self.factor, self.softcap).view(x.shape)
+
+
+@dataclass(eq=False)
+class MultiplyGate:
+    """`x * sigmoid(gate)`, both [..., size]."""
+
+    ops: Backend
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self.ops.recurrent.multiply_gate(_rows(x), _rows(gate), "sigmoid").view(x.shape)
+
+
+@dataclass(eq=False)
+class Activate:
+    """`Backend.activate` of [..., size]; may be written into it."""
+
+    ops: Backend
+    activation: PlainActivation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.activate(_rows(x), self.activation).view(x.shape)
+
+
+@dataclass(eq=False)
+class LayerNorm:
+    """`Backend.layer_norm` of [..., size]."""
+
+    ops: Backend
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.layer_norm(_rows(x), self.weight, self.bias, self.eps).view(x.shape)
+
+
+@dataclass(eq=False)
+class TakeRows:
+    """Rows of a table: indices [1, num_tokens] → [1, num_tokens, size]."""
+
+    ops: Backend
+    rows: Tensor
+
+    def __call__(self, index: Tensor) -> Tensor:
+        return self.ops.take_rows(self.rows, index[0]).unsqueeze(0)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., size] → [num_tokens, size]."""
+    return x.reshape(-1, x.shape[-1])
