@@ -14,7 +14,7 @@ from quire.core.config.parallel import ParallelConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
 from quire.frontend.checkpoint import model_source
-from quire.frontend.launch.options import engine_places
+from quire.frontend.launch.layout import engine_places
 
 logger = get_logger(__name__)
 

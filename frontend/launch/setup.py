@@ -12,8 +12,9 @@ from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.layout import engine_places, remote_places
 from quire.frontend.launch.nodes import engines_head_start, head_start
-from quire.frontend.launch.options import UsageContext, engine_places, remote_places, resolve
+from quire.frontend.launch.options import UsageContext, resolve
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
 from quire.frontend.launch.together import EnginesTogether

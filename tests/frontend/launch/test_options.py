@@ -12,7 +12,8 @@ from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace
-from quire.frontend.launch.options import engine_places, remote_places, resolve
+from quire.frontend.launch.layout import engine_places, remote_places
+from quire.frontend.launch.options import resolve
 
 SPEC = ModelSpec(
     path="", name="tiny", architecture="", hf_config={}, dtype="float32", vocab_size=8, num_layers=1,

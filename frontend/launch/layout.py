@@ -1,0 +1,143 @@
+"""How the options divide a model: the layout of an engine's workers, and which engines are on which host."""
+
+from quire.core.config.engine_args import EngineArgs
+from quire.core.config.parallel import EplbConfig, ExpertPlacement, ParallelConfig
+from quire.core.errors import ConfigError
+from quire.core.wire.rank import EnginePlace, Layout
+
+
+def layout_of(asked: ParallelConfig) -> Layout:
+    """Into how many parts the options divide the model.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    tensor, context = asked.tensor_parallel_size, asked.decode_context_parallel_size
+    layout = Layout(
+        data=asked.data_parallel_size,
+        pipeline=asked.pipeline_parallel_size,
+        prefill=asked.prefill_context_parallel_size,
+        tensor=tensor,
+        context=context,
+        expert=tensor * asked.data_parallel_size if asked.enable_expert_parallel else 1,
+        nodes=asked.nnodes,
+    )
+    if layout.num_workers % layout.nodes:
+        raise ConfigError(
+            f"--nnodes {layout.nodes} does not divide the {layout.num_workers} workers of the model evenly; raise "
+            "--tensor-parallel-size or --pipeline-parallel-size, or lower --nnodes."
+        )
+    if layout.nodes > 1 and layout.data > 1:
+        raise ConfigError(
+            "--nnodes spreads the workers of one engine, and --data-parallel-size asks for several engines: give "
+            "one of the two."
+        )
+    if tensor % context:
+        raise ConfigError(
+            f"--decode-context-parallel-size {context} must divide --tensor-parallel-size {tensor}: it divides "
+            "the cache of workers that hold the same KV heads."
+        )
+    if context > 1 and layout.prefill > 1:
+        raise ConfigError(
+            "--decode-context-parallel-size and --prefill-context-parallel-size both divide the positions of "
+            "sequences: give one of the two."
+        )
+    return layout
+
+
+def check_heads(world_size: int, num_heads: int) -> None:
+    """Refuses what every layer would refuse, before as many processes are started.
+
+    A model without attention counts as one head; its layers know what they can be divided into.
+    """
+    if num_heads > 1 and num_heads % world_size:
+        divisors = [str(size) for size in range(1, num_heads + 1) if num_heads % size == 0]
+        raise ConfigError(
+            f"--tensor-parallel-size {world_size} does not divide the model's {num_heads} attention heads; "
+            f"choose one of {', '.join(divisors)}."
+        )
+
+
+def check_sharing(args: EngineArgs) -> None:
+    """Refuses what engines cannot do that hold one set of experts."""
+    asked, sharing = args.parallel, "--enable-expert-parallel divides the experts over all engines"
+    if asked.pipeline_parallel_size > 1 or asked.prefill_context_parallel_size > 1:
+        raise ConfigError(
+            f"{sharing}, which are divided by tensors alone then: use --tensor-parallel-size instead of "
+            "--pipeline-parallel-size and --prefill-context-parallel-size, or drop --data-parallel-size."
+        )
+    if len(engine_places(asked)) < asked.data_parallel_size:
+        raise ConfigError(
+            f"{sharing}, and these must be on one host, behind one server: drop --data-parallel-rank, "
+            "--data-parallel-hybrid-lb and --data-parallel-size-local, or --enable-expert-parallel."
+        )
+    if args.load.load_format == "sharded_state":
+        raise ConfigError(
+            f"{sharing}, and files of --load-format sharded_state are for one engine: serve the checkpoint itself."
+        )
+
+
+def expert_placement(asked: ParallelConfig) -> ExpertPlacement | None:
+    """Where whole experts are at first; None if experts are cut.
+
+    Raises:
+        ConfigError: options that need whole experts, or several workers.
+    """
+    if not asked.enable_expert_parallel:
+        if asked.enable_eplb:
+            raise ConfigError("--enable-eplb places whole experts: give --enable-expert-parallel, too.")
+        return None
+    num_redundant = (asked.eplb_config or EplbConfig()).num_redundant_experts
+    if num_redundant and not asked.enable_eplb:
+        raise ConfigError("--eplb-config.num_redundant_experts has no effect without --enable-eplb: give it, too.")
+    if asked.enable_eplb and asked.expert_placement_strategy != "linear":
+        raise ConfigError("--enable-eplb places experts by their load; drop --expert-placement-strategy.")
+    if asked.enable_eplb and asked.tensor_parallel_size * asked.data_parallel_size == 1:
+        raise ConfigError(
+            "--enable-eplb has nothing to balance on one worker: raise --tensor-parallel-size or --data-parallel-size."
+        )
+    return ExpertPlacement(strategy=asked.expert_placement_strategy, num_redundant=num_redundant)
+
+
+def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
+    """The engines that this command runs on this host.
+
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+    size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
+    local, start = parallel.data_parallel_size_local, parallel.data_parallel_start_rank
+    if parallel.data_parallel_external_lb and rank is None:
+        raise ConfigError("--data-parallel-external-lb: --data-parallel-rank must say which of the engines this is.")
+    if rank is not None:
+        if parallel.data_parallel_hybrid_lb or local not in (None, 1) or start not in (None, rank):
+            raise ConfigError(
+                "--data-parallel-rank runs that engine alone; leave out --data-parallel-hybrid-lb, "
+                "--data-parallel-size-local and --data-parallel-start-rank."
+            )
+        if rank >= size:
+            raise ConfigError(f"--data-parallel-rank {rank} must be below --data-parallel-size {size}.")
+        return [EnginePlace(rank)]
+    if parallel.data_parallel_hybrid_lb and not local:
+        raise ConfigError("--data-parallel-hybrid-lb: --data-parallel-size-local must say how many engines run here.")
+    if local == 0 and (size == 1 or parallel.headless):
+        raise ConfigError("--data-parallel-size-local 0 is for node 0 of several engines, where other hosts run them.")
+    first, number = start or 0, size if local is None else local
+    if first + number > size:
+        raise ConfigError(
+            f"--data-parallel-start-rank {first} and {number} engines from there on exceed --data-parallel-size {size}."
+        )
+    return [EnginePlace(first + index, index, number) for index in range(number)]
+
+
+def remote_places(parallel: ParallelConfig) -> list[EnginePlace]:
+    """The engines that this server uses and other hosts run."""
+    if parallel.data_parallel_hybrid_lb or parallel.data_parallel_rank is not None:
+        return []
+    here = {place.data for place in engine_places(parallel)}
+    return [EnginePlace(data) for data in range(parallel.data_parallel_size) if data not in here]
+
+
+def served_engines(parallel: ParallelConfig) -> tuple[int, ...]:
+    """The numbers of all engines that this server uses."""
+    return tuple(sorted(place.data for place in [*engine_places(parallel), *remote_places(parallel)]))
