@@ -75,6 +75,11 @@ class Layout(Struct, frozen=True, kw_only=True):
         """Whether all engines together hold one set of experts. They then run, and end, together."""
         return self.expert > self.tensor
 
+    @property
+    def num_meeting(self) -> int:
+        """Workers that talk to one another: those of one engine, or of all engines that share experts."""
+        return self.num_workers * (self.data if self.shares_experts else 1)
+
     def reports(self, rank: Rank) -> bool:
         """Whether a worker's results are those of its engine: the last stage samples, and its workers agree."""
         return rank.pipeline == self.pipeline - 1 and not (rank.prefill or rank.tensor)

@@ -195,14 +195,13 @@ class RankGroups(NamedTuple):
         Raises:
             ConfigError: there are fewer devices than ranks.
         """
-        num_engines = layout.data if layout.shares_experts else 1
-        num_ranks = layout.num_workers * num_engines
+        num_ranks = layout.num_meeting
         if num_ranks == 1:
             return cls()
         # Not at the top of the file: a single worker, the usual case, need not wait for this import.
         from torch import distributed
 
-        number = layout.number(rank) + (rank.data * layout.num_workers if num_engines > 1 else 0)
+        number = layout.number(rank) + (rank.data * layout.num_workers if layout.shares_experts else 0)
         if device == "cuda":
             _check_devices(layout)
             torch.cuda.set_device(layout.local_index(rank))
@@ -224,7 +223,7 @@ class RankGroups(NamedTuple):
             handles = [distributed.new_group(list(range(first, first + layout.tensor))) for first in firsts]
             group = kind(distributed, handles[number // layout.tensor], rank.tensor, layout.tensor)
         if layout.sequence > 1:
-            for numbers in _context_groups(layout, num_ranks):
+            for numbers in _context_groups(layout):
                 handle = distributed.new_group(numbers)
                 if number in numbers:
                     context = kind(distributed, handle, numbers.index(number), layout.sequence)
@@ -233,13 +232,13 @@ class RankGroups(NamedTuple):
         return cls(group, stages, context)
 
 
-def _context_groups(layout: Layout, num_ranks: int) -> list[list[int]]:
+def _context_groups(layout: Layout) -> list[list[int]]:
     """The numbers of the workers that divide positions with one another."""
     if layout.context > 1:
-        return [list(range(first, first + layout.context)) for first in range(0, num_ranks, layout.context)]
+        return [list(range(first, first + layout.context)) for first in range(0, layout.num_meeting, layout.context)]
     return [
         list(range(first + place, first + layout.stage_size, layout.tensor))
-        for first in range(0, num_ranks, layout.stage_size)
+        for first in range(0, layout.num_meeting, layout.stage_size)
         for place in range(layout.tensor)
     ]
 
