@@ -352,6 +352,8 @@ class Worker:
         self._sequences = context.sequences
         self._experts = experts = context.experts
         eplb = self._config.eplb
+        if experts is not None and experts.group.size == 1:
+            logger.warning("--enable-expert-parallel has no effect on one worker, which has all experts")
         if eplb is not None and experts is not None and experts.layers:
             self._balancer = ExpertBalancer(eplb, experts, logs=self._rank.is_first)
         return model

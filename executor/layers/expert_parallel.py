@@ -46,14 +46,14 @@ class ExpertParallel:
     def of(
         cls, config: EngineConfig, group: ParallelGroup, lockstep: Lockstep | None = None
     ) -> "ExpertParallel | None":
-        """The division that `config` asks for; None if each rank has a part of each expert.
+        """The division that `config` asks for, be it of one rank; None if each rank has a part of each expert.
 
         Args:
             group: the ranks of the engine's stage.
             lockstep: the ranks of all engines; None if these share no experts, or for a model that will not run.
         """
         num_engines = config.layout.data if config.layout.shares_experts else 1
-        if config.expert_placement is None or group.size * num_engines == 1:
+        if config.expert_placement is None:
             return None
         if num_engines > 1:
             group = lockstep or ParallelGroup(config.place.data * group.size + group.rank, group.size * num_engines)

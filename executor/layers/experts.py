@@ -63,14 +63,15 @@ class Experts:
         self._places: ExpertPlaces | None = None
         self._exchange: ExpertExchange | None = None
         num_engines = 1
-        if context.experts is None:
+        if context.experts is not None:
+            context.experts.layers.append(self)
+        if context.experts is None or context.experts.group.size == 1:
             shard = context.shard(0, shape.size, "intermediate dimensions of an expert")
         else:
             shard = Shard(0, 0, shape.size)
             self._places = context.experts.place(shape.num_experts, context.device)
             self._exchange, num_engines = context.experts.exchange, context.experts.num_engines
             own = self._places.own
-            context.experts.layers.append(self)
             context = replace(context, group=ParallelGroup())  # one rank has all of an expert, its biases included
         self.activation_size = num_engines * top_k * (3 * (shard.stop - shard.start) + 2 * shape.hidden_size)
         self._shape = shape

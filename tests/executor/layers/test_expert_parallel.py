@@ -15,12 +15,14 @@ from quire import LLM, SamplingParams
 from quire.core.config.parallel import EplbConfig, ExpertPlacement, ExpertPlacementStrategy
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.wire.rank import Rank
 from quire.executor.layers.expert_balancer import ExpertBalancer
 from quire.executor.layers.expert_parallel import ExpertPlaces
 from quire.executor.memory.dry_build import ShapeReader, dry_build, held_bytes
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.expert_placement import Placement, moves_between
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.worker import Worker
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_hybrid_models import Folder
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
@@ -28,6 +30,7 @@ from tests.executor.models.test_models import prompts
 from tests.executor.models.test_moe_models import VARIANTS
 from tests.executor.models.test_transformers import universal_spec
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.step.test_model_runner import engine_config
 
 torch.set_num_threads(1)
 
@@ -228,9 +231,16 @@ def test_a_rank_reads_only_its_own_experts(family: Any, checkpoint: Checkpoints)
     assert max(map(len, read)) <= 0.4 * num_reads
 
 
-def test_a_model_without_experts_is_refused(checkpoint: Checkpoints) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_model_without_experts_is_refused(size: int, checkpoint: Checkpoints) -> None:
     with pytest.raises(ModelLoadError, match=r"no experts that could be divided.*without --enable-expert-parallel"):
-        load_model(read_spec(checkpoint("llama")), group=ParallelGroup(0, 2), experts="linear")
+        load_model(read_spec(checkpoint("llama")), group=ParallelGroup(0, size), experts="linear")
+
+
+def test_one_worker_has_all_experts_and_says_so(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+    config = engine_config(checkpoint("mixtral"), expert_placement=ExpertPlacement())
+    Worker(config, Rank(), ParallelGroup()).load()
+    assert "--enable-expert-parallel has no effect on one worker" in caplog.text
 
 
 def test_tokens_are_those_of_one_worker(checkpoint: Checkpoints, capfd: pytest.CaptureFixture[str]) -> None:
