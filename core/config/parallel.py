@@ -63,6 +63,13 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
             extra={"aliases": ["-dp"]},
         ),
     ] = 1
+    data_parallel_backend: Annotated[
+        Literal["mp", "ray"],
+        Meta(
+            description="Who starts the nodes with the engines that this host does not run: you, or Ray.",
+            extra={"aliases": ["-dpb"]},
+        ),
+    ] = "mp"
     data_parallel_size_local: Annotated[
         NotNegative | None,
         Meta(

@@ -122,6 +122,11 @@ def join_secret(parallel: ParallelConfig) -> str:
     return _token(parallel, parallel.master_port).secret
 
 
+def engines_join_secret(parallel: ParallelConfig) -> str:
+    """Like `join_secret`, where the other nodes have whole engines."""
+    return _token(parallel, _engines_address(parallel)[1]).secret
+
+
 def _check_rank(parallel: ParallelConfig) -> None:
     if parallel.node_rank >= parallel.nnodes:
         raise ConfigError(
@@ -143,6 +148,7 @@ def _token(parallel: ParallelConfig, port: int) -> JoinToken:
         return token
     path = envs.cache_folder() / f"join-token-{port}"
     token = JoinToken.from_file(path)
-    if parallel.distributed_executor_backend != "ray":  # which brings it to the other nodes
+    # Ray brings it to the other nodes.
+    if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
         logger.info("the other nodes need the join token in %s, as QUIRE_JOIN_TOKEN", path)
     return token

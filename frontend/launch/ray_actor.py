@@ -23,15 +23,12 @@ class NodeActor:
     """Made by Ray on the node's host.
 
     Args:
-        message: an `EngineArgs`.
-        rank: the node's.
+        message: the node's `EngineArgs`.
         secret: the join token.
     """
 
-    def __init__(self, message: bytes, rank: int, secret: str) -> None:
-        args = msgspec.msgpack.decode(message, type=EngineArgs)
-        parallel = msgspec.structs.replace(args.parallel, node_rank=rank)
-        self._message = msgspec.msgpack.encode(msgspec.structs.replace(args, parallel=parallel))
+    def __init__(self, message: bytes, secret: str) -> None:
+        self._message = message
         self._secret = secret
 
     def run(self) -> int:

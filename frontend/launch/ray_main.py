@@ -55,19 +55,17 @@ class _Placement:
         self._strategies = importlib.import_module("ray.util.scheduling_strategies")
         self._ray = ray
         self._start = start
-        self._message = msgspec.msgpack.encode(start.args)
         # Node 0 is this host. Its bundle keeps other programs from its devices.
         here = {f"node:{util.get_node_ip_address()}": ANY_SHARE}
-        each: dict[str, float] = {"CPU": 1, "GPU": start.gpus} if start.gpus else {"CPU": 1}
-        bundles = [{**each, **here}, *([each] * (start.num_nodes - 1))]
+        bundles = [{**_needs(start.gpus), **here}, *(_needs(node.gpus) for node in start.nodes)]
         self._group = util.placement_group(bundles, strategy="STRICT_SPREAD")
-        logger.info("asking Ray for %d hosts with %s each", start.num_nodes, each)
+        logger.info("asking Ray for %d hosts: %s", len(bundles), bundles)
 
     def watch(self) -> None:
         """Starts the actors, and again those that end, until the parent is gone."""
         ranks: dict[Any, int] = {}
         actors: dict[int, Any] = {}
-        due = dict.fromkeys(range(1, self._start.num_nodes), 0.0)
+        due = dict.fromkeys(range(1, len(self._start.nodes) + 1), 0.0)
         while not _parent_is_gone(WATCH_SECONDS):
             for rank in [rank for rank, when in due.items() if when <= time.monotonic()]:
                 del due[rank]
@@ -86,14 +84,20 @@ class _Placement:
         place = self._strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=rank
         )
-        kind = self._ray.remote(num_cpus=1, num_gpus=self._start.gpus, scheduling_strategy=place)(NodeActor)
-        return kind.remote(self._message, rank, self._start.secret)
+        node = self._start.nodes[rank - 1]
+        kind = self._ray.remote(num_cpus=1, num_gpus=node.gpus, scheduling_strategy=place)(NodeActor)
+        return kind.remote(msgspec.msgpack.encode(node.args), self._start.secret)
 
     def _reason(self, reference: Any) -> str:
         try:
             return f"exit code {self._ray.get(reference)}; its log says why"
         except self._ray.exceptions.RayError as error:
             return str(error).strip().split("\n")[0]
+
+
+def _needs(gpus: int) -> dict[str, float]:
+    """What a node takes of its host."""
+    return {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`--distributed-executor-backend ray`: the process that has Ray start the other nodes, seen from its parent."""
+"""Ray starts the other nodes, with workers or with engines: the process that has it do so, seen from its parent."""
 
 import importlib.util
 import subprocess
@@ -10,24 +10,31 @@ from msgspec import Struct
 from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig
-from quire.frontend.launch.nodes import join_secret
+from quire.frontend.launch.layout import remote_places
+from quire.frontend.launch.nodes import engines_join_secret, join_secret
 
 CLOSE_SECONDS = 15.0
 """In which Ray has to end the actors; then the process is killed, and Ray ends them because their owner is gone."""
+
+
+class RayNode(Struct, array_like=True, frozen=True):
+    """A headless node's options, and its number of GPUs; 0 on CPUs."""
+
+    args: EngineArgs
+    gpus: int
 
 
 class RayStart(Struct, array_like=True, frozen=True):
     """What the process reads first from its standard input.
 
     Attributes:
-        args: a headless node's options, with another `node_rank` on each.
+        nodes: numbers 1 and up.
         secret: the join token.
-        gpus: of each node; 0 on CPUs.
+        gpus: of node 0.
     """
 
-    args: EngineArgs
+    nodes: list[RayNode]
     secret: str
-    num_nodes: int
     gpus: int
     logging: LoggingConfig
 
@@ -41,8 +48,8 @@ class RayNodes:
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def of(cls, args: EngineArgs, *, num_workers: int, device: str) -> "RayNodes | None":
-        """The nodes that the options ask for; None without Ray.
+    def with_workers(cls, args: EngineArgs, *, num_workers: int, device: str) -> "RayNodes | None":
+        """The nodes with workers of an engine that the options ask for; None without Ray.
 
         Args:
             num_workers: of the whole model.
@@ -53,22 +60,45 @@ class RayNodes:
         parallel = args.parallel
         if parallel.distributed_executor_backend != "ray" or parallel.headless:
             return None
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("--distributed-executor-backend ray needs Ray: pip install 'quire[ray]'.")
+        if parallel.data_parallel_backend == "ray":
+            return None  # the nodes have whole engines
+        _check_installed("--distributed-executor-backend")
         if parallel.nnodes == 1:
             raise ConfigError(
                 "--distributed-executor-backend ray needs --nnodes, the number of Ray's nodes to use, 2 or more; "
-                "on one host use mp."
+                "on one host use mp. For engines on Ray's nodes there is --data-parallel-backend ray."
             )
-        headless = msgspec.structs.replace(parallel, headless=True, distributed_executor_backend=None)
-        start = RayStart(
-            msgspec.structs.replace(args, parallel=headless),
-            join_secret(parallel),
-            parallel.nnodes,
-            num_workers // parallel.nnodes if device == "cuda" else 0,
-            args.observability.logging,
-        )
-        return cls(start)
+        gpus = num_workers // parallel.nnodes if device == "cuda" else 0
+        nodes = [RayNode(_headless(args, node_rank=rank), gpus) for rank in range(1, parallel.nnodes)]
+        return cls(RayStart(nodes, join_secret(parallel), gpus, args.observability.logging))
+
+    @classmethod
+    def with_engines(cls, args: EngineArgs, *, num_workers: int, device: str) -> "RayNodes | None":
+        """The nodes with the engines that this host does not run; None without Ray.
+
+        Args:
+            num_workers: of an engine.
+
+        Raises:
+            ConfigError: Ray is not installed, or there are no other engines.
+        """
+        parallel = args.parallel
+        if parallel.data_parallel_backend != "ray" or parallel.headless:
+            return None
+        _check_installed("--data-parallel-backend")
+        local = parallel.data_parallel_size_local
+        if not local or parallel.data_parallel_start_rank or not remote_places(parallel):
+            raise ConfigError(
+                "--data-parallel-backend ray needs --data-parallel-size-local, the number of engines on each host, and "
+                "a larger --data-parallel-size; this host runs the first ones. On one host use mp."
+            )
+        each = num_workers if device == "cuda" else 0
+        nodes = []
+        for first in range(local, parallel.data_parallel_size, local):
+            number = min(local, parallel.data_parallel_size - first)
+            options = _headless(args, data_parallel_start_rank=first, data_parallel_size_local=number)
+            nodes.append(RayNode(options, each * number))
+        return cls(RayStart(nodes, engines_join_secret(parallel), each * local, args.observability.logging))
 
     def ensure(self) -> None:
         """Starts the process unless it runs."""
@@ -96,3 +126,16 @@ class RayNodes:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _check_installed(flag: str) -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"{flag} ray needs Ray: pip install 'quire[ray]'.")
+
+
+def _headless(args: EngineArgs, **place: int) -> EngineArgs:
+    """The options of a node that Ray starts, which has no Ray of its own to ask."""
+    parallel = msgspec.structs.replace(
+        args.parallel, headless=True, distributed_executor_backend=None, data_parallel_backend="mp", **place
+    )
+    return msgspec.structs.replace(args, parallel=parallel)

@@ -9,6 +9,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.engine.supervisor import EngineHandle
 from quire.core.errors import EngineDeadError, EngineError
 from quire.core.wire.channel import CurveKeys
+from quire.frontend.launch.ray_nodes import RayNodes
 
 
 class RemoteEngine:
@@ -35,10 +36,15 @@ class RemoteEngine:
 
 
 class RemoteNodes:
-    """The nodes whose engines this server uses. They join from the first call of `start` on."""
+    """The nodes whose engines this server uses. They join from the first call of `start` on.
 
-    def __init__(self, start: HeadStart) -> None:
+    Args:
+        ray_nodes: starts the nodes; None: others do.
+    """
+
+    def __init__(self, start: HeadStart, ray_nodes: RayNodes | None = None) -> None:
         self._start = start
+        self._ray_nodes = ray_nodes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._head: ClusterHead | None = None
         self._starting: dict[int, asyncio.Future[str]] = {}  # addresses, by number of the engine
@@ -55,6 +61,8 @@ class RemoteNodes:
         if self._head is None:  # here, because a head needs the running loop
             self._loop = asyncio.get_running_loop()
             self._head = ClusterHead(self._start)
+        if self._ray_nodes is not None:
+            self._ray_nodes.ensure()
         data = config.place.data
         node = await self._head.node_with(data)
         if node.engine_listener is None:
@@ -75,6 +83,8 @@ class RemoteNodes:
         head, self._head = self._head, None
         if head is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(head.close, "the server has ended.")
+        if self._ray_nodes is not None:
+            self._ray_nodes.close()
 
     def on_engine(self, news: EngineStarted | EngineEnded) -> None:
         """A node has said something of an engine."""

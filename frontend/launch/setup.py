@@ -44,7 +44,9 @@ class EngineSetup:
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
         cluster, transport = head_start(args.parallel, folder), args.parallel.engine_transport
-        ray_nodes = RayNodes.of(args, num_workers=config.layout.num_workers, device=config.device)
+        num_workers, kind = config.layout.num_workers, config.device
+        ray_nodes = RayNodes.with_workers(args, num_workers=num_workers, device=kind)
+        ray_engines = RayNodes.with_engines(args, num_workers=num_workers, device=kind)
         together = EnginesTogether() if config.layout.shares_experts else None
         launchers: list[EngineLauncher | RemoteLauncher] = [
             EngineLauncher(
@@ -53,7 +55,7 @@ class EngineSetup:
             for place in engine_places(args.parallel)
         ]
         if others := remote_places(args.parallel):
-            nodes = RemoteNodes(engines_head_start(args.parallel, folder))
+            nodes = RemoteNodes(engines_head_start(args.parallel, folder), ray_engines)
             launchers += [RemoteLauncher(replace(config, place=place), nodes) for place in others]
             launchers.sort(key=lambda launcher: launcher.config.place.data)
         elif args.parallel.data_parallel_address is not None:
