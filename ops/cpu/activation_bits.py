@@ -6,13 +6,13 @@ import os
 
 import torch
 
-from quire.ops.cpu.codecs import BFLOAT16, E4M3, E5M2, INT4, INT8, TABLE4
+from quire.ops.cpu.codecs import E4M3, E5M2, INT4, INT8, TABLE4
 
 logger = logging.getLogger(__name__)
 
 _CHOICES = (8, 16)
 _CODE_BITS = {INT8: 8, INT4: 4}
-_BFLOATS = {BFLOAT16, E4M3, E5M2, TABLE4}
+_BFLOATS = {E4M3, E5M2, TABLE4}
 
 
 class ActivationBits:

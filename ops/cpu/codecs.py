@@ -8,11 +8,11 @@ from torch import Tensor
 from quire.ops.backend import LinearWeight
 from quire.ops.cpu.calls import DTYPES
 
-BFLOAT16, INT8, E4M3, E5M2, INT4, TABLE4 = 1, 3, 4, 5, 6, 7
+INT8, E4M3, E5M2, INT4, TABLE4 = 3, 4, 5, 6, 7
 """`CodecNumber` in `kernels/codecs.h`."""
 
 _CODECS = {
-    torch.float32: 0, torch.bfloat16: BFLOAT16, torch.float16: 2, torch.int8: INT8, torch.float8_e4m3fn: E4M3,
+    torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: INT8, torch.float8_e4m3fn: E4M3,
     torch.float8_e5m2: E5M2,
 }  # fmt: skip
 

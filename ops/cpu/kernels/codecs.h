@@ -2,8 +2,8 @@
 //
 // A step is the numbers of PANEL outputs at one input: two vectors. A codec loads a unit of UNIT steps at once, and widens
 // AT_ONCE of them with each call. `put` writes one number's code into a unit, so that only the codec knows where it lies.
-// Codes that are integers (IS_INTEGER) also become words of several steps (words.h), of integers, and the others that
-// bfloat16 can hold (IS_BFLOAT) words of two steps in bfloat16.
+// Codes that are integers (IS_INTEGER) also become words of several steps (words.h), of integers, and the other codes
+// (IS_BFLOAT) words of two steps in bfloat16.
 #pragma once
 
 #include "vector.h"
@@ -46,27 +46,24 @@ constexpr int BFLOAT_STEPS = 1;
 // Numbers that are their own values, with no scales.
 template <class T> struct Plain {
     using Code = T;
-    using Unit = const uint8_t*;
-    static constexpr bool IS_SCALED = false, IS_NIBBLE = false, IS_INTEGER = false;
-    static constexpr bool IS_BFLOAT = std::is_same_v<T, BFloat16>;
-    static constexpr int UNIT = IS_BFLOAT ? BFLOAT_STEPS : 1, AT_ONCE = 1;  // steps
-    static constexpr long BYTES = UNIT * PANEL * sizeof(T);                 // of a unit
+    using Unit = std::array<Floats, 2>;
+    static constexpr int UNIT = 1, AT_ONCE = 1;       // steps
+    static constexpr long BYTES = PANEL * sizeof(T);  // of a unit
+    static constexpr bool IS_SCALED = false, IS_NIBBLE = false, IS_INTEGER = false, IS_BFLOAT = false;
     explicit Plain(const float*) {}
     void adjust(Floats&, Floats&) const {}
-    static bool adds_offset() { return false; }
-    static Unit load(Unit from) { return from; }
-    template <int FIRST> void widen(Unit from, Floats (*to)[2]) const {
-        load_pair((const T*)from + FIRST * PANEL, to[0][0], to[0][1]);
+    static Unit load(const uint8_t* from) {
+        Unit unit;
+        load_pair((const T*)from, unit[0], unit[1]);
+        return unit;
     }
-#if defined(QUIRE_HAS_BFLOATS)
-    template <int WORD> void in_words(Unit from, BFloats (&to)[2]) const { widened::in_words<WORD>(*this, from, to); }
-#endif
+    template <int FIRST> void widen(const Unit& unit, Floats (*to)[2]) const { to[0][0] = unit[0], to[0][1] = unit[1]; }
     // `load_pair` takes every second bfloat16.
     static long place(long output) {
         if constexpr (!std::is_same_v<T, BFloat16>) return output;
         return output < LANES ? 2 * output : 2 * (output - LANES) + 1;
     }
-    static void put(uint8_t* unit, int step, long output, T code) { ((T*)unit)[step * PANEL + place(output)] = code; }
+    static void put(uint8_t* unit, int, long output, T code) { ((T*)unit)[place(output)] = code; }
     static Code code(const void* row, long input) { return ((const T*)row)[input]; }
     static constexpr long row_bytes(long inputs) { return inputs * sizeof(T); }
     static bool is_finite(T) { return true; }

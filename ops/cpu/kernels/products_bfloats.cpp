@@ -7,8 +7,6 @@
 namespace quire {
 namespace widened {
 
-template void multiply_words(InBFloats, const Layout<Plain<BFloat16>>&, const uint8_t*, int, const uint8_t*, const Tiles&,
-                             float*);
 template void multiply_words(InBFloats, const Layout<Float8<4>>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
 template void multiply_words(InBFloats, const Layout<Float8<5>>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
 template void multiply_words(InBFloats, const Layout<Table4>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);

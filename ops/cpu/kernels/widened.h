@@ -49,10 +49,6 @@ template <class C> struct Layout {
     // The scales and offsets of a group.
     void load_scales(const uint8_t* from, Floats scale[2], Floats offset[2]) const {
         for (int half = 0; half < 2; half++) {
-            if constexpr (!C::IS_SCALED) {
-                scale[half] = fill(1), offset[half] = Floats{};
-                continue;
-            }
             with_type(dtype, [&](auto* type) {
                 const auto* at = (decltype(type))from + half * LANES;
                 scale[half] = load(at);
@@ -170,7 +166,7 @@ template <class C, class X> struct WordWeight final : CodedWeight<C> {
 
 // Calls body with the weight of a form, and returns 0. Returns 1, without a call, if this machine's build has no such
 // codec. If `x_bits` is 32, x becomes float32. Else it becomes integers of so many bits, 8 or 16, beside integers, and
-// bfloat16 beside what bfloat16 can hold; or what has more bits, where there are no instructions for these. `body` is no
+// bfloat16 beside other codes; or what has more bits, where there are no instructions for these. `body` is no
 // template, so that it is compiled once.
 inline int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long x_bits,
                        const std::function<void(const Weight&)>& body) {

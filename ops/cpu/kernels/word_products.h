@@ -11,6 +11,7 @@
 namespace quire {
 namespace widened {
 
+constexpr long WORDS_AHEAD = 4096;                // bytes from the codes that are read to those that are prefetched
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;  // of a tile that is not alone
 
 // Rows of a tile, from some block on: see `Blocks`.
@@ -96,7 +97,7 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
         typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
         for (long unit = 0; unit < num_units; unit++, units += C::BYTES, x.words += WORDS * ROWS) {
-            for (long line = 0; line < C::BYTES; line += 64) __builtin_prefetch(units + line + AHEAD);
+            for (long line = 0; line < C::BYTES; line += 64) __builtin_prefetch(units + line + WORDS_AHEAD);
             const typename C::Unit codes = C::load(units);
             for_steps<X::STEPS>([&](auto first) __attribute__((always_inline)) {
                 constexpr int WORD = decltype(first)::value / X::STEPS;
