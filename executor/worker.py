@@ -1,15 +1,9 @@
-"""One rank: chooses device and types, loads the model, plans its memory, and runs steps."""
+"""One rank: loads its model, plans and allocates its memory, and runs steps."""
 
-import contextlib
-import dataclasses
 import functools
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
-
-import torch
 
 from quire import ops
 from quire.core.config.resolved import EngineConfig
@@ -28,42 +22,29 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
+from quire.executor.device import device_name, device_of
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.expert_balancer import ExpertBalancer
 from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.loaded_model import load_model
 from quire.executor.memory import plan as memory
-from quire.executor.memory.dry_build import dry_stages, held_bytes
 from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
-from quire.executor.models.base import Model, ModelContext, StagedModel
-from quire.executor.models.registry import build_model
+from quire.executor.models.base import Model
 from quire.executor.parallel.groups import ParallelGroup, StageNeighbours
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
-from quire.executor.sampling.prompt_scorer import PromptScorer
-from quire.executor.sampling.sampler import Sampler
-from quire.executor.step.decode_inputs import DecodeInputs
-from quire.executor.step.divided_forward import DividedForward
 from quire.executor.step.drafts import Drafter
-from quire.executor.step.embedded_prompts import EmbeddedPrompts
-from quire.executor.step.forward import Forward
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.model_runner import ModelRunner
-from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.row_sampler import RowSampler
-from quire.executor.step.slot_state import SlotState
+from quire.executor.step.runners import RequestMemory, build_runner
 from quire.executor.step.stage import Stage
 from quire.executor.step.stage_runner import StageRunner
-from quire.executor.step.state_snapshots import StateSnapshots
-from quire.executor.step.step_inputs import StepInputs
 from quire.executor.timed_ops import timed
 from quire.executor.torch_profile import TorchProfile
 from quire.executor.transfers import Transfers, transfers_from
-from quire.executor.weights.ahead import num_layers_ahead
-from quire.executor.weights.formats import open_weights
-from quire.executor.weights.packed_state import open_packed
 
 logger = get_logger(__name__)
 
@@ -99,8 +80,6 @@ class Worker:
         context_group: ParallelGroup | None = None,
         lockstep: Lockstep | None = None,
     ) -> None:
-        if config.device == "cuda" and not torch.cuda.is_available():
-            raise ModelLoadError("--device cuda was asked for, but torch finds no CUDA device; use --device cpu.")
         self._config = config
         self._rank = rank
         self._group = group
@@ -108,7 +87,7 @@ class Worker:
         self._is_last = rank.pipeline == config.layout.pipeline - 1
         self._context_group = context_group
         self.peers = lockstep
-        self._device = torch.device(f"cuda:{config.layout.local_index(rank)}" if config.device == "cuda" else "cpu")
+        self._device = device_of(config, rank)
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
         self._ops = bind(config.device)
@@ -150,16 +129,30 @@ class Worker:
         if self._is_last:
             processors = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
             self._processors = load_processors(config.logits_processors, processors)
-        self._model, weights_bytes, stages = self._build_model(free)
+        loaded = load_model(
+            config,
+            self._rank,
+            self._ops,
+            self._device,
+            free,
+            self._group,
+            context_group=self._context_group,
+            lockstep=self.peers,
+        )
         ops.settle(config.device)
         seconds = time.monotonic() - started
-        logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(weights_bytes), seconds)
-        if self._drafter is not None and any(model.state_layers for model in stages):
+        logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(loaded.weights_bytes), seconds)
+        if self._drafter is not None and any(model.state_layers for model in loaded.stages):
             raise ModelLoadError(
                 f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
                 "without drafts."
             )
-        held = self._memory = RankMemory.of(config, stages, self._rank.pipeline, weights_bytes, self._ops, self._device)
+        self._model, self._sequences, self._experts = loaded.model, loaded.sequences, loaded.experts
+        if config.eplb is not None and self._experts is not None and self._experts.layers:
+            self._balancer = ExpertBalancer(config.eplb, self._experts, logs=self._rank.is_first)
+        held = self._memory = RankMemory.of(
+            config, loaded.stages, self._rank.pipeline, loaded.weights_bytes, self._ops, self._device
+        )
         if self._rank.is_first:
             logger.info("KV cache: %s", "; ".join([str(held.pages), *describe_states(held.groups)]))
         plan = held.plan(config, free)
@@ -167,9 +160,9 @@ class Worker:
             rank=self._rank,
             num_pages=plan.num_pages,
             max_model_len=plan.max_model_len,
-            weights_bytes=weights_bytes,
+            weights_bytes=loaded.weights_bytes,
             kv_cache_bytes=plan.num_pages * held.pages.page_bytes,
-            device_name=_device_name(self._device),
+            device_name=device_name(self._device),
             kv_groups=held.groups,
         )
 
@@ -177,14 +170,13 @@ class Worker:
         """Sets up a KV cache of `num_pages` pages and a table for sequences of up to `max_model_len` tokens."""
         assert self._model is not None, "load() comes before allocate()"
         assert self._memory is not None
-        spec, limits = self._config.spec, self._config.limits
-        block_size = limits.block_size // self._config.layout.sequence
+        config, limits = self._config, self._config.limits
         shard = None if self._sequences is None else self._sequences.shard
         # Tokens of other ranks' parts are written to a page more, behind those that the scheduler knows.
-        tensors, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
+        pages, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
         states = self._memory.states.allocate(limits.max_num_seqs)
         if self._device.type == "cpu" and num_pages:
-            touch_behind(tensors, block_size, self._config.first_touch_seconds)
+            touch_behind(pages, limits.block_size // config.layout.sequence, config.first_touch_seconds)
         table = RequestTable(
             limits.max_num_seqs,
             max_model_len,
@@ -194,53 +186,19 @@ class Worker:
             shard,
             num_pages,
         )
-        stage, divided, has_peers = self._stage(self._model), self._sequences, self.peers is not None
-        if divided is not None and divided.divides_tokens:
-            forward: Forward = DividedForward(
-                self._model, self._ops, caches, block_size, stage, divided.group, divided.shard
-            )
-        else:
-            forward = Forward(self._model, self._ops, caches, block_size, states, stage, shard, has_peers=has_peers)
-        embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), self._device)
-
-        def inputs(*others: SlotState) -> StepInputs:
-            return StepInputs(
-                table,
-                embedded,
-                [table, embedded, *others],
-                DecodeInputs(table) if self._device.type == "cpu" and shard is None else None,
-                StateSnapshots(states, tensors) if states else None,
-            )
-
-        if not self._is_last:
-            self._runner = StageRunner(forward, inputs(), self._transfers, self._spans)
-            return
-        mode = self._config.logprobs_mode
-        sampler = Sampler(
-            limits.max_num_seqs,
-            spec.vocab_size,
-            spec.eos_token_ids,
-            ops=self._ops,
-            logprobs_mode=mode,
-            custom=self._processors,
-            transfers=self._transfers,
-        )
-        scorer = PromptScorer(spec.vocab_size, mode, self._transfers)
-        drafters = [] if self._drafter is None else [self._drafter]
-        self._runner = ModelRunner(
-            forward,
-            RecordedSteps(
-                forward,
-                self._ops,
-                # What ranks say to each other cannot be recorded.
-                enabled=self._config.layout.num_workers == 1 and not has_peers,
-                is_paused=self._is_profiled,
-            ),
-            inputs(sampler, scorer, *drafters),
-            RowSampler(sampler, table, self._transfers, self._drafter),
-            scorer,
+        self._runner = build_runner(
+            config,
+            self._model,
+            RequestMemory(table, pages, caches, states),
+            self._ops,
             self._transfers,
             self._spans,
+            stage=Stage.of(config, self._rank, self._model, self._stages, self._device),
+            sequences=self._sequences,
+            has_peers=self.peers is not None,
+            custom=self._processors,
+            drafter=self._drafter,
+            is_profiled=self._is_profiled,
         )
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -274,10 +232,6 @@ class Worker:
             logger.exception("the call %r failed", call.name)
             return WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
 
-    def _is_profiled(self) -> bool:
-        """Whether each operation has to be called by itself, because torch's profiler sees none in a recording."""
-        return self._profile is not None and self._profile.is_running and self._device.type == "cpu"
-
     def get_model(self) -> Model:
         """The model, for functions that a program has its workers run."""
         assert self._model is not None, "load() comes before get_model()"
@@ -287,89 +241,6 @@ class Worker:
         """The result of `function` on the model."""
         return function(self.get_model())
 
-    def _stage(self, model: Model) -> Stage:
-        """This rank's place in the pipeline."""
-        if self._stages is None:
-            return Stage()
-        assert isinstance(model, StagedModel)
-        spec = self._config.spec
-        return Stage(
-            self._stages,
-            is_first=self._rank.pipeline == 0,
-            is_last=self._is_last,
-            token_size=model.handover_size(spec.hidden_size),
-            dtype=getattr(torch, spec.dtype),
-            device=self._device,
-        )
-
-    def _build_model(self, free: memory.DeviceMemory) -> tuple[Model, int, list[Model]]:
-        """The model, the bytes of its weights, which are counted before any weight is read, and the models of all
-        pipeline stages, of which others are dry."""
-        config, spec, stage = self._config, self._config.spec, self._rank.pipeline
-        packed = open_packed(config, self._group.rank, self._ops)
-        if packed is not None:
-            memory.check_weights(packed.num_bytes, free, spec.name)
-            with contextlib.closing(packed), torch.inference_mode():
-                context = ModelContext.of(
-                    config, self._ops, self._group, self._device, packed, packed, context_group=self._context_group
-                )
-                model = self._prepared(build_model(spec, context), context)
-                return model, packed.num_bytes, [model]
-        dtype = getattr(torch, spec.dtype)
-        weights = open_weights(
-            spec,
-            config.load,
-            dtype,
-            quantization=config.quantization,
-            rank=self._group.rank,
-            num_ranks=self._group.size,
-            expert_placement=config.expert_placement,
-            seed=config.seed,
-            show_progress=self._rank.is_first,
-        )
-        with contextlib.closing(weights), torch.inference_mode():
-            context = ModelContext.of(
-                config,
-                self._ops,
-                self._group,
-                self._device,
-                weights,
-                context_group=self._context_group,
-                lockstep=self.peers,
-            )
-            stages = dry_stages(config, context)
-            weights_bytes = held_bytes(stages[stage])
-            memory.check_weights(weights_bytes, free, spec.name)
-            num_ahead = num_layers_ahead(spec.hf_config, weights.shapes or ())
-            if num_ahead and self._rank.is_first:
-                logger.info("layers for multi-token prediction are not loaded: %d", num_ahead)
-            own = dataclasses.replace(context, layers=config.layers_of(stage))
-            stages[stage] = self._prepared(build_model(spec, own), own)
-            return stages[stage], weights_bytes, stages
-
-    def _prepared(self, model: Model, context: ModelContext) -> Model:
-        """The model; keeps what steps will need of its context."""
-        self._sequences = context.sequences
-        self._experts = experts = context.experts
-        eplb = self._config.eplb
-        if experts is not None and experts.group.size == 1:
-            logger.warning("--enable-expert-parallel has no effect on one worker, which has all experts")
-        if eplb is not None and experts is not None and experts.layers:
-            self._balancer = ExpertBalancer(eplb, experts, logs=self._rank.is_first)
-        return model
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{_cpu_model()}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = cpuinfo.read_text().split("\n")
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    def _is_profiled(self) -> bool:
+        """Whether each operation has to be called by itself, because torch's profiler sees none in a recording."""
+        return self._profile is not None and self._profile.is_running and self._device.type == "cpu"

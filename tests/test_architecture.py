@@ -37,8 +37,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "layers": "parallel weights",
         "models": "weights layers",
         "memory": "parallel weights layers models",
-        "step": "transfers sampling models parallel",
-        "worker": "backends parallel weights transfers sampling timed_ops torch_profile layers models memory step",
+        "step": "transfers sampling models layers parallel",
+        "device": "",
+        "loaded_model": "parallel weights layers models memory",
+        "worker": "backends timed_ops torch_profile transfers device loaded_model "
+        "parallel sampling layers models memory step",
         "inspection": "backends parallel weights layers models memory",
         "processes": "parallel worker",
     },

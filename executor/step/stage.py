@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from quire.core.config.resolved import EngineConfig
+from quire.core.wire.rank import Rank
+from quire.executor.models.base import Model, StagedModel
 from quire.executor.parallel.groups import StageNeighbours
 
 
@@ -34,6 +37,23 @@ class Stage:
         self._dtype = dtype
         self._device = device
         self.is_last = is_last
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, rank: Rank, model: Model, neighbours: StageNeighbours | None, device: torch.device
+    ) -> "Stage":
+        """The place of `rank`, which runs `model`."""
+        if neighbours is None:
+            return cls()
+        assert isinstance(model, StagedModel)
+        return cls(
+            neighbours,
+            is_first=rank.pipeline == 0,
+            is_last=rank.pipeline == config.layout.pipeline - 1,
+            token_size=model.handover_size(config.spec.hidden_size),
+            dtype=getattr(torch, config.spec.dtype),
+            device=device,
+        )
 
     def receive(self, num_tokens: int) -> Tensor | None:
         """What the stage before hands over of a step's tokens, [num_tokens * token_size]; None in the first stage.

@@ -1,0 +1,103 @@
+"""The model of one rank, built with its weights from whatever form the checkpoint has."""
+
+import contextlib
+import dataclasses
+
+import torch
+
+from quire.core.config.resolved import EngineConfig
+from quire.core.logging import get_logger
+from quire.core.wire.rank import Rank
+from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.memory.dry_build import dry_stages, held_bytes
+from quire.executor.memory.plan import DeviceMemory, check_weights
+from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.registry import build_model
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.lockstep import Lockstep
+from quire.executor.weights.ahead import num_layers_ahead
+from quire.executor.weights.formats import open_weights
+from quire.executor.weights.packed_state import open_packed
+from quire.ops.backend import Backend
+
+logger = get_logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A rank's model, and what steps need of the context in which it was built.
+
+    Attributes:
+        weights_bytes: counted before any weight was read.
+        stages: the models of all pipeline stages; `model` is one of them, and others are dry.
+        experts: the division of whole experts over ranks; None: each rank has a part of each.
+        sequences: the division of sequences' positions over ranks; None: each keeps all.
+    """
+
+    model: Model
+    weights_bytes: int
+    stages: list[Model]
+    experts: ExpertParallel | None
+    sequences: ContextParallel | None
+
+
+def load_model(
+    config: EngineConfig,
+    rank: Rank,
+    ops: Backend,
+    device: torch.device,
+    free: DeviceMemory,
+    group: ParallelGroup,
+    *,
+    context_group: ParallelGroup | None = None,
+    lockstep: Lockstep | None = None,
+) -> LoadedModel:
+    """Builds the layers of `rank` with their weights, once these are known to fit into `free`.
+
+    Args:
+        group: the ranks that share each layer's weights.
+        context_group: those that divide the positions of sequences, if any.
+        lockstep: the ranks of all engines, where these share experts.
+
+    Raises:
+        ModelLoadError: the checkpoint is unusable, or does not fit in memory.
+    """
+    spec = config.spec
+    packed = open_packed(config, group.rank, ops)
+    if packed is not None:
+        check_weights(packed.num_bytes, free, spec.name)
+        with contextlib.closing(packed), torch.inference_mode():
+            context = ModelContext.of(config, ops, group, device, packed, packed, context_group=context_group)
+            model = build_model(spec, context)
+            return _loaded(model, packed.num_bytes, [model], context)
+    weights = open_weights(
+        spec,
+        config.load,
+        getattr(torch, spec.dtype),
+        quantization=config.quantization,
+        rank=group.rank,
+        num_ranks=group.size,
+        expert_placement=config.expert_placement,
+        seed=config.seed,
+        show_progress=rank.is_first,
+    )
+    with contextlib.closing(weights), torch.inference_mode():
+        context = ModelContext.of(
+            config, ops, group, device, weights, context_group=context_group, lockstep=lockstep
+        )  # fmt: skip
+        stages = dry_stages(config, context)
+        weights_bytes = held_bytes(stages[rank.pipeline])
+        check_weights(weights_bytes, free, spec.name)
+        num_ahead = num_layers_ahead(spec.hf_config, weights.shapes or ())
+        if num_ahead and rank.is_first:
+            logger.info("layers for multi-token prediction are not loaded: %d", num_ahead)
+        model = build_model(spec, dataclasses.replace(context, layers=config.layers_of(rank.pipeline)))
+        stages[rank.pipeline] = model
+        return _loaded(model, weights_bytes, stages, context)
+
+
+def _loaded(model: Model, weights_bytes: int, stages: list[Model], context: ModelContext) -> LoadedModel:
+    if context.experts is not None and context.experts.group.size == 1:
+        logger.warning("--enable-expert-parallel has no effect on one worker, which has all experts")
+    return LoadedModel(model, weights_bytes, stages, context.experts, context.sequences)

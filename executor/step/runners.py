@@ -1,0 +1,124 @@
+"""Puts together what runs the steps of a rank, as its place in the layout asks."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from quire.core.config.resolved import EngineConfig
+from quire.core.trace import Spans
+from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.models.base import LayerCache, Model
+from quire.executor.sampling.custom import CustomFeature
+from quire.executor.sampling.prompt_scorer import PromptScorer
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.step.decode_inputs import DecodeInputs
+from quire.executor.step.divided_forward import DividedForward
+from quire.executor.step.drafts import Drafter
+from quire.executor.step.embedded_prompts import EmbeddedPrompts
+from quire.executor.step.forward import Forward
+from quire.executor.step.model_runner import ModelRunner
+from quire.executor.step.recorded_steps import RecordedSteps
+from quire.executor.step.request_table import RequestTable
+from quire.executor.step.row_sampler import RowSampler
+from quire.executor.step.slot_state import SlotState
+from quire.executor.step.stage import Stage
+from quire.executor.step.stage_runner import StageRunner
+from quire.executor.step.state_snapshots import StateSnapshots
+from quire.executor.step.step_inputs import StepInputs
+from quire.executor.transfers import Transfers
+from quire.ops.backend import Backend
+
+
+class RequestMemory(NamedTuple):
+    """Where a rank keeps what it knows of requests from step to step.
+
+    Attributes:
+        pages: the tensors of the KV cache, each [num_pages, bytes] of uint8.
+        caches: the layers' places in them.
+        states: by recurrent layer, tensors [max_num_seqs, ...].
+    """
+
+    table: RequestTable
+    pages: Sequence[torch.Tensor]
+    caches: Sequence[LayerCache]
+    states: Sequence[Sequence[torch.Tensor]]
+
+
+def build_runner(
+    config: EngineConfig,
+    model: Model,
+    memory: RequestMemory,
+    ops: Backend,
+    transfers: Transfers,
+    spans: Spans,
+    *,
+    stage: Stage,
+    sequences: ContextParallel | None,
+    has_peers: bool,
+    custom: Sequence[CustomFeature],
+    drafter: Drafter | None,
+    is_profiled: Callable[[], bool],
+) -> ModelRunner | StageRunner:
+    """What runs the steps of one rank: the last pipeline stage samples, and others hand over to the next.
+
+    Args:
+        sequences: the division of sequences' positions over ranks, as `memory` has it.
+        has_peers: other engines take every step together with this one.
+        custom: features of logits processors, in the stage that samples.
+        is_profiled: asked at each step, see `RecordedSteps`.
+    """
+    spec, table, max_num_seqs = config.spec, memory.table, config.limits.max_num_seqs
+    forward = _choose_forward(config, model, memory, ops, stage, sequences, has_peers=has_peers)
+    embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), table.device)
+
+    def inputs(*others: SlotState) -> StepInputs:
+        return StepInputs(
+            table,
+            embedded,
+            [table, embedded, *others],
+            DecodeInputs(table) if table.device.type == "cpu" and sequences is None else None,
+            StateSnapshots(memory.states, memory.pages) if memory.states else None,
+        )
+
+    if not stage.is_last:
+        return StageRunner(forward, inputs(), transfers, spans)
+    mode = config.logprobs_mode
+    sampler = Sampler(
+        max_num_seqs,
+        spec.vocab_size,
+        spec.eos_token_ids,
+        ops=ops,
+        logprobs_mode=mode,
+        custom=custom,
+        transfers=transfers,
+    )
+    scorer = PromptScorer(spec.vocab_size, mode, transfers)
+    # What ranks say to each other cannot be recorded.
+    can_record = config.layout.num_workers == 1 and not has_peers
+    return ModelRunner(
+        forward,
+        RecordedSteps(forward, ops, enabled=can_record, is_paused=is_profiled),
+        inputs(sampler, scorer, *([] if drafter is None else [drafter])),
+        RowSampler(sampler, table, transfers, drafter),
+        scorer,
+        transfers,
+        spans,
+    )
+
+
+def _choose_forward(
+    config: EngineConfig,
+    model: Model,
+    memory: RequestMemory,
+    ops: Backend,
+    stage: Stage,
+    sequences: ContextParallel | None,
+    *,
+    has_peers: bool,
+) -> Forward:
+    block_size = config.limits.block_size // config.layout.sequence
+    if sequences is not None and sequences.divides_tokens:
+        return DividedForward(model, ops, memory.caches, block_size, stage, sequences.group, sequences.shard)
+    shard = None if sequences is None else sequences.shard
+    return Forward(model, ops, memory.caches, block_size, memory.states, stage, shard, has_peers=has_peers)
