@@ -15,6 +15,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint import mistral_params
+from quire.frontend.checkpoint.context_length import context_length
 from quire.frontend.checkpoint.registered_models import find_model
 
 # Our name, then the names that checkpoints use for it.
@@ -98,7 +99,7 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         )
     if config.get("head_dim") is None and facts["hidden_size"] % heads:
         raise ConfigError(f"{path}: hidden_size ({facts['hidden_size']}) is not a multiple of the {heads} heads.")
-    facts["max_position_embeddings"] = _context_length(config, facts["max_position_embeddings"], path)
+    facts["max_position_embeddings"] = context_length(config, facts["max_position_embeddings"], path)
     return ModelSpec(
         path=str(folder),
         name=model.model or folder.name,
@@ -210,28 +211,6 @@ def _positive_int(config: dict[str, Any], keys: tuple[str, ...], path: Path, def
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{path}: {keys[0]} must be a positive whole number, got {value!r}.")
     return value
-
-
-def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The checkpoint's rotary scaling; empty if it has none."""
-    for key in ("rope_parameters", "rope_scaling"):
-        if (value := config.get(key)) is not None and not isinstance(value, dict):
-            raise ConfigError(f"{path}: {key} must be an object, got {value!r}.")
-    return config.get("rope_parameters") or config.get("rope_scaling") or {}
-
-
-def _context_length(config: dict[str, Any], positions: int, path: Path) -> int:
-    """The context length in tokens, including the extension by rotary scaling."""
-    rope = _rope(config, path)
-    if str(config.get("model_type")).startswith("gemma3"):
-        return positions  # Gemma 3's configs give the extended length, for every kind of scaling
-    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
-    if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
-        return positions  # llama3 and longrope give the extended length already
-    if kind == "yarn":
-        # Qwen's configs give the original length in both fields, DeepSeek's give the extended length in the first.
-        return max(positions, int(rope.get("original_max_position_embeddings", positions) * factor))
-    return int(positions * factor)
 
 
 def _dtype(

@@ -70,6 +70,7 @@ def _gpt_oss(fields: Fields) -> Config:
         "GptOssForCausalLM", "gpt_oss", hidden_act="silu", num_local_experts=fields.need("expert_count"),
         num_experts_per_tok=fields.need("expert_used_count"), sliding_window=fields.need("attention.sliding_window"),
         intermediate_size=fields.tensors["blk.0.ffn_gate_exps.weight"].shape[1],
+        rope_parameters={**make_rope(fields), "truncate": False},  # as the model was trained
     )  # fmt: skip
 
 

@@ -25,8 +25,6 @@ def make_rope(fields: Fields, head_dim: int | None = None) -> Config:
             return {**base, "rope_type": "linear", "factor": factor}
         case "yarn":
             settings = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-            if fields.architecture == "gpt-oss":
-                settings["truncate"] = False  # as the model was trained; no file says so
             for name, field in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
                 settings[name] = fields.get(f"rope.scaling.{field}")
             return {**base, **{name: value for name, value in settings.items() if value is not None}}
