@@ -1,6 +1,8 @@
-"""Rules that can be checked automatically: which folder and which room may import which, and that all are packaged."""
+"""Rules that can be checked automatically: which folder and which room may import which, that all are packaged, and
+who may ask for a model by name."""
 
 import ast
+import functools
 import re
 import tomllib
 from graphlib import TopologicalSorter
@@ -82,10 +84,16 @@ HELPERS = {"core": {"envs", "errors", "light_import", "logging", "process_start"
 """Files that all rooms of their folder may import, and that import no room."""
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Dotted names that a file imports, at any depth of nesting."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -167,7 +175,7 @@ def test_relative_imports_are_not_used() -> None:
         str(path.relative_to(ROOT))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
-        if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(ast.parse(path.read_text())))
+        if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree_of(path)))
     ]
     assert relative == []
 
@@ -192,3 +200,86 @@ def test_every_environment_variable_is_documented() -> None:
         for name in re.findall(r'(?:envs\.read(?:_float|_flag)?\(\s*"|"QUIRE_)([A-Z_]+)"', path.read_text())
     }
     assert read == documented
+
+
+MODEL_NAMES = {"model_type", "architecture", "architectures"}
+"""Fields of config.json and of ours that name a model, and variables of the same names."""
+
+
+def is_model_name(node: ast.AST, names: set[str]) -> bool:
+    """Whether an expression is a model's name: one of the variables `names`, a field, or made of these by methods."""
+    match node:
+        case ast.Name(id=name):
+            return name in names
+        case ast.Attribute(value=of, attr=name):
+            return name in MODEL_NAMES or is_model_name(of, names)
+        case ast.Subscript(value=of, slice=key):
+            return is_field(key) or is_model_name(of, names)
+        case ast.Call(func=ast.Attribute(value=of), args=args):
+            return any(map(is_field, args)) or is_model_name(of, names)
+        case ast.Call(func=ast.Name(id="str" | "getattr"), args=args):
+            return any(is_field(arg) or is_model_name(arg, names) for arg in args)
+        case ast.BoolOp(values=parts):
+            return any(is_model_name(part, names) for part in parts)
+    return False
+
+
+def is_field(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value in MODEL_NAMES
+
+
+def models_compared(tree: ast.AST) -> set[str]:
+    """Texts that code compares models' names with."""
+    names = set(MODEL_NAMES)
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.NamedExpr(target=ast.Name(id=name), value=value)
+                | ast.For(target=ast.Name(id=name), iter=value)
+                | ast.comprehension(target=ast.Name(id=name), iter=value)
+            ) if is_model_name(value, names):
+                names.add(name)
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        sides: list[ast.AST] = []
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                sides = [left, *others]
+            case ast.Call(func=ast.Attribute(value=left, attr="startswith" | "endswith"), args=others):
+                sides = [left, *others]
+            case ast.Match(subject=left, cases=cases):
+                sides = [left, *(case.pattern for case in cases)]
+        values = [side for side in sides if not is_model_name(side, names)]
+        if len(values) < len(sides):
+            parts = [part for side in values for part in ast.walk(side) if isinstance(part, ast.Constant)]
+            found |= {part.value for part in parts if isinstance(part.value, str)}
+    return found
+
+
+def test_only_a_models_own_file_compares_with_its_name() -> None:
+    """Elsewhere a field of its configuration decides, or a table of names says what is true of each."""
+    strangers = [
+        f"{path.relative_to(ROOT)} compares with {name!r}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for name in models_compared(tree_of(path))
+        if path.stem.replace("_", "") not in re.sub(r"[-_.]", "", name.lower())
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'spec.architecture == "Gemma"',
+        'config["model_type"] != "Gemma"',
+        'kind = config.get("model_type", "")\nkind in ("Gemma",)',
+        'str(config.get("model_type")).startswith(("Gemma",))',
+        'config["architectures"][0].lower().endswith("Gemma")',
+        'any("Gemma" in name for name in config.get("architectures") or [])',
+        'match model_type:\n    case "Gemma" | None: pass',
+    ],
+)
+def test_comparisons_with_models_are_found(code: str) -> None:
+    assert models_compared(ast.parse(code)) == {"Gemma"}
