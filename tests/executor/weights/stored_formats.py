@@ -201,6 +201,33 @@ def int8_with_zeros(out: int, size: int, generator: torch.Generator) -> tuple[di
     return tensors | {"weight_zero_point": zeros.to(torch.int8)}, (tensors["weight"] - zeros) * tensors["weight_scale"]
 
 
+def float8_with_exponents(scale: str, block: tuple[int, int], dtype: torch.dtype) -> Writer:
+    """Float8 whose scales are powers of two, stored as their exponents (E8M0)."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        codes, shape = float8(generator, out, size), (-(-out // block[0]), -(-size // block[1]))
+        exponents = draw(generator, 117, 121, *shape)
+        scales = torch.pow(2.0, exponents - 127).repeat_interleave(block[0], 0)[:out].repeat_interleave(block[1], 1)
+        return {"weight": codes, scale: exponents.to(torch.uint8).view(dtype)}, codes.float() * scales[:, :size]
+
+    return write
+
+
+def modelopt_blocks(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """FP8_PB_WO: blocks of 128 x 128, whose scales have four dimensions."""
+    tensors, numbers = whole_bytes("float8", block=(128, 128))(out, size, generator)
+    return tensors | {"weight_scale": tensors["weight_scale"][:, None, :, None]}, numbers
+
+
+def mixed(narrow: Writer, wide: Writer) -> Writer:
+    """Layers of up to 128 inputs in one way, those with more in another; layers with the same inputs are fused."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        return (narrow if size <= 128 else wide)(out, size, generator)
+
+    return write
+
+
 def by_tensor(out: int, size: int) -> tuple[int, ...]:
     return ()
 
@@ -335,6 +362,7 @@ _GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False, "sym": Tru
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 _ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+_MODELOPT_MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
 _QUARK = {"quant_method": "quark", "exclude": ["lm_head"]}
 
 
@@ -390,9 +418,22 @@ FORMATS: dict[str, Format] = {
     "fp8-block": Format(
         _FP8 | {"weight_block_size": [32, 32]}, whole_bytes("float8", "weight_scale_inv", block=(32, 32))
     ),
+    "fp8-block-exponents": Format(
+        _FP8 | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
+        float8_with_exponents("weight_scale_inv", (32, 32), torch.float8_e8m0fnu),
+    ),
     "fp8-tensor": Format(_FP8, whole_bytes("float8", shape=by_tensor)),
     "fbgemm": Format({"quant_method": "fbgemm_fp8"}, whole_bytes("float8", shape=by_output)),
     "modelopt-fp8": Format({"quant_method": "modelopt", "quant_algo": "FP8"}, whole_bytes("float8", shape=by_tensor)),
+    "modelopt-fp8-block": Format({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, modelopt_blocks),
+    "modelopt-mxfp8": Format(
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+        float8_with_exponents("weight_scale", (1, 32), torch.uint8),
+    ),
+    "modelopt-mixed": Format(
+        _MODELOPT_MIXED,
+        mixed(nvfp4("weight", "weight_scale_2", divides=False), whole_bytes("float8", shape=by_tensor)),
+    ),
     "modelopt-nvfp4": Format(
         {"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4("weight", "weight_scale_2", divides=False)
     ),
@@ -412,9 +453,7 @@ FORMATS: dict[str, Format] = {
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
         bnb_blocks("fp4", nested=False),
     ),
-    "hqq-4": Format(_hqq(4), hqq(4)),
-    "hqq-3": Format(_hqq(3), hqq(3)),
-    "hqq-8": Format(_hqq(8), hqq(8)),
+    **{f"hqq-{bits}": Format(_hqq(bits), hqq(bits)) for bits in (1, 2, 3, 4, 8)},
     "hqq-columns": Format(_hqq(4, 0), hqq(4, axis=0)),
     "quark-int8": Format(_quark("int8"), whole_bytes("int8", shape=lambda out, size: (out,))),
     "quark-fp8": Format(_quark("fp8_e4m3"), whole_bytes("float8", shape=by_tensor)),
@@ -422,6 +461,11 @@ FORMATS: dict[str, Format] = {
     "quark-mxfp6": Format(_quark("fp6_e3m2", group_size=32), mxfp6(3)),
     "quark-mxfp6-beside-others": Format(
         _quark("fp4", group_size=32) | {"layer_quant_config": {"*": {"weight": [{"dtype": "fp6_e2m3"}]}}}, mxfp6(2)
+    ),
+    "quark-mixed": Format(
+        _quark("fp4", group_size=32)
+        | {"layer_quant_config": {f"*{name}_proj": {"weight": {"dtype": "fp8_e4m3"}} for name in ("o", "down")}},
+        mixed(mxfp4("weight"), whole_bytes("float8", shape=by_tensor)),
     ),
     "quark-int4": Format(_quark("int4", group_size=32), quark_int4),
 }  # fmt: skip

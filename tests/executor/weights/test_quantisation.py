@@ -161,6 +161,53 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+            r"ModelOpt's W4A8_AWQ is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ\.",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"},
+            r"ModelOpt's NVFP4_SVD is not read; take FP8, NVFP4,",
+        ),
+        (
+            {"quant_method": "awq", "version": "gemv_fast"},
+            r"AWQ in the order gemv_fast is not read; take a checkpoint in the order gemm or gemv\.",
+        ),
+        ({"quant_method": "awq", "bits": 8}, r"AWQ of 8 bits is not read; take a checkpoint of 4 bits\."),
+        (
+            {"quant_method": "compressed-tensors", "format": "marlin-24"},
+            r"The format marlin-24 is a layout of one GPU's kernel; take pack-quantized instead\.",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"0": {"format": "marlin-24"}}},
+            r"The format marlin-24 is a layout of one GPU's kernel",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": {}}}},
+            r"Weights that a transform \(QuIP, SpinQuant\) turned are not read; take others\.",
+        ),
+        (
+            {"quant_method": "auto-round", "packing_format": "auto_round:ark", "sym": False},
+            r"AutoRound's packing auto_round:ark is not read; take auto_round:auto_gptq or auto_round:auto_awq\.",
+        ),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "fp6_e2m3"}},
+                "layer_quant_config": {"*down_proj": {"weight": {"dtype": "fp6_e3m2"}}},
+            },
+            r"Quark's fp6_e2m3 and fp6_e3m2 in one checkpoint are not read; take one with either\.",
+        ),
+    ],
+)
+def test_a_variant_that_is_not_read_is_refused(config: dict[str, Any], message: str, checkpoint: Checkpoints) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        choose_scheme(read_spec(checkpoint("llama"), quantization_config=config), None)
+
+
+@pytest.mark.parametrize(
     ("name", "error"),
     [("int8", 0.00797), ("fp8", 0.0264), ("int4", 0.0856), ("mxfp4", 0.1148), ("bitsandbytes", 0.092)],
 )
