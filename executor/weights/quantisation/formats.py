@@ -38,15 +38,16 @@ def _awq(config: Config) -> list[Layout]:
 def _auto_round(config: Config) -> list[Layout]:
     """AutoRound (arXiv:2309.05516), which writes in the layouts of others."""
     packing = f"{config.get('packing_format') or 'auto_round:auto_gptq'} {config.get('backend') or ''}"
+    block = size if isinstance(size := config.get("group_size"), (list, tuple)) else None
     if "awq" in packing:
         return _awq(config)
+    if "llm_compressor" in packing:
+        nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
+        return [Float8(), nvfp4, Mxfp4(), compressed_tensors.PackedIntegers()]
+    if "fp8" in packing or block:
+        return _fp8({"weight_block_size": block})
     if "gptq" in packing or config.get("sym", False):
         return [Gptq.of(config)]
-    block = config.get("group_size")
-    if "fp8" in packing and isinstance(block, (list, tuple)):
-        return [Float8("weight_scale_inv", (block[0], block[1])), Float8(block=(block[0], block[1]))]
-    if "llm_compressor" in packing:
-        return [Float8(), Mxfp4(), compressed_tensors.PackedIntegers()]
     raise ModelLoadError(
         f"AutoRound's packing {packing.strip()} is not read; take auto_round:auto_gptq or auto_round:auto_awq."
     )
@@ -134,7 +135,7 @@ NAMES = ("compressed-tensors", *_LAYOUTS, "mxfp4")
 _SPELLINGS = {
     **dict.fromkeys(("gptq_marlin", "auto_gptq"), "gptq"),
     **dict.fromkeys(("awq_marlin", "auto_awq"), "awq"),
-    **dict.fromkeys(("intel/auto-round", "auto_round", "autoround", "inc"), "auto-round"),
+    **dict.fromkeys(("intel/auto-round", "auto_round", "auto_round:fp8", "autoround", "inc"), "auto-round"),
     **dict.fromkeys(("modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "modelopt_mxfp8"), "modelopt"),
     **dict.fromkeys(("compressed_tensors", "sparseml"), "compressed-tensors"),
     **dict.fromkeys(("gpt_oss_mxfp4",), "mxfp4"),

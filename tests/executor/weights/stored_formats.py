@@ -415,6 +415,22 @@ FORMATS: dict[str, Format] = {
     "awq-gemv": Format(_AWQ | {"version": "gemv"}, awq_gemv),
     "auto-round-gptq": Format(_ROUND | {"packing_format": "auto_round:auto_gptq"}, gptq(4)),
     "auto-round-awq": Format(_ROUND | {"packing_format": "auto_round:auto_awq"}, awq),
+    "auto-round-fp8-block": Format(
+        _ROUND | {"quant_method": "auto_round:fp8", "bits": 8, "group_size": [32, 32], "data_type": "fp"},
+        whole_bytes("float8", "weight_scale_inv", block=(32, 32)),
+    ),
+    "auto-round-mxfp8": Format(
+        _ROUND | {"bits": 8, "data_type": "mx_fp", "packing_format": "auto_round:llm_compressor"},
+        float8_with_exponents("weight_scale", (1, 32), torch.uint8),
+    ),
+    "auto-round-fp4": Format(
+        _ROUND | {"packing_format": "auto_round:llm_compressor"},
+        mixed(mxfp4("weight_packed"), nvfp4("weight_packed", "weight_global_scale", divides=True)),
+    ),
+    "auto-round-fp8-static": Format(
+        _ROUND | {"bits": 8, "group_size": -1, "data_type": "fp", "packing_format": "auto_round:fp8_static"},
+        whole_bytes("float8", shape=lambda out, size: (out,)),
+    ),
     "fp8-block": Format(
         _FP8 | {"weight_block_size": [32, 32]}, whole_bytes("float8", "weight_scale_inv", block=(32, 32))
     ),
