@@ -63,7 +63,7 @@ def _fp8(config: Config) -> list[Layout]:
 def _modelopt(config: Config) -> list[Layout]:
     """NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
-    float8: Layout = Float8(block=(128, 128) if algorithm == "FP8_PB_WO" else None)
+    float8: Layout = Float8(block=(128, 128) if algorithm in ("FP8_PB_WO", "MIXED_PRECISION") else None)
     layouts: list[Layout] = [ScaledInputs(Nvfp4("weight", "weight_scale_2", divides=False)), Mxfp4("weight")]
     if algorithm.startswith("W4A8") or "SVD" in algorithm:
         raise ModelLoadError(f"ModelOpt's {algorithm} is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ.")

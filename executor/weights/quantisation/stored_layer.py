@@ -82,7 +82,8 @@ class StoredLayer:
         """Scales of any granularity, [outputs, groups]: of the tensor, an output, a group, or a block.
 
         Args:
-            block: outputs and inputs that share a scale where neither is one or all; None: an output's group.
+            block: outputs and inputs that share a scale where neither is one or all; None: an output's group. Scales of
+                the tensor, of outputs or of groups may be there instead.
         """
         is_exponent = self.stored_dtype(kind, torch.float32) in (torch.uint8, torch.float8_e8m0fnu)
         dtype = self.stored_dtype(kind, torch.float32) if is_exponent else self.scale_dtype(kind)
@@ -105,7 +106,8 @@ class StoredLayer:
 
     def _whole_groups(self, scales: Tensor, block: int) -> Tensor:
         """Scales of groups of one size, where the last block of inputs is shorter than the others."""
-        if scales.shape[1] * block == self.in_features or scales.shape[1] == 1:
+        num_groups, num_blocks = scales.shape[1], -(-self.in_features // block)
+        if self.in_features % block == 0 or num_groups == 1 or num_groups != num_blocks:
             return scales
         size = math.gcd(block, self.in_features)
         return scales.repeat_interleave(block // size, 1)[:, : self.in_features // size].contiguous()

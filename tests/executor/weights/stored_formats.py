@@ -450,6 +450,9 @@ FORMATS: dict[str, Format] = {
         _MODELOPT_MIXED,
         mixed(nvfp4("weight", "weight_scale_2", divides=False), whole_bytes("float8", shape=by_tensor)),
     ),
+    "modelopt-mixed-blocks": Format(
+        _MODELOPT_MIXED, mixed(float8_with_exponents("weight_scale", (1, 32), torch.uint8), modelopt_blocks)
+    ),
     "modelopt-nvfp4": Format(
         {"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4("weight", "weight_scale_2", divides=False)
     ),
