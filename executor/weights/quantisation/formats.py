@@ -65,8 +65,10 @@ def _modelopt(config: Config) -> list[Layout]:
     algorithm = str(config.get("quant_algo", "FP8")).upper()
     float8: Layout = Float8(block=(128, 128) if algorithm in ("FP8_PB_WO", "MIXED_PRECISION") else None)
     layouts: list[Layout] = [ScaledInputs(Nvfp4("weight", "weight_scale_2", divides=False)), Mxfp4("weight")]
-    if algorithm.startswith("W4A8") or "SVD" in algorithm:
-        raise ModelLoadError(f"ModelOpt's {algorithm} is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ.")
+    of_layers = [str(layer.get("quant_algo")).upper() for layer in (config.get("quantized_layers") or {}).values()]
+    for each in (algorithm, *of_layers):
+        if each.startswith("W4A8") or "SVD" in each:
+            raise ModelLoadError(f"ModelOpt's {each} is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ.")
     if algorithm == "W4A16_AWQ":
         return [ScaledInputs(PairedOutputs(config.get("group_size") or 128)), float8]
     return [*layouts, float8] if "NVFP4" in algorithm else [float8, *layouts]

@@ -172,6 +172,14 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
             r"ModelOpt's NVFP4_SVD is not read; take FP8, NVFP4,",
         ),
         (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4_SVD"}},
+            },
+            r"ModelOpt's NVFP4_SVD is not read; take FP8, NVFP4,",
+        ),
+        (
             {"quant_method": "awq", "version": "gemv_fast"},
             r"AWQ in the order gemv_fast is not read; take a checkpoint in the order gemm or gemv\.",
         ),
