@@ -25,7 +25,7 @@ from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.models.base import Model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packed_state import is_packed
-from quire.executor.weights.packing import PackAtLoad, ReadExperts, ReadLinear
+from quire.executor.weights.packing import PackAtLoad, ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.quantisation.schemes import own_config
 from quire.ops.backend import Backend
 
@@ -123,6 +123,11 @@ class CountedPacking(PackAtLoad):
     def linear(self, read: ReadLinear) -> Any:
         weight, bias = read()
         return self._note(super().linear(lambda: (weight, bias)), *weight.shape)
+
+    def products(self, read: ReadProducts) -> list[Any]:
+        products = read()
+        packed = super().products(lambda: products)
+        return [self._note(each, *weight.shape) for each, (weight, _) in zip(packed, products, strict=True)]
 
     def gated_linear(self, read: ReadLinear) -> Any:
         weight, bias = read()

@@ -32,7 +32,7 @@ from quire.executor.weights.packed_state import (
     model_digest,
     read_key,
 )
-from quire.executor.weights.packing import ReadExperts, ReadLinear
+from quire.executor.weights.packing import ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
 from quire.ops.backend import Backend
 from quire.ops.stored import StoredWeight, take_apart
@@ -107,7 +107,8 @@ class Recorder:
         self._weights = weights
         self._writer = writer
         self._is_packing = False
-        self._parts: list[PackedPart] = []
+        self._parts: list[list[PackedPart]] = []
+        self._num_written = 0
         self._found: dict[str, tuple[tuple[int, ...], str] | None] = {}
 
     def index(self) -> str:
@@ -119,23 +120,31 @@ class Recorder:
     def linear(self, read: ReadLinear) -> None:
         with self._packing():
             weight, bias = read()
-        self._write(self._ops.pack_linear(weight, bias), weight.shape)
+        self._parts.append([self._written(self._ops.pack_linear(weight, bias), weight.shape)])
+
+    def products(self, read: ReadProducts) -> list[Any]:
+        with self._packing():
+            products = read()
+        self._parts.append(
+            [self._written(self._ops.pack_linear(weight, bias), weight.shape) for weight, bias in products]
+        )
+        return []
 
     def gated_linear(self, read: ReadLinear) -> None:
         with self._packing():
             weight, bias = read()
-        self._write(self._ops.pack_gated_linear(weight, bias), weight.shape)
+        self._parts.append([self._written(self._ops.pack_gated_linear(weight, bias), weight.shape)])
 
     def experts(self, read: ReadExperts, num_experts: int) -> None:
         with self._packing():
-            self._write(self._ops.pack_experts(read(), num_experts))
+            self._parts.append([self._written(self._ops.pack_experts(read(), num_experts))])
 
     def numbers(self, read: Callable[[], Tensor]) -> Tensor:
         if self._is_packing:
             return read()
         with self._packing():
             numbers = read()
-        self._write(numbers)
+        self._parts.append([self._written(numbers)])
         return numbers
 
     def read(
@@ -162,12 +171,13 @@ class Recorder:
     def close(self) -> None:
         """The reader below is closed by whoever opened it."""
 
-    def _write(self, packed: object, shape: Sequence[int] = ()) -> None:
+    def _written(self, packed: object, shape: Sequence[int] = ()) -> PackedPart:
         stored: StoredWeight = take_apart(packed, shape)
-        names = [f"part {len(self._parts)}.{index}" for index in range(len(stored.tensors))]
+        number, self._num_written = self._num_written, self._num_written + 1
+        names = [f"part {number}.{index}" for index in range(len(stored.tensors))]
         for name, tensor in zip(names, stored.tensors, strict=True):
             self._writer.add(name, tensor)
-        self._parts.append(PackedPart(stored.form, names, stored.shape))
+        return PackedPart(stored.form, names, stored.shape)
 
     @contextlib.contextmanager
     def _packing(self) -> Iterator[None]:

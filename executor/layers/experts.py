@@ -18,8 +18,8 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, mxfp4
 from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.readers import Shard, Stored, StoredRows
-from quire.ops.backend import Activation, ExpertWeights
+from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource
+from quire.ops.backend import Activation, ExpertWeights, LinearWeight
 from quire.ops.quantised import QuantisedWeight
 
 
@@ -144,12 +144,10 @@ class SeparateExperts:
         name = self.name.format(index)
         first = [self.up] if self.gate is None else [self.gate, self.up]
         return ExpertWeights(
-            context.scheme.read_weight(
-                context, [Part(f"{name}.{part}", shape.size, shard) for part in first], shape.hidden_size
-            ),
+            _joined(context, context, [Part(f"{name}.{part}", shape.size, shard) for part in first], shape.hidden_size),
             context.scheme.read_weight(
                 context,
-                [Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop))],
+                Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop)),
                 shape.size,
             ),
             *self._biases(context, shape, name, [f"{name}.{part}.bias" for part in first], shard),
@@ -190,8 +188,8 @@ class FusedExperts:
         down = self._weight(context, self.down, shape, index, (hidden_size, size))
         own = _OneExpert({"gate": gate, "up": up, "down": down})
         return ExpertWeights(
-            context.scheme.read_weight(own, [Part(part, size, shard) for part in ("gate", "up")], hidden_size),
-            context.scheme.read_weight(own, [Part("down", hidden_size, Shard(1, shard.start, shard.stop))], size),
+            _joined(context, own, [Part(part, size, shard) for part in ("gate", "up")], hidden_size),
+            context.scheme.read_weight(own, Part("down", hidden_size, Shard(1, shard.start, shard.stop)), size),
             *self._biases(context, shape, index, shard),
         )
 
@@ -264,6 +262,11 @@ class Mxfp4Experts(FusedExperts):
         stored, own = (num_experts, out, inputs // MX_GROUP), Shard(0, index, index + 1)
         blocks = context.read(f"{name}_blocks", (*stored, MX_GROUP // 2), own, torch.uint8)
         return mxfp4(blocks[0].flatten(1), context.read(f"{name}_scales", stored, own, torch.uint8)[0])
+
+
+def _joined(context: ModelContext, source: TensorSource, parts: list[Part], in_features: int) -> LinearWeight:
+    """The weight [outputs of all parts, in] of one product."""
+    return cuts.join([context.scheme.read_weight(source, part, in_features) for part in parts], context.dtype)
 
 
 class _OneExpert:

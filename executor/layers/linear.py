@@ -8,20 +8,25 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
+from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import Activation, Backend, LinearWeight
 
 
 class ColumnLinear:
-    """One or more layers with the same input, fused: [num_tokens, in] → [num_tokens, sum of the parts' shards]."""
+    """One or more layers with the same input, fused: [num_tokens, in] → [num_tokens, sum of the parts' shards].
+
+    Neighbouring parts whose weights are stored alike are one product, and others one each.
+    """
 
     def __init__(self, context: ModelContext, parts: list[Part], in_features: int, *, bias: bool = False) -> None:
         self._ops = context.ops
-        self._packed = context.packing.linear(lambda: _read(context, parts, in_features, bias))
+        self._products = context.packing.products(lambda: _read_runs(context, parts, in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.linear(x, self._packed)
+        outputs = [self._ops.linear(x, packed) for packed in self._products]
+        return outputs[0] if len(outputs) == 1 else self._ops.join(outputs)
 
 
 class GatedLinear:
@@ -39,7 +44,7 @@ class GatedLinear:
     ) -> None:
         self._ops = context.ops
         self._activation = activation
-        self._packed = context.packing.gated_linear(lambda: _read(context, [gate, up], in_features, bias))
+        self._packed = context.packing.gated_linear(lambda: _read_gated(context, [gate, up], in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._ops.gated_linear(x, self._packed, self._activation)
@@ -87,7 +92,7 @@ class RowLinear:
         has_bias = bias and context.group.rank == 0
         self._packed = context.packing.linear(
             lambda: (
-                context.scheme.read_weight(context, [Part(name, out_features, shard)], in_features),
+                context.scheme.read_weight(context, Part(name, out_features, shard), in_features),
                 context.read(f"{name}.bias", (out_features,)) if has_bias else None,
             )
         )
@@ -105,7 +110,27 @@ def whole(name: str, size: int) -> Part:
     return Part(name, size, Shard(0, 0, size))
 
 
-def _read(context: ModelContext, parts: list[Part], in_features: int, bias: bool) -> tuple[LinearWeight, Tensor | None]:
-    """Weight [outputs of all parts, in] and bias of layers with the same input."""
+def _read(
+    context: ModelContext, parts: list[Part], in_features: int, bias: bool
+) -> tuple[list[LinearWeight], list[Tensor]]:
+    """The weights and biases of layers with the same input, part by part."""
     biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
-    return context.scheme.read_weight(context, parts, in_features), torch.cat(biases) if bias else None
+    return [context.scheme.read_weight(context, part, in_features) for part in parts], biases
+
+
+def _read_runs(
+    context: ModelContext, parts: list[Part], in_features: int, bias: bool
+) -> list[tuple[LinearWeight, Tensor | None]]:
+    """Weight [outputs of some parts, in] and bias of each product."""
+    weights, biases = _read(context, parts, in_features, bias)
+    return [
+        (cuts.join(weights[run], context.dtype), torch.cat(biases[run]) if bias else None) for run in cuts.runs(weights)
+    ]
+
+
+def _read_gated(
+    context: ModelContext, parts: list[Part], in_features: int, bias: bool
+) -> tuple[LinearWeight, Tensor | None]:
+    """Weight [outputs of all parts, in] and bias of one product."""
+    weights, biases = _read(context, parts, in_features, bias)
+    return cuts.join(weights, context.dtype), torch.cat(biases) if bias else None

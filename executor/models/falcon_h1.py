@@ -134,9 +134,9 @@ class _MultipliedScheme:
         self._multipliers = multipliers
         self.head_weight, self.read_numbers = scheme.head_weight, scheme.read_numbers  # of layers without multipliers
 
-    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
-        weight = self._scheme.read_weight(source, parts, in_features)
-        factors = torch.cat([self._factors(part) for part in parts]).unsqueeze(1)
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        weight = self._scheme.read_weight(source, part, in_features)
+        factors = self._factors(part).unsqueeze(1)
         if isinstance(weight, Tensor):
             return weight.mul_(factors.to(weight.device))
         factors = factors.to(weight.scales.device)  # in float32, because float16 does not hold scales much smaller

@@ -23,7 +23,7 @@ from quire.core.config.model import Quantization
 from quire.core.config.parallel import ExpertPlacement
 from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.packing import ReadExperts, ReadLinear
+from quire.executor.weights.packing import ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.executor.weights.sharded_state import experts_flags, key_of
 from quire.executor.weights.tensor_files import SafetensorsFile
@@ -60,12 +60,12 @@ class Index(Struct, kw_only=True):
     """What a file holds beside its tensors.
 
     Attributes:
-        parts: what `Packing` handed out, in order.
+        parts: what `Packing` handed out, in order: one part a call, but for `products`.
         found: what `WeightReader.find` answered, as shape and dtype.
         shapes: `WeightReader.shapes`.
     """
 
-    parts: list[PackedPart]
+    parts: list[list[PackedPart]]
     found: dict[str, tuple[tuple[int, ...], str] | None]
     shapes: dict[str, tuple[int, ...]] | None
 
@@ -202,16 +202,19 @@ class PackedState:
         self._parts = iter(index.parts)
 
     def linear(self, read: ReadLinear) -> Any:
+        return self._next_one()
+
+    def products(self, read: ReadProducts) -> list[Any]:
         return self._next()
 
     def gated_linear(self, read: ReadLinear) -> Any:
-        return self._next()
+        return self._next_one()
 
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
-        return self._next()
+        return self._next_one()
 
     def numbers(self, read: Callable[[], Tensor]) -> Tensor:
-        return self._next()
+        return self._next_one()
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
@@ -234,10 +237,17 @@ class PackedState:
         """Forgets the file; views into it stay valid."""
         self._file.close()
 
-    def _next(self) -> Any:
-        part = next(self._parts, None)
-        if part is None:
+    def _next_one(self) -> Any:
+        [restored] = self._next()
+        return restored
+
+    def _next(self) -> list[Any]:
+        parts = next(self._parts, None)
+        if parts is None:
             raise self._lacks("further weight")
+        return [self._restored(part) for part in parts]
+
+    def _restored(self, part: PackedPart) -> Any:
         tensors = [self._file.read(name, None).to(self._device) for name in part.tensors]
         try:
             return self._ops.restore(StoredWeight(part.form, tensors, part.shape))

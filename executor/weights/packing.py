@@ -4,7 +4,7 @@ Layers say how a weight is read, and are given it packed. So a start from packed
 packing has done.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -13,6 +13,8 @@ from quire.ops.backend import Backend, ExpertWeights, LinearWeight
 
 ReadLinear = Callable[[], tuple[LinearWeight, Tensor | None]]
 """Reads the weight [out, in] and the bias [out] of a linear layer."""
+ReadProducts = Callable[[], Sequence[tuple[LinearWeight, Tensor | None]]]
+"""As `ReadLinear`, of several products with the same input."""
 ReadExperts = Callable[[], Iterable[ExpertWeights]]
 
 
@@ -21,6 +23,10 @@ class Packing(Protocol):
 
     def linear(self, read: ReadLinear) -> Any:
         """The weight for `Backend.linear`."""
+        ...
+
+    def products(self, read: ReadProducts) -> list[Any]:
+        """The weights for `Backend.linear` of as many products as are read."""
         ...
 
     def gated_linear(self, read: ReadLinear) -> Any:
@@ -44,6 +50,9 @@ class PackAtLoad:
 
     def linear(self, read: ReadLinear) -> Any:
         return self._ops.pack_linear(*read())
+
+    def products(self, read: ReadProducts) -> list[Any]:
+        return [self._ops.pack_linear(*each) for each in read()]
 
     def gated_linear(self, read: ReadLinear) -> Any:
         return self._ops.pack_gated_linear(*read())

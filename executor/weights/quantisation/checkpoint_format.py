@@ -63,19 +63,7 @@ class CheckpointFormat:
     excluded: Exclusions = field(default_factory=lambda: Exclusions(()))
     dtype: torch.dtype = torch.float32
 
-    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
-        return cuts.join([self._read_part(source, part, in_features) for part in parts], self.dtype)
-
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
-        return cuts.plain(self._read_part(source, part, in_features), dtype)
-
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
-        stored = source.find(f"{part.name}.weight", Stored((), self.dtype))
-        if stored is not None and stored.dtype.itemsize > 1:
-            return rows
-        return cuts.with_outputs(self._read_part(source, part, in_features), len(rows))
-
-    def _read_part(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
         name, out_features, shard = part
         stored = source.locate(name, out_features)
         first, last = (shard.start, shard.stop) if shard.dim == 0 else (0, out_features)
@@ -96,6 +84,15 @@ class CheckpointFormat:
         if isinstance(weight, QuantisedWeight):
             return cuts.take_inputs(weight, shard.start, shard.stop, self.dtype, name)
         return weight[:, shard.start : shard.stop].contiguous()
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return cuts.plain(self.read_weight(source, part, in_features), dtype)
+
+    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+        stored = source.find(f"{part.name}.weight", Stored((), self.dtype))
+        if stored is not None and stored.dtype.itemsize > 1:
+            return rows
+        return cuts.with_outputs(self.read_weight(source, part, in_features), len(rows))
 
     def _layout(self, layer: StoredLayer) -> Layout | None:
         if not layer.is_known:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -85,10 +86,17 @@ def regroup(weight: QuantisedWeight, group_size: int) -> QuantisedWeight:
     )
 
 
+def runs(weights: Sequence[LinearWeight]) -> list[slice]:
+    """The neighbours among `weights`, which have the same inputs, that `join` leaves as short as they are."""
+    breaks = [index for index, pair in enumerate(pairwise(weights), 1) if not _are_alike(*pair)]
+    return [slice(start, stop) for start, stop in pairwise([0, *breaks, len(weights)])]
+
+
 def join(weights: Sequence[LinearWeight], dtype: torch.dtype) -> LinearWeight:
     """Weights with the same inputs, one after the other: [sum of out, in].
 
-    They stay quantised where their codes mean the same. Otherwise they are numbers of `dtype`.
+    They stay as short as they are where they are alike (see `runs`). Codes of integers that differ in their bits alone
+    become bytes, and others numbers of `dtype`.
     """
     if len(weights) == 1:
         return weights[0]
@@ -133,7 +141,9 @@ def in_bytes(weight: QuantisedWeight) -> QuantisedWeight:
     return weight._replace(codes=weight.table.to(torch.int8)[pairs.int()], table=None)
 
 
-def _are_alike(one: QuantisedWeight, other: QuantisedWeight) -> bool:
+def _are_alike(one: LinearWeight, other: LinearWeight) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor)
     mine, theirs = one.input_order, other.input_order
     if mine is None or theirs is None:
         return _have_alike_codes(one, other) and mine is theirs

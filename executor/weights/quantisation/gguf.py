@@ -1,6 +1,5 @@
 """GGUF: linear layers as llama.cpp's files have them, in blocks of a few bits or in floats, layer by layer."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from quire.ops.backend import LinearWeight
 
 
 class Gguf:
-    """See `LinearScheme`. Parts of a fused layer may differ in their formats: then all of them have eight bits."""
+    """See `LinearScheme`. Each tensor has a format of its own."""
 
     def __init__(self, table: GgufTable, names: GgufNames, dtype: torch.dtype) -> None:
         """`dtype` is the model's."""
@@ -41,18 +40,7 @@ class Gguf:
         names = GgufNames(table.architecture, spec.num_layers, spec.head_dim)
         return cls(table, names, getattr(torch, spec.dtype))
 
-    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
-        return cuts.join([self._read_part(source, part, in_features) for part in parts], self._dtype)
-
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
-        return Unquantised().read_numbers(source, part, in_features, dtype)
-
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
-        if self._format(source, part) is None:
-            return rows
-        return cuts.with_outputs(self._read_part(source, part, in_features), len(rows))
-
-    def _read_part(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
         """A rank's part of a layer. Of blocks that a shard cuts, it reads the whole and keeps its inputs."""
         name, form, shard = f"{part.name}.weight", self._format(source, part), part.shard
         shape = (part.out_features, in_features)
@@ -65,6 +53,14 @@ class Gguf:
         blocks = source.read(name, shape, Shard(1, first, last), torch.uint8)
         weight = unpack(blocks, form, last - first)
         return cuts.take_inputs(weight, shard.start - first, shard.stop - first, self._dtype, part.name)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return Unquantised().read_numbers(source, part, in_features, dtype)
+
+    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+        if self._format(source, part) is None:
+            return rows
+        return cuts.with_outputs(self.read_weight(source, part, in_features), len(rows))
 
     def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:
         """The format of the blocks of a layer's weight; None: it is read as plain numbers."""

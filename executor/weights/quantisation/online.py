@@ -1,6 +1,6 @@
 """Weights that are made smaller when a checkpoint of 16 or 32 bits is loaded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -41,18 +41,7 @@ class Online:
     rounding: Rounding
     group_size: int | None = None
 
-    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
-        weights = [self._read_part(source, part, in_features) for part in parts]
-        return cuts.join(weights, torch.float32)
-
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
-        return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
-
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
-        """Of one byte a number in all forms: what is rounded here shows in every logit."""
-        return to_int8(rows)
-
-    def _read_part(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
         name, shape, shard = f"{part.name}.weight", (part.out_features, in_features), part.shard
         if self.group_size is not None and in_features % self.group_size:
             return source.read(name, shape, shard)
@@ -60,6 +49,13 @@ class Online:
         if shard.dim == 0 or (self.group_size is not None and not any(end % self.group_size for end in cut)):
             return self._rounded(source.read(name, shape, shard))
         return cuts.take_inputs(self._rounded(source.read(name, shape)), *cut, torch.float32, part.name)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
+
+    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+        """Of one byte a number in all forms: what is rounded here shows in every logit."""
+        return to_int8(rows)
 
     def _rounded(self, weight: Tensor) -> QuantisedWeight:
         """In parts, each of which is float32 for a while."""

@@ -4,7 +4,6 @@ The linear layers of a model's blocks have a scheme, and so has the language-mod
 longer than its layers. Embeddings stay in the model's dtype: of them a step reads only its tokens' rows.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -31,11 +30,8 @@ class Part(NamedTuple):
 class LinearScheme(Protocol):
     """Reads the weights of linear layers. Biases are no part of a scheme: they are plain tensors in all of them."""
 
-    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> LinearWeight:
-        """This rank's weight of layers with the same `in_features` inputs (of all ranks together), one after the other.
-
-        [outputs of all parts, in], as the backend's `pack_linear` takes it.
-        """
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        """This rank's weight [out, in] of a layer with `in_features` inputs (of all ranks together)."""
         ...
 
     def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Lfm2Config
 
+from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation.gguf_blocks import FORMATS, unpack
@@ -66,6 +67,28 @@ MIXED = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "ffn_gate": "Q5_0
 def test_a_model_of_each_type_is_that_of_its_numbers(kind: str | dict[str, str], served: Served) -> None:
     folder, same = served("llama", "llama", kind, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
     assert torch.allclose(logits(folder), logits(same), atol=1e-4, rtol=1e-4)
+
+
+def test_queries_keys_and_values_of_differing_types_keep_theirs(served: Served) -> None:
+    """Of one product for queries and keys, and one for values: outputs are those of three, also from a recording."""
+    folder, same = served("llama", "llama", MIXED, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
+    expected = logits(same)
+    for got in on_every_rank(2, lambda group: logits(folder, group=group)):
+        assert torch.allclose(got, expected, atol=1e-4, rtol=1e-4)
+    context = model_context(read_spec(folder))
+    sizes = {"q_proj": 256, "k_proj": 128, "v_proj": 128}
+    parts = [whole(f"model.layers.0.self_attn.{name}", size) for name, size in sizes.items()]
+    with contextlib.closing(context.weights):
+        fused = ColumnLinear(context, parts, 256)
+        separate = [ColumnLinear(context, [part], 256) for part in parts]
+    assert held_bytes(fused) == pytest.approx(held_bytes(separate), abs=1024), "but for tables of sixteen values"
+    x = torch.randn(3, 256)
+    out, recording = context.ops.record(lambda: fused(x))
+    assert torch.equal(out, torch.cat([layer(x) for layer in separate], dim=1))
+    if recording is not None:  # plain torch has none
+        x.neg_()
+        recording.run()
+        assert torch.equal(out, torch.cat([layer(x) for layer in separate], dim=1))
 
 
 _STRETCHED = {
@@ -194,7 +217,7 @@ def test_experts_of_gpt_oss_stay_in_four_bits(served: Served) -> None:
     context = model_context(read_spec(folder))
     with contextlib.closing(context.weights):
         part = Part("model.layers.0.mlp.experts.1.up_proj", 64, Shard(0, 0, 64))
-        weight = context.scheme.read_weight(context, [part], 64)
+        weight = context.scheme.read_weight(context, part, 64)
     assert isinstance(weight, QuantisedWeight)
     assert weight.codes.shape == (64, 32)
     for got in (logits(folder), *on_every_rank(2, lambda group: logits(folder, group=group))):
@@ -223,7 +246,7 @@ def test_a_shard_that_cuts_a_block_is_cut_after_unpacking(served: Served) -> Non
             context = model_context(read_spec(path), group=ParallelGroup(rank, 2))
             part = Part("model.layers.0.mlp.down_proj", 64, Shard(1, 48 * rank, 48 * rank + 48))
             with contextlib.closing(context.weights):
-                parts.append(context.scheme.read_weight(context, [part], 96))
+                parts.append(context.scheme.read_weight(context, part, 96))
         assert isinstance(parts[0], QuantisedWeight)
         assert parts[0].group_size == 16
         assert torch.equal(dequantise(parts[0]), parts[1])

@@ -1,7 +1,6 @@
 """Weights that are made smaller at load: how they are rounded, how ranks share them, and what the outputs become."""
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,17 +63,13 @@ def test_an_output_with_a_bad_weight_is_no_number(bad: float) -> None:
 
 def test_ranks_hold_the_numbers_of_the_whole() -> None:
     reader, scheme = DummyWeights(torch.bfloat16, seed=0), ONLINE["int8"]
-    whole = [Part("q", 16, Shard(0, 0, 16)), Part("k", 8, Shard(0, 0, 8))]
-    ranks = [
-        [Part("q", 16, Shard(0, rank * 8, rank * 8 + 8)), Part("k", 8, Shard(0, rank * 4, rank * 4 + 4))]
-        for rank in (0, 1)
-    ]
-    fused, first, second = (scheme.read_weight(reader, parts, 20) for parts in (whole, *ranks))
-    for tensor, one, two in zip(fused[:2], first[:2], second[:2], strict=True):
-        assert torch.equal(tensor, torch.cat((one[:8], two[:8], one[8:], two[8:])))
+    shards = ((0, 16), (0, 8), (8, 16))
+    column, first, second = (scheme.read_weight(reader, Part("q", 16, Shard(0, *ends)), 20) for ends in shards)
+    for tensor, one, two in zip(column[:2], first[:2], second[:2], strict=True):
+        assert torch.equal(tensor, torch.cat((one, two)))
 
     row, *rows = (
-        scheme.read_weight(reader, [Part("o", 16, Shard(1, start, stop))], 20)
+        scheme.read_weight(reader, Part("o", 16, Shard(1, start, stop)), 20)
         for start, stop in ((0, 20), (0, 10), (10, 20))
     )
     assert torch.equal(row.codes, torch.cat([part.codes for part in rows], dim=1))
@@ -88,8 +83,8 @@ PROMPT = list(range(5, 69))
 class Widened(Online):
     """The same numbers, in float32."""
 
-    def read_weight(self, source: TensorSource, parts: Sequence[Part], in_features: int) -> Tensor:
-        weight = super().read_weight(source, parts, in_features)
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+        weight = super().read_weight(source, part, in_features)
         return widened(weight) if isinstance(weight, QuantisedWeight) else weight
 
     def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> Tensor:
@@ -140,6 +135,13 @@ def test_linear_layers_take_a_byte_a_number(dtype: str, checkpoint: Checkpoints)
     linear = 2 * (4 * 256 * 256 - 2 * 256 * 128 + 3 * 256 * 512) + spec.vocab_size * 256
     saved = linear * (torch.empty(0, dtype=getattr(torch, dtype)).element_size() - 1)
     assert plain - small == pytest.approx(saved, rel=0.02)
+
+
+def test_layers_without_whole_groups_take_no_more_than_before(checkpoint: Checkpoints) -> None:
+    """They stay as they are, fused or not; the head becomes smaller."""
+    spec = read_spec(checkpoint("llama", hidden_size=48, intermediate_size=80), dtype="bfloat16")
+    plain, small = (held_bytes(load_model(spec, quantization=quantization)) for quantization in (None, "int4"))
+    assert plain - small == pytest.approx(spec.vocab_size * 48, rel=0.2)
 
 
 @pytest.mark.parametrize(

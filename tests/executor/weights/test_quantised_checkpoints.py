@@ -193,7 +193,7 @@ def test_what_cannot_stay_short_is_said_once(
 ) -> None:
     notes._say.cache_clear()  # another test may have heard it
     num_ranks, message = PLAIN_LAYERS[name]
-    layers = re.compile(r"model\.layers\.\d+\.self_attn\.[kqo]_proj\.weight") if name == "awq" else LINEAR
+    layers = re.compile(r"model\.layers\.\d+\.mlp\.(gate|down)_proj\.weight") if name == "awq" else LINEAR
     form = Format(FORMATS["gptq-order"].config, uneven_groups) if name == "uneven" else FORMATS[name]
     packed, plain = write(checkpoint("qwen3"), tmp_path, form, layers)
     expected, logprobs = logprobs_of(plain)(ParallelGroup()), logprobs_of(packed)
@@ -243,9 +243,9 @@ def test_checkpoints_say_whether_activations_have_8_bits(
     form = FORMATS[name]
     packed, _ = write(checkpoint("llama"), tmp_path, form._replace(config=form.config | config))
     context = model_context(read_spec(packed))
-    parts = [Part(f"model.layers.0.mlp.{part}", 96, Shard(0, 0, 96)) for part in ("gate_proj", "up_proj")]
+    part = Part("model.layers.0.mlp.gate_proj", 96, Shard(0, 0, 96))
     with contextlib.closing(context.weights):
-        weight = context.scheme.read_weight(context.weights, parts, 64)
+        weight = context.scheme.read_weight(context.weights, part, 64)
     assert isinstance(weight, QuantisedWeight)
     assert weight.has_byte_inputs == has_byte_inputs
 
