@@ -205,9 +205,9 @@ class RankGroups(NamedTuple):
         if device == "cuda":
             _check_devices(layout)
             torch.cuda.set_device(layout.local_index(rank))
-        else:
-            # Workers of one host need no other interface, and a loopback is there even where a host name is not.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # Workers of one host need no other interface, and a loopback is there even where a host name is not. On CUDA,
+        # too: `Lockstep` has groups over gloo on every device. Several hosts have set the variable already.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(
             "nccl" if device == "cuda" else "gloo",
             rank=number,
