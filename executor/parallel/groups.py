@@ -17,6 +17,7 @@ import torch
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.posted_receives import MAX_BYTES, PostedReceives
+from quire.executor.parallel.unrecorded import unrecorded
 
 
 class ParallelGroup:
@@ -167,7 +168,7 @@ class DistributedNeighbours:
         """See `StageNeighbours`."""
         while len(self._sent) >= self._depth:
             self._sent.popleft()[0].wait()
-        self._sent.append((self._distributed.isend(message, dst=self._after), message))
+        self._sent.append((unrecorded(self._distributed.isend, message, dst=self._after), message))
 
 
 class RankGroups(NamedTuple):

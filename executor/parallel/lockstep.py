@@ -12,6 +12,7 @@ import torch
 from quire.core.errors import EngineError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import DistributedGroup, ParallelGroup
+from quire.executor.parallel.unrecorded import unrecorded
 
 IDLE_LIMIT = timedelta(days=3650)
 """How long the engines may have nothing to do."""
@@ -98,7 +99,7 @@ class Lockstep(DistributedGroup):
             work.wait()
         step = torch.tensor([self._step])
         others = [rank for rank in range(self.size) if rank != self.rank]
-        self._calls = [(self._distributed.isend(step, rank, group=self._bells), step) for rank in others]
+        self._calls = [(unrecorded(self._distributed.isend, step, rank, group=self._bells), step) for rank in others]
 
     def _listen(self, wake: Callable[[], None]) -> None:
         step = torch.zeros(1, dtype=torch.int64)

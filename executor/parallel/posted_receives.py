@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from quire.executor.parallel.unrecorded import unrecorded
+
 MAX_BYTES = 256 * 1024
 """Of a tensor. What is larger takes longer for its bytes than for round trips, and would need larger buffers."""
 _DEPTH = 2  # a peer may be one exchange ahead, and finds the next buffer waiting
@@ -50,4 +52,4 @@ class PostedReceives:
         return [parts[rank] for rank in sorted(parts)]
 
     def _receive(self, buffer: torch.Tensor, peer: int) -> Any:
-        return self._distributed.irecv(buffer, group=self._handle, group_src=peer, tag=_TAG)
+        return unrecorded(self._distributed.irecv, buffer, group=self._handle, group_src=peer, tag=_TAG)
