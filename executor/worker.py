@@ -176,7 +176,7 @@ class Worker:
         pages, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
         states = self._memory.states.allocate(limits.max_num_seqs)
         if self._device.type == "cpu" and num_pages:
-            touch_behind(pages, limits.block_size // config.layout.sequence, config.first_touch_seconds)
+            touch_behind(pages, config.page_slots, config.first_touch_seconds)
         table = RequestTable(
             limits.max_num_seqs,
             max_model_len,

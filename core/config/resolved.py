@@ -106,6 +106,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         free what the others have left to it. Those that share experts are started again together."""
         return 1 if self.is_restart and not self.layout.shares_experts else self.place.num_local
 
+    @property
+    def page_slots(self) -> int:
+        """Tokens of a page that one rank keeps."""
+        return self.limits.block_size // self.layout.sequence
+
     def layers_of(self, stage: int) -> range:
         """Indices of the layers that a pipeline stage computes."""
         if self.layout.pipeline == 1:

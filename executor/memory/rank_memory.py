@@ -87,7 +87,7 @@ def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device
         KVLayout(
             model.kv_layers,
             ops,
-            block_size=config.limits.block_size // config.layout.sequence,
+            block_size=config.page_slots,
             dtypes=list(itertools.islice(dtypes, len(model.kv_layers))),
             device=device,
         )

@@ -117,8 +117,8 @@ def _choose_forward(
     *,
     has_peers: bool,
 ) -> Forward:
-    block_size = config.limits.block_size // config.layout.sequence
+    slots = config.page_slots
     if sequences is not None and sequences.divides_tokens:
-        return DividedForward(model, ops, memory.caches, block_size, stage, sequences.group, sequences.shard)
+        return DividedForward(model, ops, memory.caches, slots, stage, sequences.group, sequences.shard)
     shard = None if sequences is None else sequences.shard
-    return Forward(model, ops, memory.caches, block_size, memory.states, stage, shard, has_peers=has_peers)
+    return Forward(model, ops, memory.caches, slots, memory.states, stage, shard, has_peers=has_peers)
