@@ -17,11 +17,14 @@ class PartialSight(NamedTuple):
     """What a step's tokens see of one rank's part of the positions, and the order in which they attend to it.
 
     Attributes:
-        sees_none: [num_tokens] bool, in that order: the token sees no key. It is given one, because kernels need one.
+        positions: [num_tokens] int64, in that order; of the tokens in their sequences.
+        sees_none: [num_tokens] bool, in that order: there is no key up to the token. It is given one, because kernels
+            need one.
         order: [num_tokens] int64, the step's tokens in that order; None: the step's own.
         back: the inverse of `order`.
     """
 
+    positions: Tensor
     sees_none: Tensor
     order: Tensor | None = None
     back: Tensor | None = None
@@ -61,11 +64,19 @@ class ContextParallel(ABC):
         return None
 
     def check(self, form: AttentionForm) -> None:
-        """Raises ModelLoadError for attention that depends on where keys lie in a sequence, or has sinks."""
-        if (form.window, form.chunk, form.sinks, form.slopes) != (None, None, None, None):
+        """Raises ModelLoadError for a form that has no counterpart among one rank's keys, see `_partial`."""
+        turn = self.shard.run * self.shard.size
+        limit = next((size for size in (form.window, form.chunk) if size is not None and size % turn), None)
+        if limit is not None:
             raise ModelLoadError(
-                f"{self.flag} needs attention to all tokens alike; this model has windows, chunks, "
-                "sinks or ALiBi. Use --tensor-parallel-size alone."
+                f"{self.flag} {self.shard.size} gives the ranks {self.shard.run} positions each in turn "
+                f"(--cp-kv-cache-interleave-size), and turns of {turn} do not divide this model's windows or chunks of "
+                f"{limit} tokens; choose numbers whose product does."
+            )
+        if form.slopes is not None and self.shard.run > 1:
+            raise ModelLoadError(
+                f"{self.flag} needs --cp-kv-cache-interleave-size 1 for this model: its attention depends on "
+                "distances (ALiBi), and those between a rank's keys must be equal."
             )
 
     @abstractmethod
@@ -91,19 +102,49 @@ class ContextParallel(ABC):
     def _attend_partly(
         self, ops: Backend, q: Tensor, pages: Tensor, batch: AttentionBatch, form: AttentionForm, sight: PartialSight
     ) -> tuple[Tensor, Tensor]:
-        """See `Backend.partial_attention`: of queries of all ranks, in the order of `sight`."""
-        out, lse = ops.partial_attention(q, pages, batch, form)
-        return out, lse.masked_fill(sight.sees_none.unsqueeze(1), -torch.inf)
+        """See `Backend.partial_attention`: of queries of all ranks, in the order of `sight`; `form` is that of `q`."""
+        out, lse = ops.partial_attention(q, pages, batch, self._partial(form))
+        if form.slopes is not None:
+            lse = lse - form.slopes * self._distances(sight).unsqueeze(1)
+        return out, lse.masked_fill(self._sees_none(form, sight).unsqueeze(1), -torch.inf)
 
-    def _merge(self, ops: Backend, outs: Tensor, sums: Tensor) -> Tensor:
-        """Outputs of this rank's queries over all positions.
+    def _partial(self, form: AttentionForm) -> AttentionForm:
+        """`form` among this rank's keys, which are counted one by one, and of which every window has equally many."""
+        size = self.shard.size
+        return form._replace(
+            window=None if form.window is None else form.window // size,
+            chunk=None if form.chunk is None else form.chunk // size,
+            sinks=None,
+            slopes=None if form.slopes is None else form.slopes * size,
+        )
+
+    def _distances(self, sight: PartialSight) -> Tensor:
+        """How far each token is from the last of this rank's keys before it: [num_tokens] int64.
+
+        Attention counts biases from that key. No weight of the rank's softmax depends on that; its denominator does.
+        """
+        last = self.shard.num_own(sight.positions + 1) - 1
+        return sight.positions - (last * self.shard.size + self.shard.rank)
+
+    def _sees_none(self, form: AttentionForm, sight: PartialSight) -> Tensor:
+        """Whether each token sees no key of this rank: [num_tokens] bool."""
+        if form.chunk is None:
+            return sight.sees_none
+        start = sight.positions - sight.positions % form.chunk
+        return self.shard.num_own(sight.positions + 1) == self.shard.num_own(start)
+
+    def _merge(self, ops: Backend, outs: Tensor, sums: Tensor, form: AttentionForm) -> Tensor:
+        """Outputs of this rank's queries over all positions; `form` is that of these queries.
 
         Args:
             outs: [num_ranks, num_tokens, num_heads, head_dim], of each rank's queries over this rank's positions.
             sums: [num_ranks, num_tokens, num_heads] float32, the logarithms of their softmaxes' denominators.
         """
         outs, sums = self.group.all_to_all(outs), self.group.all_to_all(sums)
-        return ops.merge_attention(list(zip(outs, sums, strict=True)))
+        parts = list(zip(outs, sums, strict=True))
+        if form.sinks is not None:  # a part without values
+            parts.append((torch.zeros_like(outs[0]), form.sinks.repeat(outs.shape[1], 1)))
+        return ops.merge_attention(parts)
 
 
 class DecodeContextParallel(ContextParallel):
@@ -128,9 +169,13 @@ class DecodeContextParallel(ContextParallel):
         """See `ContextParallel.attend`."""
         if sight.order is not None:
             q = ops.take_rows(q.flatten(1), sight.order).view(q.shape)
-        out, lse = self._attend_partly(ops, self.group.all_gather(q, dim=1), pages, batch, form, sight)
+        gathered = form
+        if form.slopes is not None:
+            gathered = form._replace(slopes=self.group.all_gather(form.slopes, dim=0))
+        out, lse = self._attend_partly(ops, self.group.all_gather(q, dim=1), pages, batch, gathered, sight)
         heads = (self.group.size, q.shape[1])
-        merged = self._merge(ops, out.unflatten(1, heads).transpose(0, 1), lse.unflatten(1, heads).transpose(0, 1))
+        out, lse = (each.unflatten(1, heads).transpose(0, 1) for each in (out, lse))
+        merged = self._merge(ops, out, lse, form)
         return merged if sight.back is None else ops.take_rows(merged.flatten(1), sight.back).view(q.shape)
 
 
@@ -149,4 +194,4 @@ class PrefillContextParallel(ContextParallel):
         """See `ContextParallel.attend`."""
         out, lse = self._attend_partly(ops, self.group.all_gather(q, dim=0), pages, batch, form, sight)
         tokens = (self.group.size, len(q))
-        return self._merge(ops, out.unflatten(0, tokens), lse.unflatten(0, tokens))
+        return self._merge(ops, out.unflatten(0, tokens), lse.unflatten(0, tokens), form)

@@ -218,6 +218,31 @@ def test_tokens_are_those_of_one_worker(case: str, checkpoint: Checkpoints) -> N
             assert rank.scores[position] == pytest.approx(logprobs, abs=1e-3)
 
 
+FORMS: dict[str, tuple[Any, dict[str, Any], Layout, int]] = {
+    "windows": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6}, Layout(tensor=2, context=2), 4),
+    "windows-prefill": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6}, Layout(prefill=4), 1),
+    "sinks": ("gpt_oss", {"sliding_window": 12, "num_key_value_heads": 2}, Layout(tensor=4, context=2), 2),
+    "sinks-prefill": ("gpt_oss", {"sliding_window": 12}, Layout(prefill=3), 2),
+    "chunks": ("llama4", {"attention_chunk_size": 8, "num_hidden_layers": 4}, Layout(tensor=2, context=2), 1),
+    "chunks-prefill": ("llama4", {"attention_chunk_size": 16, "num_hidden_layers": 4}, Layout(prefill=4), 4),
+    "alibi": ("falcon", {"alibi": True, "multi_query": True, "seed": 2}, Layout(tensor=4, context=4), 1),
+    "alibi-prefill": ("falcon", {"alibi": True, "multi_query": True, "seed": 2}, Layout(prefill=2), 1),
+}
+"""Family, options, layout, and neighbouring positions of a rank."""
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_attention_that_knows_where_keys_lie(case: str, checkpoint: Checkpoints) -> None:
+    family, options, layout, run = FORMS[case]
+    folder = checkpoint(family, **{"num_key_value_heads": 1, **options})
+    [whole] = run_on_ranks(folder, Layout(), 1, ROOM)
+    for rank in run_on_ranks(folder, layout, run, ROOM):
+        assert rank.tokens == whole.tokens
+        assert rank.page_bytes * layout.num_workers == whole.page_bytes * layout.sequence
+        for position, logprobs in whole.scores.items():
+            assert rank.scores[position] == pytest.approx(logprobs, abs=1e-3)
+
+
 def test_models_with_states(hybrid: Folder) -> None:  # noqa: F811
     folder, cache = hybrid("nemotron-h"), CacheConfig(num_gpu_blocks_override=600)
     [whole] = run_on_ranks(folder, Layout(), 1, cache)
@@ -229,7 +254,12 @@ def test_models_with_states(hybrid: Folder) -> None:  # noqa: F811
     ("family", "options", "message"),
     [
         ("qwen3", {"num_key_value_heads": 2}, "puts each of 2 KV heads on 1; choose 1"),
-        ("mistral", {"sliding_window": 12, "num_key_value_heads": 1}, "attention to all tokens alike"),
+        (
+            "mistral",
+            {"sliding_window": 10, "num_key_value_heads": 1},
+            "turns of 4 do not divide .* chunks of 10 tokens",
+        ),
+        ("falcon", {"alibi": True, "multi_query": True}, "needs --cp-kv-cache-interleave-size 1 for this model"),
         ("deepseek_v3", {}, "decode-context-parallel-size is not there for latent attention"),
         ("transformers", {"num_key_value_heads": 1}, "not there for classes of Transformers"),
     ],
@@ -238,7 +268,11 @@ def test_models_that_cannot_divide_positions_are_refused(
     family: Any, options: dict[str, Any], message: str, checkpoint: Checkpoints
 ) -> None:
     is_foreign = family == "transformers"
-    config = engine_config(checkpoint("qwen3" if is_foreign else family, **options), layout=Layout(tensor=2, context=2))
+    config = engine_config(
+        checkpoint("qwen3" if is_foreign else family, **options),
+        layout=Layout(tensor=2, context=2),
+        cp_kv_cache_interleave_size=2,
+    )
     if is_foreign:
         spec = msgspec.structs.replace(config.spec, implementation="transformers")
         config = msgspec.structs.replace(config, spec=spec)
