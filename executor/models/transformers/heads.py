@@ -29,6 +29,8 @@ class Attention(AttendingStep):
         self, step: StepContext, query: Tensor, key: Tensor, value: Tensor, *, is_last: bool = False
     ) -> Tensor:
         pages, group = step.caches[self.number]
+        if key.shape[2] != query.shape[2]:
+            raise ValueError(f"the class's code attends to {key.shape[2]} keys in a step of {query.shape[2]} tokens")
         q, k, v = (_padded(x[0].transpose(0, 1), self.head_dim) for x in (query, key, value))
         self.ops.write_kv(k, v, pages, step.attention[group].slot_mapping)
         return attended(self, step, q, is_last=is_last)[..., : value.shape[3]].unsqueeze(0)

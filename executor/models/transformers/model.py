@@ -25,7 +25,7 @@ from quire.executor.models.transformers.exchange import Exchange, transposed_wei
 from quire.executor.models.transformers.fast_path import FastPath
 from quire.executor.models.transformers.parts import Experts
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
-from quire.executor.models.transformers.rows import RowPlan, Rows
+from quire.executor.models.transformers.rows import RowPlan, Rows, check_cache
 from quire.executor.models.transformers.self_check import check_steps
 from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
@@ -74,6 +74,10 @@ def _explore(
     spec: ModelSpec, model: PreTrainedModel, context: ModelContext
 ) -> tuple[Findings, dict[nn.Module, Split], RowPlan | None]:
     """What the model does on this rank, how its linear layers are split, and the plan of one that runs row by row."""
+    try:
+        check_cache(model.config)
+    except ModelLoadError as error:
+        raise _refusal(spec, f"cannot run over pages: {error}") from error
     try:
         findings = _probe_flat(model, {})
     except Exception as obstacle:  # the code of a model may raise anything

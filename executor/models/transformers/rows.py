@@ -16,10 +16,12 @@ from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
     DynamicIndexedLayer,
+    DynamicLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
 )
 
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import AttentionKV, LatentKV, LayerKV
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
@@ -64,8 +66,21 @@ def dry_cache(config: PretrainedConfig) -> Cache:
     """A cache of the library, for a dry run."""
     cache = DynamicCache(config=config)
     special = (LinearAttentionCacheLayerMixin, DynamicIndexedLayer)
-    is_special = any(isinstance(layer, special) for layer in cache.layers)
+    is_special = any(isinstance(layer, special) or type(layer).__module__ != Cache.__module__ for layer in cache.layers)
     return cache if is_special else DynamicCache()  # which takes as many layers as the model has
+
+
+def check_cache(config: PretrainedConfig) -> None:
+    """Refuses models that keep more of a sequence than our pages stand for.
+
+    Raises:
+        ModelLoadError: a layer's cache, of a class of the model's own, has functions that the views here lack.
+    """
+    kinds = {type(layer) for layer in dry_cache(config).layers}
+    own = {name for kind in kinds if kind.__module__ != Cache.__module__ for name in vars(kind) if name[0] != "_"}
+    missing = sorted(own - set(dir(DynamicLayer)) - set(dir(_StateAndPages)))
+    if missing:
+        raise ModelLoadError(f"it keeps more of a sequence than keys, values and states ({', '.join(missing)})")
 
 
 def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
@@ -81,9 +96,12 @@ def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
         if keys is not None and keys.dim() == 4:
             kv_index, key_dim, value_dim = len(kv), keys.shape[3], values.shape[3]  # type: ignore[union-attr]
             kv.append(LayerKV(keys.shape[1], max(key_dim, value_dim)))
-        if isinstance(layer, DynamicIndexedLayer) and layer.indexer_keys is not None:
+        chooses_by = getattr(layer, "indexer_keys", None) if isinstance(layer, DynamicIndexedLayer) else None
+        if chooses_by is None:
+            chooses_by = getattr(layer, "idx_keys", None)
+        if chooses_by is not None:
             index_keys = len(kv)
-            kv.append(LatentKV(layer.indexer_keys.shape[2]))
+            kv.append(LatentKV(chooses_by.shape[-1]))
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             tensors = {
                 (kind, index): tensor
@@ -223,6 +241,10 @@ class _Pages(CacheLayerMixin):
         block_size = self.index_pages.shape[1]
         keys = self.index_pages[self.index_slots // block_size, self.index_slots % block_size]
         return keys.unsqueeze(0).to(indexer_key_states.dtype)
+
+    def update_index(self, idx_k: Tensor) -> Tensor:
+        """`update_indexer` of classes whose index keys are [1, 1, num_tokens, size]."""
+        return self.update_indexer(idx_k[:, 0]).unsqueeze(1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.past + query_length, 0

@@ -60,7 +60,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "kimi_linear": {**_LATENT, "layer_types": ["linear_attention", "full_attention"] * 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
+    **{name: {"layer_types": ["sliding_attention", "full_attention"] * 2} for name in ("gemma3_text", "kolibri1")},
+    **{name: {"layer_types": ["hybrid_sliding", "hybrid"] * 2} for name in ("inkling_text", "inkling2_text")},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2, "index_head_dim": 16,
+        "index_block_size": 4, "index_topk_blocks": 3, "index_local_blocks": 1,
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
     "xlstm": {"qk_dim_factor": 1.0},  # its cache has keys of a multiple of 64 numbers
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
@@ -69,6 +76,27 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "use_shared_attention_adapter": True, "adapter_rank": 8, "tie_word_embeddings": True,
     },
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "deepseek_v4": {
+        "num_key_value_heads": 1, "head_dim": 32, "partial_rotary_factor": 0.5, "o_groups": 2, "o_lora_rank": 24,
+        "index_n_heads": 8, "index_head_dim": 16, "index_topk": 4,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "layer_types": ["sliding_attention", *["heavily_compressed_attention", "compressed_sparse_attention"] * 2][:4],
+        "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    },
+    "qwen4_exp_text": {
+        "layer_types": ["linear_attention", "indexed_attention"] * 2, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "hc_lowrank": 16,
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
+        "indexer_compress_ratio": 4, "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 50, "heads_per_ngram": 2,
+        "eos_token_id": 2, "make_ngram_vocab_size_divisible_by": 4, "split_ngram_parts": 2,
+    },
+    "reformer": {
+        "axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16], "attention_head_size": 16,
+        "feed_forward_size": 96, "attn_layers": ["local", "lsh"] * 2, "local_attention_probs_dropout_prob": 0.0,
+    },
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_key_value_heads": 4},
+    "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 """By model type: what does not follow from `SIZES`."""
 
