@@ -289,11 +289,31 @@ NUMBERS_APART = [" ", "1", "2", "3", "4", "5"]
         ("llama-bpe", ["I", "'LL", " pay", " ", "123", "45", " HelloWorld", "\n\n", " ", " x"]),
         ("tekken", ["I", "'LL", " pay", *NUMBERS_APART, " Hello", "World", "\n\n", " ", " x"]),
         ("gpt-4o", ["I'LL", " pay", " ", "123", "45", " Hello", "World", "\n\n", " ", " x"]),
+        ("kimi-k2", ["I'LL", " pay", " ", "123", "45", " Hello", "World", "\n\n", " ", " x"]),
+        ("falcon", ["I", "'", "LL", " pay", " ", "123", "45", " HelloWorld", "\n\n ", " x"]),
+        ("deepseek-llm", ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", " HelloWorld", "\n", "\n", " ", " x"]),
     ],
 )
 def test_texts_are_split_into_words_as_the_file_says(pre: str, words: list[str]) -> None:
     fields = {"model": "gpt2", "pre": pre, "tokens": ["a"], "merges": []}
     tokenizer = make_tokenizer("x.gguf", {f"tokenizer.ggml.{name}": value for name, value in fields.items()})
     text = "I'LL pay 12345 HelloWorld\n\n  x"
+    assert tokenizer.pre_tokenizer is not None
+    assert [text[first:last] for _, (first, last) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == words
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("kimi-k2", ["你好", "Kölnかな", " $", "5", " мир"]),
+        ("falcon", ["你好Kölnかな", " ", "$", "5", " мир"]),
+        ("deepseek-llm", ["你好", "K", "ö", "ln", "かな", " $", "5", " мир"]),  # "[:-~]" has ASCII's letters, too
+        ("deepseek-coder", ["你好", "Köln", "かな", " $", "5", " мир"]),
+    ],
+)
+def test_scripts_are_split_as_the_file_says(pre: str, words: list[str]) -> None:
+    fields = {"model": "gpt2", "pre": pre, "tokens": ["a"], "merges": []}
+    tokenizer = make_tokenizer("x.gguf", {f"tokenizer.ggml.{name}": value for name, value in fields.items()})
+    text = "".join(words)
     assert tokenizer.pre_tokenizer is not None
     assert [text[first:last] for _, (first, last) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == words
