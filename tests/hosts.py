@@ -15,6 +15,17 @@ from tests.servers import START_SECONDS, ServerProcess
 TOKEN = {"QUIRE_JOIN_TOKEN": "of-the-tests-" + "x" * 32}
 
 
+def start_node(folder: Path, log: Path, *flags: str, env: dict[str, str] = TOKEN) -> subprocess.Popen[bytes]:
+    """A headless node at 127.0.0.2, which appends to `log`."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "quire", "serve", str(folder), "--headless", *flags],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environ | {"OMP_NUM_THREADS": "1", "QUIRE_HOST_IP": "127.0.0.2"} | env,
+        )
+
+
 class Hosts:
     """Node 0 at 127.0.0.1, and node 1 at 127.0.0.2 with the same checkpoint in another folder.
 
@@ -48,14 +59,7 @@ class Hosts:
 
     def start_node(self, *number: str, env: dict[str, str] = TOKEN) -> subprocess.Popen[bytes]:
         """Starts a process for node 1, perhaps with another number or token."""
-        command = [sys.executable, "-m", "quire", "serve", str(self._copy), "--headless"]
-        with (self._folder / "node.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, *self._where, *(number or self._number)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environ | {"OMP_NUM_THREADS": "1", "QUIRE_HOST_IP": "127.0.0.2"} | env,
-            )
+        return start_node(self._copy, self._folder / "node.log", *self._where, *(number or self._number), env=env)
 
     def node_log(self) -> str:
         """What processes for node 1 have said."""

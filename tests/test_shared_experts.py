@@ -5,12 +5,17 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import Popen
+from typing import Any
 
 import psutil
 import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
+from tests.hosts import TOKEN, start_node
+from tests.servers import free_port
 
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 256}
 EPLB = {"step_interval": 20, "window_size": 10, "num_redundant_experts": 3}
@@ -58,6 +63,10 @@ class Together:
         await anext(stream)
         await stream.aclose()
 
+    def waits_for(self) -> list[str | None]:
+        """Of each engine."""
+        return [engine.waits_for for engine in self._llm.client.status().engines]
+
     @property
     def engine_pids(self) -> list[int | None]:
         return self._llm.client.engine_pids
@@ -88,24 +97,75 @@ async def scenario(together: Together) -> None:
     assert not set(before) & set(together.engine_pids)
 
 
-def test_tokens_are_those_of_one_engine_whatever_the_other_does(
-    checkpoint: Callable[..., Path], capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(checkpoint("qwen3_moe"))
-    with LLM(folder, **OPTIONS) as one:
+@pytest.fixture(scope="module")
+def expected(checkpoint: Callable[..., Path]) -> list[list[int]]:
+    """The tokens that one engine gives each prompt."""
+    with LLM(str(checkpoint("qwen3_moe")), **OPTIONS) as one:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         outputs = one.generate(prompts, [sampling(number) for number in range(4)], use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
 
+
+@asynccontextmanager
+async def together(folder: Path, expected: list[list[int]], **options: Any) -> AsyncIterator[Together]:
+    llm = AsyncLLM.from_engine_args(
+        model=str(folder), **OPTIONS, data_parallel_size=2, enable_expert_parallel=True, **options
+    )
+    try:
+        yield Together(llm, expected)
+    finally:
+        await llm.aclose()
+
+
+def test_tokens_are_those_of_one_engine_whatever_the_other_does(
+    checkpoint: Callable[..., Path], expected: list[list[int]], capfd: pytest.CaptureFixture[str]
+) -> None:
     async def run() -> None:
-        llm = AsyncLLM.from_engine_args(
-            model=folder, **OPTIONS, data_parallel_size=2, enable_expert_parallel=True, enable_eplb=True,
-            eplb_config=EPLB,
-        )  # fmt: skip
-        try:
-            await scenario(Together(llm, [output.outputs[0].token_ids for output in outputs]))
-        finally:
-            await llm.aclose()
+        async with together(checkpoint("qwen3_moe"), expected, enable_eplb=True, eplb_config=EPLB) as engines:
+            await scenario(engines)
 
     asyncio.run(run())
     log = capfd.readouterr().err
     assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)
+
+
+def test_streams_of_both_hosts_wait_for_a_lost_one(
+    checkpoint: Callable[..., Path], expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine 1 is on another host, which is not there at first, and is lost later."""
+    for name, value in TOKEN.items():
+        monkeypatch.setenv(name, value)
+    folder, port = checkpoint("qwen3_moe"), free_port()
+    nodes: list[Popen[bytes]] = []
+
+    def start() -> None:
+        flags = ["--data-parallel-size", "2", "--data-parallel-size-local", "1", "--data-parallel-start-rank", "1"]
+        log = tmp_path / "log"
+        nodes.append(start_node(folder, log, *flags, "--master-addr", "127.0.0.1", "--master-port", str(port)))
+
+    def lose() -> None:
+        nodes[0].kill()
+        nodes[0].wait()
+
+    async def start_when_missed(engines: Together) -> None:
+        while engines.waits_for() != ["the host of engine 1"] * 2:
+            await asyncio.sleep(0.02)
+        start()
+
+    async def run() -> None:
+        where = {"data_parallel_size_local": 1, "master_addr": "127.0.0.1", "master_port": port}
+        async with together(folder, expected, **where) as engines:
+            await asyncio.gather(start_when_missed(engines), engines.check(3, engine=0))
+            await asyncio.gather(
+                engines.check(0, engine=0), engines.check(2, engine=1, on_half=lose), start_when_missed(engines)
+            )
+            await engines.check(1, engine=1)
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 240))
+        nodes[1].terminate()
+        assert nodes[1].wait(30) == 0
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()

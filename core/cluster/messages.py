@@ -56,6 +56,7 @@ class StartEngine(Struct, array_like=True, tag="start_engine", frozen=True):
     """The node starts the engine of `config.place.data`, and says `EngineStarted`."""
 
     config: EngineConfig  # as for `StartWorkers`; the node also says which of its engines this is
+    init_method: str | None = None  # where its ranks meet those of other engines
 
 
 class EndEngine(Struct, array_like=True, tag="end_engine", frozen=True):

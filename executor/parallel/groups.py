@@ -191,7 +191,7 @@ class RankGroups(NamedTuple):
         Args:
             device: "cpu" or "cuda"; on cuda, worker number i of a host takes device i as its current one.
             init_method: where ranks meet: `file:///path/of/a/private/file`, or `tcp://address:port` of a socket that
-                listens already, and which the first rank is given with `?listen_fd=` and its descriptor.
+                listens already, and which the first rank of one host is given with `?listen_fd=` and its descriptor.
 
         Raises:
             ConfigError: there are fewer devices than ranks.
@@ -213,7 +213,7 @@ class RankGroups(NamedTuple):
             "nccl" if device == "cuda" else "gloo",
             rank=number,
             world_size=num_ranks,
-            **_meeting(distributed, number, num_ranks, init_method),
+            **_meeting(distributed, rank, num_ranks, init_method),
         )
         atexit.register(leave)
         kind = DistributedGroup if device == "cuda" else GlooGroup
@@ -252,7 +252,7 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-def _meeting(distributed: ModuleType, number: int, num_ranks: int, init_method: str) -> dict[str, Any]:
+def _meeting(distributed: ModuleType, rank: Rank, num_ranks: int, init_method: str) -> dict[str, Any]:
     """How `init_process_group` is told where the ranks meet.
 
     By itself, torch would listen for `tcp://` on all interfaces. A socket that it is given is bound to one address.
@@ -260,9 +260,9 @@ def _meeting(distributed: ModuleType, number: int, num_ranks: int, init_method: 
     place = urlsplit(init_method)
     if place.scheme != "tcp":
         return {"init_method": init_method}
-    is_first = number == 0
-    fd = int(parse_qs(place.query)["listen_fd"][0]) if is_first else None
-    store = distributed.TCPStore(place.hostname, place.port, num_ranks, is_master=is_first, master_listen_fd=fd)
+    given = parse_qs(place.query).get("listen_fd", [])
+    fd = int(given[0]) if given and rank.is_first else None
+    store = distributed.TCPStore(place.hostname, place.port, num_ranks, is_master=fd is not None, master_listen_fd=fd)
     return {"store": store}
 
 

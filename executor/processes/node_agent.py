@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import NodeStart, Order, ShareFile, StartWorkers
-from quire.core.errors import EngineError
+from quire.core.errors import ConfigError, EngineError
 from quire.core.logging import get_logger
+from quire.core.wire.meeting import Meeting
 from quire.core.wire.protocol import FileCopy, encoder
-from quire.executor.processes.placement import cluster_environment
-from quire.executor.processes.worker_host import LocalHost, Meeting
+from quire.executor.processes.worker_host import LocalHost
 
 logger = get_logger(__name__)
 
@@ -26,7 +26,6 @@ class NodeAgent:
 
     def __init__(self, start: NodeStart) -> None:
         self._start = start
-        self._environment = cluster_environment(start.facts.address)
         self._session: _Session | None = None
         self._is_closing = False
 
@@ -37,7 +36,7 @@ class NodeAgent:
             ConfigError: node 0 refuses this node as it was started.
         """
         while not self._is_closing:
-            self._session = session = _Session(self._start, self._environment)
+            self._session = session = _Session(self._start)
             reason = await session.run()
             if not self._is_closing:
                 logger.warning("this node has ended its work: %s It waits for node 0 again.", reason)
@@ -53,9 +52,8 @@ class NodeAgent:
 class _Session:
     """One membership and the workers of its time."""
 
-    def __init__(self, start: NodeStart, environment: dict[str, str]) -> None:
+    def __init__(self, start: NodeStart) -> None:
         self._start = start
-        self._environment = environment
         self._encoder = encoder()
         self._membership = Membership(start.head, start.keys, start.facts, self)
         self._host: LocalHost | None = None
@@ -96,13 +94,12 @@ class _Session:
             order.config, spec=replace(order.config.spec, path=self._start.folder), logging=self._start.logging
         )
         logger.info("this node starts %s", ", ".join(f"worker {rank}" for rank in order.ranks))
-        self._host = LocalHost(
-            config, order.ranks, order.factory, Meeting(order.init_method, []), self._environment, self
-        )
+        meeting = Meeting(order.init_method, address=self._start.facts.address)
         try:
+            self._host = LocalHost(config, order.ranks, order.factory, meeting, self)
             self._host.start()
-        except OSError as error:
-            self.leave(f"its workers cannot be started: {error}.")
+        except (OSError, ConfigError) as error:
+            self.leave(f"its workers cannot be started: {error}")
 
     def _keep(self, file: ShareFile) -> None:
         """Keeps a copy of the file in memory, and tells the workers its path."""

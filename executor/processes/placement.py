@@ -4,12 +4,13 @@ import os
 import socket
 from typing import Protocol
 
-from quire.core.cluster.addresses import interface_of, listen
+from quire.core.cluster.addresses import listen
 from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.messages import HeadStart, StartWorkers
 from quire.core.config.resolved import EngineConfig
+from quire.core.wire.meeting import Meeting
 from quire.executor.processes.remote_host import RemoteHost
-from quire.executor.processes.worker_host import HostListener, LocalHost, Meeting, WorkerHost
+from quire.executor.processes.worker_host import HostListener, LocalHost, WorkerHost
 
 
 class Placement(Protocol):
@@ -31,33 +32,32 @@ class Placement(Protocol):
 
 
 class OneHost:
-    """All workers are on this host. They meet in a file without a name, as the rings are.
+    """All workers are on this host.
 
     Args:
-        meeting_fd: of the file, where they meet workers of other engines, too; None: they meet one another alone.
+        meeting: where they meet workers of other engines, too; None: they meet one another alone, in a file without a
+            name, as the rings are.
     """
 
     waits_for = None
 
-    def __init__(self, config: EngineConfig, meeting_fd: int | None = None) -> None:
+    def __init__(self, config: EngineConfig, meeting: Meeting | None = None) -> None:
         self._config = config
-        self._meeting_fd = meeting_fd
+        self._meeting = meeting
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
         """See `Placement.find_hosts`."""
-        if self._meeting_fd is None:
-            self._meeting_fd = os.memfd_create("quire-rendezvous")
-        fd = self._meeting_fd
-        meeting = Meeting(f"file:///proc/self/fd/{fd}", [fd])
-        return [
-            LocalHost(self._config, self._config.layout.ranks(self._config.place.data), factory, meeting, {}, listener)
-        ]
+        if self._meeting is None:
+            fd = os.memfd_create("quire-rendezvous")
+            self._meeting = Meeting(f"file:///proc/self/fd/{fd}", [fd])
+        ranks = self._config.layout.ranks(self._config.place.data)
+        return [LocalHost(self._config, ranks, factory, self._meeting, listener)]
 
     def close(self) -> None:
         """See `Placement.close`."""
-        if self._meeting_fd is not None:
-            os.close(self._meeting_fd)
-            self._meeting_fd = None
+        meeting, self._meeting = self._meeting, None
+        for fd in [] if meeting is None else meeting.fds:
+            os.close(fd)
 
 
 class SeveralHosts:
@@ -72,25 +72,15 @@ class SeveralHosts:
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
         """See `Placement.find_hosts`. Raises ConfigError if this host does not have the address."""
-        environment = cluster_environment(self._facts.address)
         self._head = ClusterHead(self._start)
         nodes = await self._head.all_joined()
         # The first rank is given the socket itself, so that nobody else takes its port meanwhile.
         self._listener = listen(self._facts.address)
-        fd, meeting = self._listener.fileno(), f"tcp://{self._facts.address}:{self._listener.getsockname()[1]}"
-        layout = self._config.layout
-        hosts: list[WorkerHost] = [
-            LocalHost(
-                self._config,
-                layout.ranks_of_node(0),
-                factory,
-                Meeting(f"{meeting}?listen_fd={fd}", [fd]),
-                environment,
-                listener,
-            )
-        ]
+        fd, place = self._listener.fileno(), f"tcp://{self._facts.address}:{self._listener.getsockname()[1]}"
+        layout, here = self._config.layout, Meeting(f"{place}?listen_fd={fd}", [fd], self._facts.address)
+        hosts: list[WorkerHost] = [LocalHost(self._config, layout.ranks_of_node(0), factory, here, listener)]
         for node in nodes:
-            start = StartWorkers(self._config, layout.ranks_of_node(node.facts.ranks[0]), factory, meeting)
+            start = StartWorkers(self._config, layout.ranks_of_node(node.facts.ranks[0]), factory, place)
             hosts.append(RemoteHost(node, start, listener))
         return hosts
 
@@ -107,13 +97,3 @@ class SeveralHosts:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-
-def cluster_environment(address: str) -> dict[str, str]:
-    """Variables that have gloo and NCCL use the network interface of `address` alone.
-
-    Raises:
-        ConfigError: this host does not have the address.
-    """
-    interface = interface_of(address)
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from quire.core import envs
+from quire.core.cluster.addresses import interface_of
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import EngineError
+from quire.core.wire.meeting import Meeting
 from quire.core.wire.protocol import encoder
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
@@ -59,13 +61,6 @@ class WorkerHost(Protocol):
         """
 
 
-class Meeting(NamedTuple):
-    """Where the ranks find each other."""
-
-    init_method: str  # see `RankGroups.join`
-    fds: Sequence[int]  # descriptors that the place needs, for the workers to inherit
-
-
 class _Link:
     """This end of one worker: its process, pidfd and result ring."""
 
@@ -100,8 +95,10 @@ class LocalHost:
         ranks: of the workers here.
         factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
         meeting: where all ranks of the engine find each other.
-        environment: variables of the workers beside this process's own.
         listener: hears the workers.
+
+    Raises:
+        ConfigError: this host does not have the meeting's address.
     """
 
     def __init__(
@@ -110,7 +107,6 @@ class LocalHost:
         ranks: Sequence[Rank],
         factory: str,
         meeting: Meeting,
-        environment: dict[str, str],
         listener: HostListener,
     ) -> None:
         self._config = config
@@ -123,7 +119,7 @@ class LocalHost:
         self._is_lost = False
         self._closed = False
         self._ranks = ranks
-        self._environment = {**os.environ, **environment}
+        self._environment = {**os.environ, **_interface_variables(meeting.address)}
         share_out_cores(self._environment, len(ranks) * config.place.num_local)
         self._plans_handle = create_ring(len(ranks))
         interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
@@ -248,3 +244,11 @@ class LocalHost:
         self._flush()
         if not self._unsent:
             asyncio.get_running_loop().remove_reader(self._plans.fileno())
+
+
+def _interface_variables(address: str | None) -> dict[str, str]:
+    """Variables that have gloo and NCCL use the network interface of `address` alone."""
+    if address is None:
+        return {}
+    interface = interface_of(address)
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

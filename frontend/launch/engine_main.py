@@ -18,6 +18,7 @@ from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import configure
 from quire.core.wire.channel import CurveKeys
+from quire.core.wire.meeting import Meeting
 
 
 class EngineStart(Struct, array_like=True):
@@ -28,7 +29,7 @@ class EngineStart(Struct, array_like=True):
     keys: CurveKeys | None
     worker_factory: str | None = None  # qualified name of a replacement for the real worker
     cluster: HeadStart | None = None  # where other nodes join
-    meeting_fd: int | None = None  # of a file where the workers meet those of other engines
+    meeting: Meeting | None = None  # with the workers of other engines
 
 
 def main() -> None:
@@ -65,10 +66,10 @@ async def _run_engine(start: EngineStart) -> int:
     else:
         from quire.executor.processes.multiproc import MultiProcExecutor as Executor  # type: ignore[assignment]
     options: dict[str, Any] = {"factory": start.worker_factory} if start.worker_factory else {}
-    if start.meeting_fd is not None:
+    if start.meeting is not None:
         from quire.executor.processes.placement import OneHost
 
-        options["placement"] = OneHost(start.config, start.meeting_fd)
+        options["placement"] = OneHost(start.config, start.meeting)
     if start.cluster is not None:
         from quire.executor.processes.placement import SeveralHosts
 

@@ -9,6 +9,7 @@ from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger
+from quire.core.wire.meeting import Meeting
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
 
@@ -74,13 +75,13 @@ class _Session:
     def on_order(self, order: Order) -> None:
         """See `MemberListener.on_order`."""
         match order:
-            case StartEngine(config):
-                self._start_engine(config)
+            case StartEngine(config, init_method):
+                self._start_engine(config, init_method)
             case EndEngine(data):
                 if (engine := self._engines.get(data)) is not None:
                     engine.kill()
 
-    def _start_engine(self, config: EngineConfig) -> None:
+    def _start_engine(self, config: EngineConfig, init_method: str | None) -> None:
         facts, data = self._start.facts, config.place.data
         if (before := self._engines.get(data)) is not None:
             before.kill()
@@ -91,7 +92,9 @@ class _Session:
             logging=self._start.logging,
         )
         logger.info("this node starts engine %d", data)
-        engine = self._engines[data] = EngineLauncher(own, Listening(facts.address, self._start.keys)).start()
+        meeting = None if init_method is None else Meeting(init_method, address=facts.address)
+        launcher = EngineLauncher(own, Listening(facts.address, self._start.keys))
+        engine = self._engines[data] = launcher.start(meeting)
         watch = asyncio.create_task(self._watch(data, engine))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)

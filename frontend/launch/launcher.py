@@ -18,6 +18,7 @@ from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, EngineDeadError
 from quire.core.wire.channel import CurveKeys
+from quire.core.wire.meeting import Meeting
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.together import EnginesTogether
@@ -89,10 +90,8 @@ class EngineLauncher:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
         cluster: where other nodes join; None: all workers run on this host.
         ray_nodes: starts the other nodes; None: others do.
-        together: the engines with which this one shares experts, if any.
+        together: of the engines with which this one shares experts, if any.
     """
-
-    waits_for = None  # an engine is started at once, and says itself what it waits for
 
     def __init__(
         self,
@@ -114,24 +113,41 @@ class EngineLauncher:
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
 
+    @property
+    def waits_for(self) -> str | None:
+        """See `Launcher.waits_for`. What a started engine waits for, it says itself."""
+        return None if self._together is None else self._together.waits_for
+
     def launch_ahead(self) -> None:
         """Starts the engine that the first `launch` returns, so that it loads while the frontend starts."""
-        self._ahead = self.start()
+        if self._together is None or not self._together.has_other_hosts:
+            self._ahead = self._start_in_common()
 
     async def launch(self) -> EngineSubprocess:
         """Starts an engine. The engine dies with this process, because its standard input closes."""
         ahead, self._ahead = self._ahead, None
-        return ahead or self.start()
+        if ahead is not None:
+            return ahead
+        if self._together is not None:
+            await self._together.gathered(self.config.place.data)
+        return self._start_in_common()
 
-    def start(self) -> EngineSubprocess:
-        """As `launch`, at once."""
+    def _start_in_common(self) -> EngineSubprocess:
+        if self._together is None:
+            return self.start()
+        life = self._together.life_of(self.config.place.data)
+        engine = self.start(life.place.here())
+        life.add(engine)
+        return engine
+
+    def start(self, meeting: Meeting | None = None) -> EngineSubprocess:
+        """As `launch`, at once. The engine's workers meet those of other engines at `meeting`."""
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         if isinstance(self._transport, Listening):
             keys = self._transport.keys
         address = self._next_address()
         if self._ray_nodes is not None:
             self._ray_nodes.ensure()
-        meeting_fd = None if self._together is None else self._together.meeting_of(self.config.place.data)
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -140,18 +156,14 @@ class EngineLauncher:
                 "quire.frontend.launch.engine_main",
             ],  # -P: no module of the user's folder shadows ours
             stdin=subprocess.PIPE,
-            pass_fds=[] if meeting_fd is None else [meeting_fd],
+            pass_fds=[] if meeting is None else meeting.fds,
             env=os.environ | _devices(self.config),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
         )
         assert process.stdin is not None
         config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
         engine = EngineSubprocess(process, address, keys)
-        if self._together is not None:
-            self._together.add(config.place.data, engine)
-        start = msgspec.msgpack.encode(
-            EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting_fd)
-        )
+        start = msgspec.msgpack.encode(EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting))
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()

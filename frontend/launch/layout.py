@@ -66,10 +66,15 @@ def check_sharing(args: EngineArgs) -> None:
             f"{sharing}, which are divided by tensors alone then: use --tensor-parallel-size instead of "
             "--pipeline-parallel-size and --prefill-context-parallel-size, or drop --data-parallel-size."
         )
-    if len(engine_places(asked)) < asked.data_parallel_size:
+    if len(served_engines(asked)) < asked.data_parallel_size:
         raise ConfigError(
-            f"{sharing}, and these must be on one host, behind one server: drop --data-parallel-rank, "
-            "--data-parallel-hybrid-lb and --data-parallel-size-local, or --enable-expert-parallel."
+            f"{sharing}, and these must be behind one server: drop --data-parallel-rank and --data-parallel-hybrid-lb, "
+            "or --enable-expert-parallel."
+        )
+    if not engine_places(asked):
+        raise ConfigError(
+            f"{sharing}, which meet at one of this host's: raise --data-parallel-size-local to 1 or more, or drop "
+            "--enable-expert-parallel."
         )
     if args.load.load_format == "sharded_state":
         raise ConfigError(

@@ -10,6 +10,7 @@ from quire.core.engine.supervisor import EngineHandle
 from quire.core.errors import EngineDeadError, EngineError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.ray_nodes import RayNodes
+from quire.frontend.launch.together import EnginesTogether
 
 
 class RemoteEngine:
@@ -24,10 +25,20 @@ class RemoteEngine:
         self.ended: asyncio.Future[int] = self._loop.create_future()
         self._node = node
         self._data = data
+        self._reason: EngineDeadError | None = None
 
     async def wait(self) -> int:
-        """See `EngineHandle.wait`. Raises EngineError when the engine's node is lost."""
-        return await asyncio.shield(self.ended)
+        """See `EngineHandle.wait`. Raises EngineError when the engine's node is lost, or `end` has ended it."""
+        code = await asyncio.shield(self.ended)
+        if self._reason is not None:
+            raise self._reason
+        return code
+
+    def end(self, reason: EngineDeadError) -> None:
+        """As `kill`, and `wait` tells why, if the engine has not ended by itself."""
+        if not self.ended.done():
+            self._reason = reason
+        self.kill()
 
     def kill(self) -> None:
         """See `EngineHandle.kill`."""
@@ -40,9 +51,13 @@ class RemoteNodes:
 
     Args:
         ray_nodes: starts the nodes; None: others do.
+
+    Attributes:
+        address: of this host, for the nodes.
     """
 
     def __init__(self, start: HeadStart, ray_nodes: RayNodes | None = None) -> None:
+        self.address = start.facts.address
         self._start = start
         self._ray_nodes = ray_nodes
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,32 +66,36 @@ class RemoteNodes:
         self._running: dict[int, RemoteEngine] = {}
         self._nodes: defaultdict[NodeLink, set[int]] = defaultdict(set)
 
-    async def start(self, config: EngineConfig) -> EngineHandle:
+    async def all_joined(self) -> None:
+        """Returns when all nodes are there. Raises ConfigError if nodes cannot join at the address."""
+        await self._open_head().all_joined()
+
+    async def start(self, config: EngineConfig, init_method: str | None = None) -> RemoteEngine:
         """Starts an engine on the node that has its number, once that is there.
+
+        Args:
+            init_method: where its ranks meet those of other engines; None: they do not.
 
         Raises:
             ConfigError: nodes cannot join at the address.
             EngineError: the node is lost meanwhile, or cannot start the engine.
         """
-        if self._head is None:  # here, because a head needs the running loop
-            self._loop = asyncio.get_running_loop()
-            self._head = ClusterHead(self._start)
-        if self._ray_nodes is not None:
-            self._ray_nodes.ensure()
         data = config.place.data
-        node = await self._head.node_with(data)
+        node = await self._open_head().node_with(data)
         if node.engine_listener is None:
             node.engine_listener = _NodeEngines(self, node)
         self._nodes[node].add(data)
         self._starting[data] = starting = asyncio.get_running_loop().create_future()
-        node.tell(StartEngine(config))
+        node.tell(StartEngine(config, init_method))
         address = await starting
         engine = self._running[data] = RemoteEngine(node, data, address, self._start.keys)
         return engine
 
-    def has_node_with(self, data: int) -> bool:
-        """Whether the node with an engine's number has joined."""
-        return self._head is not None and data not in self._head.missing
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of engines whose nodes have not joined."""
+        own = self._start.facts
+        return self._head.missing if self._head else sorted(set(range(own.num_ranks)) - set(own.ranks))
 
     def close(self) -> None:
         """Lets all nodes go, which end their engines. Idempotent."""
@@ -85,6 +104,14 @@ class RemoteNodes:
             self._loop.call_soon_threadsafe(head.close, "the server has ended.")
         if self._ray_nodes is not None:
             self._ray_nodes.close()
+
+    def _open_head(self) -> ClusterHead:
+        if self._head is None:  # here, because a head needs the running loop
+            self._loop = asyncio.get_running_loop()
+            self._head = ClusterHead(self._start)
+        if self._ray_nodes is not None:
+            self._ray_nodes.ensure()
+        return self._head
 
     def on_engine(self, news: EngineStarted | EngineEnded) -> None:
         """A node has said something of an engine."""
@@ -126,24 +153,37 @@ class _NodeEngines:
 
 
 class RemoteLauncher:
-    """See `Launcher`: starts the engine of one number on its node."""
+    """See `Launcher`: starts the engine of one number on its node.
 
-    def __init__(self, config: EngineConfig, nodes: RemoteNodes) -> None:
+    Args:
+        together: of the engines with which this one shares experts, if any.
+    """
+
+    def __init__(self, config: EngineConfig, nodes: RemoteNodes, together: EnginesTogether | None = None) -> None:
         self.config = config
         self._nodes = nodes
+        self._together = together
 
     @property
     def waits_for(self) -> str | None:
         """See `Launcher.waits_for`."""
+        if self._together is not None:
+            return self._together.waits_for
         data = self.config.place.data
-        return None if self._nodes.has_node_with(data) else f"the host of engine {data}"
+        return f"the host of engine {data}" if data in self._nodes.missing else None
 
     def launch_ahead(self) -> None:
         """The node need not be there yet, so there is nothing to do."""
 
     async def launch(self) -> EngineHandle:
-        """See `Launcher.launch`. Waits for the node."""
-        return await self._nodes.start(self.config)
+        """See `Launcher.launch`. Waits for the node, and for those of engines that share experts with this one."""
+        if self._together is None:
+            return await self._nodes.start(self.config)
+        await self._together.gathered(self.config.place.data)
+        life = self._together.life_of(self.config.place.data)
+        engine = await self._nodes.start(self.config, life.place.elsewhere())
+        life.add(engine)
+        return engine
 
     def close(self) -> None:
         """See `Launcher.close`."""

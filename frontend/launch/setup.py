@@ -47,16 +47,17 @@ class EngineSetup:
         num_workers, kind = config.layout.num_workers, config.device
         ray_nodes = RayNodes.with_workers(args, num_workers=num_workers, device=kind)
         ray_engines = RayNodes.with_engines(args, num_workers=num_workers, device=kind)
-        together = EnginesTogether() if config.layout.shares_experts else None
+        others = remote_places(args.parallel)
+        nodes = RemoteNodes(engines_head_start(args.parallel, folder), ray_engines) if others else None
+        together = EnginesTogether(nodes) if config.layout.shares_experts else None
         launchers: list[EngineLauncher | RemoteLauncher] = [
             EngineLauncher(
                 replace(config, place=place), transport, cluster=cluster, ray_nodes=ray_nodes, together=together
             )
             for place in engine_places(args.parallel)
         ]
-        if others := remote_places(args.parallel):
-            nodes = RemoteNodes(engines_head_start(args.parallel, folder), ray_engines)
-            launchers += [RemoteLauncher(replace(config, place=place), nodes) for place in others]
+        if nodes is not None:
+            launchers += [RemoteLauncher(replace(config, place=place), nodes, together) for place in others]
             launchers.sort(key=lambda launcher: launcher.config.place.data)
         elif args.parallel.data_parallel_address is not None:
             logger.info("--data-parallel-address has no effect: this server uses no engines of other hosts")

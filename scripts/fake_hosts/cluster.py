@@ -31,6 +31,11 @@ class Layout:
     has_engines: bool = False
     is_mixture: bool = False
 
+    @property
+    def waits_for_hosts(self) -> bool:
+        """Whether a step waits for another host."""
+        return not self.has_engines or "--enable-expert-parallel" in self.options
+
 
 LAYOUTS = {
     "TP 2": Layout(("--tensor-parallel-size", "2")),
@@ -40,6 +45,7 @@ LAYOUTS = {
     "DP 2": Layout(has_engines=True),
     "PP 2 x TP 2": Layout(("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"), num_hosts=4),
     "DP 4": Layout(has_engines=True, num_hosts=4),
+    "DP 2 x EP 2": Layout(("--enable-expert-parallel",), has_engines=True, is_mixture=True),
 }
 
 
