@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-GateActivation = Literal["silu", "sigmoid", "identity"]
+GateActivation = Literal["silu", "sigmoid", "identity", "softplus"]
 """The function that turns a gate into a factor. The gate of a short convolution is the factor itself."""
 
 
@@ -184,4 +184,7 @@ class RecurrentOperations(ABC):
 
     @abstractmethod
     def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
-        """`x * activation(gate)`; both are [num_tokens, size] of one dtype, and so is the dense result."""
+        """`x * activation(gate)`: dense, like `x` [num_tokens, size] otherwise.
+
+        `gate` is [num_tokens, num_gates], of the same dtype; each gate multiplies `size / num_gates` neighbours.
+        """

@@ -159,7 +159,7 @@ GATED_RMS_NORM = Call(
     "eps",
 )
 MULTIPLY_GATE = Call(
-    "quire_multiply_gate", "x gate out", "num_tokens size x_stride gate_stride activation dtype num_threads"
+    "quire_multiply_gate", "x gate out", "num_tokens size num_gates x_stride gate_stride activation dtype num_threads"
 )
 MATCH_MAGNITUDE = Call(
     "quire_match_magnitude", "x like out", "num_tokens size x_stride like_stride dtype num_threads", "floor"

@@ -26,10 +26,10 @@ _QUESTIONS = frozenset(
     {"__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "size", "stride"}
 )
 _VIEWS = frozenset(
-    {"__getitem__", "contiguous", "expand", "flatten", "narrow", "reshape", "squeeze", "transpose", "unflatten"}
-    | {"unsqueeze", "view"}
+    {"__getitem__", "chunk", "contiguous", "expand", "flatten", "narrow", "permute", "reshape", "split", "squeeze"}
+    | {"transpose", "unflatten", "unsqueeze", "view"}
 )
-"""Calls that return a view. Some copy if they must; `_Watch` then counts them as strangers."""
+"""Calls that return views. Some copy if they must; `_Watch` then counts them as strangers."""
 
 
 class _Launch(ctypes.Structure):
@@ -182,6 +182,9 @@ class _Watch(TorchFunctionMode):
         return result
 
 
-def _is_same_memory(view: Any, x: Tensor) -> bool:
+def _is_same_memory(views: Any, x: Tensor) -> bool:
+    """Whether a tensor, or each of several, has the memory of `x`."""
     with torch._C.DisableTorchFunction():
-        return view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        memory = x.untyped_storage().data_ptr()
+        views = (views,) if isinstance(views, Tensor) else views
+        return all(view.untyped_storage().data_ptr() == memory for view in views)

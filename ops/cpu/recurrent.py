@@ -17,7 +17,7 @@ from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
 from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
 
-_GATES: tuple[GateActivation, ...] = ("silu", "sigmoid", "identity")
+_GATES: tuple[GateActivation, ...] = ("silu", "sigmoid", "identity", "softplus")
 """In the kernel's numbering."""
 
 
@@ -218,10 +218,10 @@ class NativeRecurrent(RecurrentOperations):
         return self._fallbacks.run(self._eager.gated_rms_norm, x, gate, weight, eps, gate_first=gate_first)
 
     def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
-        if x.stride(1) == gate.stride(1) == 1 and _have_dtype(x.dtype, gate):
+        if x.stride(1) == 1 and gate.stride(1) == 1 and _have_dtype(x.dtype, gate):
             out = self._empty(*x.shape, dtype=x.dtype)
             if not self._multiply_gate(
-                x.data_ptr(), gate.data_ptr(), out.data_ptr(), *x.shape, x.stride(0), gate.stride(0),
+                x.data_ptr(), gate.data_ptr(), out.data_ptr(), *x.shape, gate.shape[1], x.stride(0), gate.stride(0),
                 _GATES.index(activation), DTYPES[x.dtype], torch.get_num_threads(),
             ):  # fmt: skip
                 return out

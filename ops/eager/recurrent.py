@@ -184,11 +184,12 @@ class EagerRecurrent(RecurrentOperations):
         return (out if gate_first else out * factor).to(x.dtype)
 
     def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
-        return (x.float() * _FACTORS[activation](gate.float())).to(x.dtype)
+        factors = _FACTORS[activation](gate.float()).unsqueeze(2)
+        return (x.float().unflatten(1, (gate.shape[1], -1)) * factors).flatten(1).to(x.dtype)
 
 
 _FACTORS: dict[GateActivation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda gate: gate,
+    "silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda gate: gate, "softplus": F.softplus,
 }  # fmt: skip
 
 

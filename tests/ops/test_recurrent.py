@@ -1,6 +1,7 @@
 """Recurrent operations against their formulas, token by token in float64: odd sizes, mixed rows, cuts of a prompt."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -348,12 +349,15 @@ def test_gated_norm(ops: Backend, shape: tuple[int, int, int], dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_multiply_gate(ops: Backend, dtype: torch.dtype) -> None:
-    x, gate = torch.randn(2, 5, 40).to(dtype)[:, :, :37]
-    factors = {"silu": F.silu(gate.double()), "sigmoid": gate.double().sigmoid(), "identity": gate.double()}
-    for activation, factor in factors.items():
+    x, gates = torch.randn(2, 5, 60).to(dtype)[:, :, :57]
+    functions = {"silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda gate: gate, "softplus": F.softplus}
+    for (activation, function), num_gates in product(functions.items(), (57, 3, 1)):
+        gate = gates[:, :num_gates] * 4
         out = ops.recurrent.multiply_gate(x, gate, activation)  # type: ignore[arg-type]
         assert out.dtype == dtype
-        torch.testing.assert_close(out.double(), x.double() * factor, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        assert out.is_contiguous()
+        expected = x.double() * function(gate.double()).repeat_interleave(57 // num_gates, dim=1)
+        torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_decays_at_the_end_of_a_chunk_are_as_exact_as_at_its_start(ops: Backend) -> None:

@@ -290,10 +290,11 @@ struct GatedRmsNormCall {
 };
 
 struct MultiplyGateCall {
-    const void *x, *gate;  // [num_tokens, size]
-    void* out;             // like x, dense
-    int64_t num_tokens, size, x_stride, gate_stride;
-    int64_t activation;  // of the gate; 0: silu, 1: sigmoid, 2: none
+    const void *x;     // [num_tokens, size]
+    const void *gate;  // [num_tokens, num_gates], each for size / num_gates neighbours
+    void* out;         // like x, dense
+    int64_t num_tokens, size, num_gates, x_stride, gate_stride;
+    int64_t activation;  // of the gate; 0: silu, 1: sigmoid, 2: none, 3: softplus
     int64_t dtype, num_threads;
 };
 

@@ -58,6 +58,16 @@ Floats softplus(Floats x) {
     return x;
 }
 
+// x times the factor that a gate's number z becomes; see MultiplyGateCall.
+Floats gated(long activation, Floats x, Floats z) {
+    switch (activation) {
+        case 0: return x * silu(z);
+        case 1: return times_sigmoid(x, z);
+        case 3: return x * softplus(z);
+        default: return x * z;
+    }
+}
+
 template <class T> void widen(const T* from, float* to, long size) {
     for (long i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i), size - i);
 }
@@ -411,16 +421,21 @@ extern "C" int quire_gated_rms_norm(const GatedRmsNormCall* call) {
 extern "C" int quire_multiply_gate(const MultiplyGateCall* call) {
     return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const long size = call->size;
+        const long size = call->size, share = size / call->num_gates;
         for_each(call->num_tokens, call->num_tokens * size > WORTH_A_THREAD ? call->num_threads : 1, [&](long token) {
             const T *x = (const T*)call->x + token * call->x_stride;
             const T *gate = (const T*)call->gate + token * call->gate_stride;
-            for (long i = 0; i < size; i += LANES) {
-                const Floats value = load(x + i, size - i), z = load(gate + i, size - i);
-                const long activation = call->activation;
-                const Floats result =
-                    activation == 0 ? value * silu(z) : activation == 1 ? times_sigmoid(value, z) : value * z;
-                store((T*)call->out + token * size + i, result, size - i);
+            T* out = (T*)call->out + token * size;
+            if (share == 1) {
+                for (long i = 0; i < size; i += LANES) {
+                    const Floats z = load(gate + i, size - i);
+                    store(out + i, gated(call->activation, load(x + i, size - i), z), size - i);
+                }
+                return;
+            }
+            for (long g = 0; g < call->num_gates; g++, x += share, out += share) {
+                const Floats factor = gated(call->activation, fill(1), fill(number(gate + g)));
+                for (long i = 0; i < share; i += LANES) store(out + i, load(x + i, share - i) * factor, share - i);
             }
         });
     });
