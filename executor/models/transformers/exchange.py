@@ -12,7 +12,14 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.experts import load_experts, read_experts
-from quire.executor.models.transformers.matching import GatedForm, NormForm, read_activation, read_gated, read_norm
+from quire.executor.models.transformers.matching import (
+    GatedForm,
+    NormForm,
+    read_activation,
+    read_gated,
+    read_norm,
+    read_plain_norm,
+)
 from quire.executor.models.transformers.probe import Findings, is_linear, sizes_of
 from quire.executor.models.transformers.splits import Split
 from quire.executor.weights.quantisation.scheme import Part
@@ -42,6 +49,8 @@ class Exchange:
                 self._put(name, self._linear(name, module))
             elif name and (form := read_norm(module)) is not None:
                 self._put(name, self._norm(name, module, form))
+            elif name and (eps := read_plain_norm(module)) is not None:
+                self._put(name, parts.PlainNorm(module, eps))
             elif name and not isinstance(module, parts.Part) and (activation := read_activation(module)) is not None:
                 self._put(name, parts.Activation(module, activation))
 

@@ -55,7 +55,7 @@ def read_norm(norm: nn.Module) -> NormForm | None:
         return None
     if len(inspect.signature(norm.forward).parameters) != 1:
         return None
-    numbers = [value for name, value in vars(norm).items() if "eps" in name and isinstance(value, float)]
+    numbers = _epsilons(norm)
     if len(numbers) != 1:
         return None
     small = _shallow(norm)
@@ -72,6 +72,17 @@ def read_norm(norm: nn.Module) -> NormForm | None:
         if (bias is None or is_centred) and _computes(small, x, scaled if shift is None else scaled + shift):
             return NormForm(numbers[0], is_offset, is_centred)
     return None
+
+
+def read_plain_norm(norm: nn.Module) -> float | None:
+    """The epsilon of a module if it is a root-mean-square norm without a weight, else None."""
+    if norm._parameters or norm._modules or norm._buffers or len(inspect.signature(norm.forward).parameters) != 1:
+        return None
+    numbers = _epsilons(norm)
+    x = _example(3, 16) * 0.01
+    if len(numbers) != 1 or not _computes(norm, x, x * torch.rsqrt(x.square().mean(-1, keepdim=True) + numbers[0])):
+        return None
+    return numbers[0]
 
 
 def read_activation(module: nn.Module) -> PlainActivation | None:
@@ -110,6 +121,10 @@ def read_gated(network: nn.Module, order: Sequence[str]) -> GatedForm | None:
             if _computes(small, x, layers[down](function(a) * b)):
                 return GatedForm(gate, up, down, activation, is_gate_first)
     return None
+
+
+def _epsilons(norm: nn.Module) -> list[float]:
+    return [value for name, value in vars(norm).items() if "eps" in name and isinstance(value, float)]
 
 
 def _shallow(module: nn.Module) -> nn.Module:

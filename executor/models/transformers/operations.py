@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.ops.backend import Backend, PlainActivation
+from quire.ops.recurrent import GateActivation
 
 
 @dataclass(eq=False)
@@ -44,12 +45,25 @@ class Scale:
 
 @dataclass(eq=False)
 class MultiplyGate:
-    """`x * sigmoid(gate)`, both [..., size]."""
+    """`x * activation(gate)` of gates [..., num_gates]; `x` [..., size] may have them as a dimension of its own."""
 
     ops: Backend
+    activation: GateActivation
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
-        return self.ops.recurrent.multiply_gate(_rows(x), _rows(gate), "sigmoid").view(x.shape)
+        gates = _rows(gate)
+        return self.ops.recurrent.multiply_gate(x.reshape(len(gates), -1), gates, self.activation).view(x.shape)
+
+
+@dataclass(eq=False)
+class ActivateAndMultiply:
+    """`Backend.activate_and_mul` of [..., 2 * size]."""
+
+    ops: Backend
+    activation: PlainActivation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.activate_and_mul(_rows(x), self.activation).view(*x.shape[:-1], -1)
 
 
 @dataclass(eq=False)

@@ -130,6 +130,23 @@ class Program:
         """The call that makes each value."""
         return {out: call for call in self.calls for out in call.outs if out is not None}
 
+    def is_hidden(self, x: Any) -> bool:
+        """Whether `x` is a value [1, num_tokens, size] or [num_tokens, size] of floating-point numbers."""
+        if not isinstance(x, Ref):
+            return False
+        meta = self.metas[x.index]
+        is_rows = (len(meta.shape) == 3 and meta.shape[0] == 1 and meta.axis == 1) or (
+            len(meta.shape) == 2 and meta.axis == 0
+        )
+        return is_rows and meta.dtype.is_floating_point
+
+    def are_alike(self, x: Any, y: Any) -> bool:
+        """Whether both are such values, of one size and type."""
+        if not self.is_hidden(x) or not self.is_hidden(y):
+            return False
+        a, b = self.metas[x.index], self.metas[y.index]
+        return a.shape == b.shape and a.dtype == b.dtype
+
     def drop_unused(self) -> None:
         """Drops calls whose values nobody reads; attention stays."""
         needed, kept = {self.output}, []

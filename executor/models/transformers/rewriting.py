@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.gates import MULTIPLY, activation_of, fuse_gates
 from quire.executor.models.transformers.operations import (
     Activate,
+    ActivateAndMultiply,
     Add,
     AddNorm,
     LayerNorm,
@@ -19,14 +21,11 @@ from quire.executor.models.transformers.operations import (
     TakeRows,
 )
 from quire.executor.models.transformers.program import Call, InStep, Program, Ref
-from quire.ops.backend import Backend, PlainActivation
+from quire.ops.backend import Backend
 
 _ADD = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
-_MULTIPLY = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 _DIVIDE = (torch.div, Tensor.div, Tensor.__truediv__)
 _TANH = (torch.tanh, Tensor.tanh)
-_SIGMOID = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
-_ACTIVATIONS: dict[Callable[..., Any], PlainActivation] = {F.silu: "silu", F.relu: "relu", F.gelu: "gelu"}
 
 
 def merge_projections(program: Program) -> None:
@@ -50,6 +49,16 @@ def merge_projections(program: Program) -> None:
     program.calls = calls
 
 
+def weigh_norms(program: Program, ops: Backend, device: torch.device) -> None:
+    """Puts our norm, with ones for a weight, where a norm has none."""
+    for call in program.calls:
+        norm = call.function
+        if isinstance(norm, parts.PlainNorm):
+            x, out = (program.metas[index] for index in (*call.reads(), *call.outs) if index is not None)
+            if x.dtype == out.dtype:
+                call.function = parts.RMSNorm(ops, torch.ones(x.shape[-1], dtype=x.dtype, device=device), norm.eps)
+
+
 class Rewriter:
     """Rewrites the elementwise calls of one program."""
 
@@ -60,7 +69,7 @@ class Rewriter:
 
     def run(self) -> None:
         """Rewrites all that can be."""
-        self._fuse_gates()  # before anything is written into a gate that is read later now
+        fuse_gates(self._program, self._ops)  # before anything is written into a gate that is read later now
         for place, call in enumerate(self._program.calls):
             rewritten = self._layer_norm(call) or self._rows(call) or self._elementwise(place, call)
             if rewritten is not None:
@@ -77,7 +86,7 @@ class Rewriter:
         names = ("input", "normalized_shape", "weight", "bias", "eps")
         given = dict(zip(names, call.args, strict=False)) | call.kwargs
         x, weight, bias = given["input"], given.get("weight"), given.get("bias")
-        is_plain = self._is_hidden(x) and len(given["normalized_shape"]) == 1
+        is_plain = self._program.is_hidden(x) and len(given["normalized_shape"]) == 1
         if (
             not is_plain
             or any(isinstance(each, Ref) for each in (weight, bias))
@@ -108,21 +117,20 @@ class Rewriter:
     def _elementwise(self, place: int, call: Call) -> Call | None:
         if call.function in _ADD and len(call.args) == 2 and not call.kwargs:
             return self._add(place, call)
-        activation = _activation_of(call)
+        activation = activation_of(call)
         if activation is not None:
             return self._into(place, call, call.args[0], Activate(self._ops, activation))
         factor = self._factor(call)
         if factor is not None:
             x, number = factor
             return self._into(place, call, x, Scale(self._ops, number))
+        if call.function in MULTIPLY and not call.kwargs and self._program.are_alike(*call.args):
+            return Call(MultiplyGate(self._ops, "identity"), call.args, {}, call.outs)
         return None
 
     def _add(self, place: int, call: Call) -> Call | None:
         x, y = call.args
-        if not self._is_hidden(x) or not self._is_hidden(y) or x == y:
-            return None
-        a, b = (self._metas[each.index] for each in (x, y))
-        if a.shape != b.shape or a.dtype != b.dtype:
+        if x == y or not self._program.are_alike(x, y):
             return None
         for residual, other in ((x, y), (y, x)):
             if self._may_write(place, residual):
@@ -130,7 +138,7 @@ class Rewriter:
         return None
 
     def _into(self, place: int, call: Call, x: Any, operation: Callable[..., Any]) -> Call | None:
-        is_fit = self._is_hidden(x) and self._may_write(place, x)
+        is_fit = self._program.is_hidden(x) and self._may_write(place, x)
         return Call(operation, (x,), {}, call.outs) if is_fit else None
 
     def _factor(self, call: Call) -> tuple[Any, float] | None:
@@ -138,29 +146,16 @@ class Rewriter:
         if call.kwargs or len(call.args) != 2:
             return None
         x, y = call.args
-        if call.function in _MULTIPLY and not isinstance(x, Ref):
+        if call.function in MULTIPLY and not isinstance(x, Ref):
             x, y = y, x
         number = y.item() if isinstance(y, Tensor) and y.dim() == 0 else y
         if not isinstance(x, Ref) or not isinstance(number, int | float) or isinstance(number, bool):
             return None
-        if call.function in _MULTIPLY:
+        if call.function in MULTIPLY:
             return x, float(number)
         return (x, 1 / number) if call.function in _DIVIDE and number else None
 
     # ----------------------------------------------------------------------------------------------- several calls
-
-    def _fuse_gates(self) -> None:
-        """`x * sigmoid(gate)` is one operation."""
-        made = self._program.producers()
-        for place, call in enumerate(self._program.calls):
-            if call.function not in _MULTIPLY or len(call.args) != 2 or not all(map(self._is_hidden, call.args)):
-                continue
-            for x, factor in (call.args, call.args[::-1]):
-                sigmoid = made.get(factor.index)
-                gate = sigmoid.args[0] if sigmoid is not None and sigmoid.function in _SIGMOID else None
-                if gate is not None and self._metas[x.index][:2] == self._metas[gate.index][:2]:
-                    self._program.calls[place] = Call(MultiplyGate(self._ops), (x, gate), {}, call.outs)
-                    break
 
     def _fuse_norms(self) -> None:
         """A sum, and the norm of it, are one operation."""
@@ -195,14 +190,6 @@ class Rewriter:
 
     # ------------------------------------------------------------------------------------------------------ facts
 
-    def _is_hidden(self, x: Any) -> bool:
-        """Whether `x` is [1, num_tokens, size] or [num_tokens, size]."""
-        if not isinstance(x, Ref):
-            return False
-        shape, axis = self._metas[x.index].shape, self._metas[x.index].axis
-        is_rows = (len(shape) == 3 and shape[0] == 1 and axis == 1) or (len(shape) == 2 and axis == 0)
-        return is_rows and self._metas[x.index].dtype.is_floating_point
-
     def _may_write(self, place: int, x: Ref) -> bool:
         """Whether nobody reads `x` or its memory after call `place`, and the memory is the step's own."""
         memory = self._metas[x.index].storage
@@ -216,14 +203,5 @@ class Rewriter:
 
 def _owns(call: Call) -> bool:
     """Whether a call's results are in new memory."""
-    own = (parts.Part, InStep, Add, AddNorm, LayerNorm, TakeRows, Scale, MultiplyGate, Activate)
+    own = (parts.Part, InStep, Add, AddNorm, LayerNorm, TakeRows, Scale, MultiplyGate, ActivateAndMultiply, Activate)
     return isinstance(call.function, own)
-
-
-def _activation_of(call: Call) -> PlainActivation | None:
-    if isinstance(call.function, parts.Activation):
-        return call.function.activation
-    if call.function is F.gelu:
-        approximate = call.kwargs.get("approximate", "none")
-        return "gelu_tanh" if approximate == "tanh" else "gelu"
-    return _ACTIVATIONS.get(call.function)

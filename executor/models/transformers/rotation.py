@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +49,8 @@ class Turn(NamedTuple):
     """How heads are rotated.
 
     Attributes:
-        frequencies: radians a position [rotary_dim / 2]; None: nothing is rotated.
+        frequencies: radians a position [rotary_dim / 2], float32, negative for turns the other way; None: nothing is
+            rotated.
         scale: what cosines and sines are multiplied by.
         is_interleaved: whether pairs are neighbours.
     """
@@ -65,17 +67,17 @@ class Rotations:
         self._program = program
         self._ops = ops
         self._device = device
-        self._calls: dict[tuple[int, float], Call] = {}
+        self._calls: dict[tuple[tuple[float, ...], float], Call] = {}
 
     def arguments(self, turn: Turn, dtype: torch.dtype) -> tuple[Any, ...]:
         """Cosines and sines as arguments of a call."""
         if turn.frequencies is None:
             return (torch.empty(1, 1, 0, dtype=dtype, device=self._device),) * 2
-        key = id(turn.frequencies), turn.scale
+        key = tuple(turn.frequencies.tolist()), turn.scale
         if key not in self._calls:
             meta = Meta((1, 1, 2 * len(turn.frequencies)), dtype, -1, axis=0)
             outs = tuple(self._program.add_value(meta) for _ in range(2))
-            rotation = Rotation(self._ops, turn.frequencies.float().contiguous(), turn.scale, dtype)
+            rotation = Rotation(self._ops, turn.frequencies.contiguous(), turn.scale, dtype)
             self._calls[key] = Call(rotation, (), {}, outs, is_single=False)
         return tuple(Ref(out) for out in self._calls[key].outs if out is not None)
 
@@ -147,10 +149,10 @@ def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
         if not 0 < 2 * half <= x.shape[2]:
             continue
         scale = ratio(got[..., : 2 * half], x[..., : 2 * half])
-        for is_interleaved in (False, True):
+        for is_interleaved, frequencies in product((False, True), (each.float(), -each.float())):
             pair = (_halves(got, half), _halves(x, half)) if is_interleaved else (got, x)
-            if agree(pair[0], _rotated(pair[1], each.float(), scale)):
-                return Turn(each, scale, is_interleaved)
+            if agree(pair[0], _rotated(pair[1], frequencies, scale)):
+                return Turn(frequencies, scale, is_interleaved)
     return None
 
 

@@ -1,0 +1,94 @@
+"""Products of a program with gates: one operation of ours, from the gate's numbers on."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.operations import ActivateAndMultiply, MultiplyGate
+from quire.executor.models.transformers.program import Call, Program, Ref
+from quire.ops.backend import Backend, PlainActivation
+from quire.ops.recurrent import GateActivation
+
+MULTIPLY = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+_PARTS = (torch.chunk, Tensor.chunk, torch.split, Tensor.split)
+_CASTS = (Tensor.to, Tensor.float, Tensor.type_as)
+_GATES: dict[Callable[..., Any], GateActivation] = {
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, Tensor.sigmoid), "sigmoid"),
+    F.softplus: "softplus",
+}
+_ACTIVATIONS: dict[Callable[..., Any], PlainActivation] = {F.silu: "silu", F.relu: "relu", F.gelu: "gelu"}
+
+
+def activation_of(call: Call) -> PlainActivation | None:
+    """The function that a call computes of each number, if it is one of ours."""
+    if isinstance(call.function, parts.Activation):
+        return call.function.activation
+    if call.function is F.gelu:
+        approximate = call.kwargs.get("approximate", "none")
+        return "gelu_tanh" if approximate == "tanh" else "gelu"
+    return _ACTIVATIONS.get(call.function)
+
+
+def fuse_gates(program: Program, ops: Backend) -> None:
+    """Exchanges the products that operations of ours compute."""
+    made = program.producers()
+    for place, call in enumerate(program.calls):
+        if call.function not in MULTIPLY or call.kwargs or not all(isinstance(each, Ref) for each in call.args):
+            continue
+        for x, factor in (call.args, call.args[::-1]):
+            whole, gate = _halved(program, made, x, factor), _gate(program, made, x, factor)
+            if whole is not None:
+                operation = ActivateAndMultiply(ops, whole[1])
+                program.calls[place] = Call(operation, (whole[0],), {}, call.outs)
+                break
+            if gate is not None:
+                program.calls[place] = Call(MultiplyGate(ops, gate[1]), (x, gate[0]), {}, call.outs)
+                break
+
+
+def _halved(program: Program, made: Mapping[int, Call], x: Ref, factor: Ref) -> tuple[Ref, PlainActivation] | None:
+    """The value whose first half becomes `factor` by an activation, and whose second half is `x`."""
+    activated = made.get(factor.index)
+    activation = None if activated is None else activation_of(activated)
+    if activated is None or activation is None:
+        return None
+    gate, up = _half(program, made, activated.args[0]), _half(program, made, x)
+    return (gate[0], activation) if gate and up and gate == (up[0], 0) and up[1] == 1 else None
+
+
+def _half(program: Program, made: Mapping[int, Call], x: Ref) -> tuple[Ref, int] | None:
+    """The value of which `x` is a half in the last dimension, and which half."""
+    call = made.get(x.index)
+    whole = None if call is None else call.args[0]
+    if call is None or not program.is_hidden(x) or not program.is_hidden(whole):
+        return None
+    own, all_sizes = program.metas[x.index].shape, program.metas[whole.index].shape
+    if all_sizes != (*own[:-1], 2 * own[-1]):
+        return None
+    if call.function is Tensor.narrow:
+        return whole, call.args[2] // own[-1]
+    return (whole, call.outs.index(x.index)) if call.function in _PARTS else None
+
+
+def _gate(program: Program, made: Mapping[int, Call], x: Ref, factor: Ref) -> tuple[Ref, GateActivation] | None:
+    """The numbers that become `factor`, one for each number or each of several equal parts of `x`."""
+    source, activation = factor, None
+    while (call := made.get(source.index)) is not None and call.args and isinstance(call.args[0], Ref):
+        is_spread = call.function is Tensor.unsqueeze and call.args[1:] == (-1,)
+        if call.function in _GATES and activation is None and len(call.args) == 1 and not call.kwargs:
+            activation = _GATES[call.function]
+        elif call.function not in _CASTS and not (is_spread and activation is None):
+            break
+        source = call.args[0]
+    if activation is None or not program.is_hidden(source):
+        return None
+    whole, own, spread = (program.metas[each.index] for each in (x, source, factor))
+    lead = own.shape[:-1]
+    is_each = spread.shape == whole.shape == own.shape
+    is_shared = spread.shape == (*whole.shape[:-1], 1) and spread.shape in (own.shape, (*own.shape, 1))
+    is_fit = is_each or (is_shared and whole.shape[: len(lead)] == lead)
+    return (source, activation) if is_fit and whole.dtype == own.dtype == spread.dtype else None
