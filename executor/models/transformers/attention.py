@@ -15,9 +15,10 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.heads import Attention
 from quire.executor.models.transformers.masks import Visible
 from quire.executor.models.transformers.probe import AttentionCall, run_backbone
+from quire.executor.models.transformers.program import Program
 from quire.executor.models.transformers.skeleton import first_tensor
 from quire.executor.models.transformers.tracing import RunPart
-from quire.ops.backend import AttentionForm
+from quire.ops.backend import AttentionForm, Backend
 
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "cache_position", "return_dict"})
 
@@ -81,6 +82,25 @@ class PagedAttention:
         """The sinks of this rank's heads, of which there are `num_heads`."""
         sinks = sinks.flatten().to(torch.float32)
         return sinks if len(sinks) == num_heads else sinks[self._rank * num_heads : (self._rank + 1) * num_heads]
+
+
+class FlatCode:
+    """The code of a class that calls `attention`, for `FastPath`."""
+
+    def __init__(self, attention: PagedAttention, backbone: nn.Module) -> None:
+        self._attention = attention
+        self._backbone = backbone
+
+    def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
+        """See `TracedCode.trace`."""
+        self._attention.run_part = run_part
+        try:
+            return self._attention.forward(self._backbone, step, token_ids, None)
+        finally:
+            self._attention.run_part = None
+
+    def exchange_attention(self, program: Program, ops: Backend) -> None:
+        """Nothing: the code calls ours."""
 
 
 def form_of(call: AttentionCall) -> AttentionForm:

@@ -16,20 +16,20 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.base import Model
 from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.attention import PagedAttention
 from quire.executor.models.transformers.heads import fuse_heads
-from quire.executor.models.transformers.program import InStep, Runner
-from quire.executor.models.transformers.rewriting import Rewriter, merge_projections
+from quire.executor.models.transformers.program import InStep, Program, Runner
+from quire.executor.models.transformers.rewriting import Rewriter, merge_projections, weigh_norms
 from quire.executor.models.transformers.routing import fuse_routers
 from quire.executor.models.transformers.small_sequences import SmallSequences
 from quire.executor.models.transformers.tracing import RunPart, Untraceable, trace
+from quire.ops.backend import Backend
 
 logger = get_logger(__name__)
 
 _TRACED = (7, 12)
 """Numbers of tokens with which a class's code runs twice."""
-_CHECKED = {0: 5, 1: 3}
-"""The tokens of a step in which programs and code are compared."""
+_CHECKED: tuple[dict[int, int], ...] = ({0: 5, 1: 3}, {1: 5, 0: 3})
+"""The tokens of the steps in which programs and code are compared."""
 _TOLERANCES = {torch.float32: 1e-4}
 _TOLERANCE = 0.1  # of 16 bits: the code rounds more often
 
@@ -43,6 +43,26 @@ class CodeModel(Model, Protocol):
 
     def run_head(self, hidden: Tensor) -> Tensor:
         """Logits [num_tokens, vocab] of hidden states."""
+        ...
+
+
+class TracedCode(Protocol):
+    """How a class's code is run to be traced."""
+
+    def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
+        """Hidden states [num_tokens, hidden] of one sequence's first tokens; some calls are made by `run_part`.
+
+        Raises:
+            Untraceable: the code does not run this way.
+        """
+        ...
+
+    def exchange_attention(self, program: Program, ops: Backend) -> None:
+        """Puts our attention where the code computes it, unless it is there already.
+
+        Raises:
+            Untraceable: the attention has an unknown form.
+        """
         ...
 
 
@@ -69,15 +89,15 @@ class FastPath:
     def __init__(
         self,
         model: CodeModel,
-        attention: PagedAttention,
+        code: TracedCode,
         embed: nn.Module,
         modules: Iterable[nn.Module],
         context: ModelContext,
         vocab_size: int,
     ) -> None:
-        """`model` runs the code, in which `attention` attends; `modules` are all of it, `embed` among them."""
+        """`model` runs `code`, in any step; `modules` are all of it, `embed` among them."""
         self._model = model
-        self._attention = attention
+        self._code = code
         self._embed = embed
         self._parts = [module for module in modules if isinstance(module, parts.Part)]
         self._context = context
@@ -113,11 +133,13 @@ class FastPath:
     def _make(self) -> tuple[Runner, Runner]:
         ops = self._context.ops
         forward = trace(self._forward, _TRACED, self._parts)
+        self._code.exchange_attention(forward, ops)
         embeddings = [call for call in forward.calls if call.function is self._embed]
         if len(embeddings) != 1:
             raise Untraceable("it reads the embeddings of tokens in its own way")
         embeddings[0].function = EmbedTokens(self._embed)
         merge_projections(forward)
+        weigh_norms(forward, ops, self._context.device)
         fuse_routers(forward, ops)
         fuse_heads(forward, ops, forward.inputs[1], self._context.device)
         hidden_size = forward.metas[forward.output].shape[-1]
@@ -130,14 +152,7 @@ class FastPath:
         """See `tracing.Run`."""
         token_ids, step = self._sequences(1, num_tokens).step({0: num_tokens})
 
-        def code(run_part: RunPart) -> Tensor:
-            self._attention.run_part = run_part
-            try:
-                return self._model.run_code(token_ids, step)
-            finally:
-                self._attention.run_part = None
-
-        return [token_ids, step.positions], code
+        return [token_ids, step.positions], partial(self._code.trace, token_ids, step)
 
     def _head(self, hidden_size: int, num_tokens: int) -> tuple[list[Tensor], Callable[[RunPart], Tensor]]:
         """See `tracing.Run`."""
@@ -147,17 +162,18 @@ class FastPath:
     def _difference(self, runner: Runner, logits: Runner) -> float:
         """How far a token's logits are from the code's, relative to their norm.
 
-        The median of a few tokens: where scores of experts are rounded in other ways, a token may get another expert.
+        Of each step, the median of its tokens: where scores of experts are rounded in other ways, a token may get
+        another expert.
         """
-        results = []
-        for with_programs in (False, True):
-            token_ids, step = self._sequences(len(_CHECKED), max(_CHECKED.values())).step(_CHECKED)
-            if with_programs:
-                results.append(logits.run([_hidden(runner, token_ids, step)], len(token_ids)).float())
-            else:
-                results.append(self._model.run_head(self._model.run_code(token_ids, step)).float())
-        expected, got = results
-        return float(((got - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+        num_rows, num_tokens = len(_CHECKED[0]), sum(max(step.values()) for step in _CHECKED)
+        own, ours = (self._sequences(num_rows, num_tokens) for _ in range(2))
+        differences = []
+        for lengths in _CHECKED:
+            expected = self._model.run_head(self._model.run_code(*own.step(lengths))).float()
+            token_ids, step = ours.step(lengths)
+            got = logits.run([_hidden(runner, token_ids, step)], len(token_ids)).float()
+            differences.append(((got - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+        return float(torch.stack(differences).max())
 
     def _sequences(self, num_rows: int, num_tokens: int) -> SmallSequences:
         return SmallSequences(self._model, self._context, self._vocab_size, num_rows, num_tokens)

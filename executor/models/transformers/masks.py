@@ -1,6 +1,7 @@
 """What a model's attention mask means, read off Transformers' mask function: which tokens does a token see?"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,28 @@ class Visible(NamedTuple):
     window: int | None = None
     chunk: int | None = None
     is_bidirectional: bool = False
+
+    def mask(self, num_tokens: int) -> Tensor:
+        """Which tokens each token of a sequence sees, [num_tokens, num_tokens] bool."""
+        keys = torch.arange(num_tokens)
+        queries = keys.unsqueeze(1)
+        seen = (keys <= queries) | self.is_bidirectional
+        if self.window is not None:
+            seen &= keys > queries - self.window
+        if self.chunk is not None:
+            seen &= keys // self.chunk == queries // self.chunk
+        return seen
+
+
+@dataclass(frozen=True)
+class MaskOf:
+    """Makes what is added to scores: 0 where a token is seen, else the least number; [1, 1, num_tokens, num_tokens]."""
+
+    visible: Visible
+
+    def __call__(self, num_tokens: int) -> Tensor:
+        scores = torch.zeros(1, 1, num_tokens, num_tokens)
+        return scores.masked_fill_(~self.visible.mask(num_tokens), torch.finfo(torch.float32).min)
 
 
 class Mask(Tensor):

@@ -19,10 +19,11 @@ from quire.executor.layers.rotary import check_first_chunk
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.registry import ARCHITECTURES
-from quire.executor.models.transformers.attention import PagedAttention, form_of
+from quire.executor.models.transformers.attention import FlatCode, PagedAttention, form_of
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.exchange import Exchange, transposed_weights
-from quire.executor.models.transformers.fast_path import FastPath
+from quire.executor.models.transformers.fast_path import FastPath, TracedCode
+from quire.executor.models.transformers.own_attention import RowCode
 from quire.executor.models.transformers.parts import Experts
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
 from quire.executor.models.transformers.rows import RowPlan, Rows, check_cache
@@ -57,7 +58,6 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     if plan is None:
         sequences: PagedAttention | Rows = PagedAttention(context, findings.calls)
     else:
-        logger.info("%s runs row by row, which is slow in large batches: its code sees one sequence", spec.architecture)
         sequences = Rows(plan, context.ops)
     Exchange(model, own, findings, splits).run()
     fill(model, weights, context.device)
@@ -67,6 +67,8 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
             check_steps(built, context, spec.vocab_size)
         except Exception as error:
             raise _refusal(spec, f"does not run row by row: {_text(error)}") from error
+        if built.fast_path is None or built.fast_path.programs is None:
+            logger.info("%s runs row by row, slowly in large batches: its code sees one sequence", spec.architecture)
     return built
 
 
@@ -125,7 +127,7 @@ class TransformersModel:
     """See `Model`.
 
     Attributes:
-        fast_path: the programs that take the place of the class's code; None if it runs row by row.
+        fast_path: the programs that take the place of the class's code; None if it keeps a state of a sequence.
     """
 
     def __init__(
@@ -157,9 +159,10 @@ class TransformersModel:
             for part in (self._model, self._backbone):
                 set_attention(part, name)
         self.fast_path: FastPath | None = None
-        if isinstance(sequences, PagedAttention):
+        code = _traced_code(sequences, self._backbone)
+        if code is not None:
             modules = dict.fromkeys((*model.modules(), *self._backbone.modules()))
-            self.fast_path = FastPath(self, sequences, self._embed, modules, context, vocab_size)
+            self.fast_path = FastPath(self, code, self._embed, modules, context, vocab_size)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
@@ -215,6 +218,13 @@ class _Replay(nn.Module):
         output = copy.copy(self._output)
         output[next(iter(output))] = self.hidden
         return output
+
+
+def _traced_code(sequences: PagedAttention | Rows, backbone: nn.Module) -> TracedCode | None:
+    """The code of a backbone that may have a program, else None."""
+    if isinstance(sequences, PagedAttention):
+        return FlatCode(sequences, backbone)
+    return None if sequences.states else RowCode(sequences.plan, backbone)
 
 
 def _activation_size(findings: Findings) -> int:

@@ -122,12 +122,13 @@ class Rows:
     """Runs a backbone on the rows of a step, one after another.
 
     Attributes:
+        plan: what the model keeps of a sequence.
         kv: the keys and values that each layer keeps of a sequence.
         states: the states that each recurrent layer keeps.
     """
 
     def __init__(self, plan: RowPlan, ops: Backend) -> None:
-        self._plan = plan
+        self.plan = plan
         self._ops = ops
         self.kv = plan.kv
         self.states = plan.states
@@ -136,9 +137,9 @@ class Rows:
         """Hidden states of all tokens, [num_tokens, hidden]; `embeds` are rows instead of those of `token_ids`."""
         outputs = []
         for row, tokens in self._pieces(step):
-            cache = Cache(layers=[self._view(step, row, tokens, layer) for layer in self._plan.layers])
+            cache = Cache(layers=[self._view(step, row, tokens, layer) for layer in self.plan.layers])
             rows = None if embeds is None else embeds[tokens].unsqueeze(0)
-            positions = step.positions[tokens].unsqueeze(0) if self._plan.gives_positions else None
+            positions = step.positions[tokens].unsqueeze(0) if self.plan.gives_positions else None
             out = run_row(backbone, token_ids[tokens].unsqueeze(0), cache, positions, rows)
             outputs.append(first_tensor(out)[0])
         return torch.cat(outputs)
@@ -151,7 +152,7 @@ class Rows:
             lengths = step.rows.starts.diff().numpy()
         start = 0
         for row, length in enumerate(lengths.tolist()):
-            goes_on = bool(self._plan.states) and not bool(step.rows.is_new[row])
+            goes_on = bool(self.plan.states) and not bool(step.rows.is_new[row])
             for first in range(start, start + length, 1 if goes_on else length):
                 yield row, slice(first, first + (1 if goes_on else length))
             start += length

@@ -189,7 +189,8 @@ def test_a_mask_knows_what_a_slice_of_it_means() -> None:
 @pytest.mark.parametrize(
     ("model_type", "kind"),
     [
-        ("bloom", Rows),  # adds its biases itself
+        ("bloom", Rows),  # attends itself, with biases
+        ("gptj", Rows),  # attends itself
         ("opt", PagedAttention),  # learned positions
         ("roberta", Rows),  # counts positions itself
         ("doge", Rows),  # masks of its own

@@ -1,6 +1,7 @@
 """Programs of classes of Transformers: what they consist of, what they compute, and which code has none."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire import ops
+from quire.core.config.model import ModelConfig
 from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.models.transformers.program import Program, Runner
 from quire.executor.models.transformers.rewriting import Rewriter
+from quire.executor.models.transformers.small_sequences import SmallSequences
 from quire.executor.models.transformers.tracing import Untraceable, trace
+from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_models import VARIANTS, prompts
 from tests.executor.models.test_transformers import universal_spec
 from tests.executor.models.tiny_models import Reference, write_checkpoint
@@ -19,7 +23,7 @@ from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, re
 
 torch.set_num_threads(1)
 
-VIEWS = {"chunk", "unsqueeze", "reshape", "narrow", "transpose", "view", "__getitem__"}
+VIEWS = {"chunk", "unsqueeze", "permute", "reshape", "narrow", "transpose", "view", "__getitem__"}
 
 
 def programs_of(model: object) -> tuple[Runner, Runner]:
@@ -48,19 +52,39 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
 @pytest.mark.parametrize(
     "model_type",
     [
-        *("afmoe", "ernie4_5", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "helium"),
-        *("hunyuan_v1_dense", "nemotron", "olmo2", "opt", "persimmon", "phi", "phi3", "starcoder2", "stablelm"),
+        *("afmoe", "bitnet", "bloom", "ernie4_5", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite"),
+        *("helium", "hunyuan_v1_dense", "laguna", "modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo2"),
+        *("opt", "persimmon", "phi", "phi3", "qwen2_moe", "starcoder2", "stablelm"),
     ],
 )
-def test_steps_use_our_operations_alone(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("program") / model_type
-    write_checkpoint(folder, model_type)
-    spec = universal_spec(folder)
+def test_steps_use_our_operations_alone(model_type: str, tmp_path: Path) -> None:
+    """So decode steps are recorded. A row's logits are the same in any batch."""
+    write_checkpoint(tmp_path, model_type)
+    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32"))
     model = load_model(spec)
     token_ids = prompts(1, spec.vocab_size)[0]
-    logprobs = PagedDriver(model, 1, 100).step({0: token_ids})[0].log_softmax(-1)
-    torch.testing.assert_close(logprobs, Reference(folder).logprobs(token_ids), atol=1e-4, rtol=0)
-    assert set().union(*(program.foreign() for program in programs_of(model))) <= VIEWS
+    alone = PagedDriver(model, 1, 100).step({0: token_ids})[0]
+    beside = PagedDriver(model, 2, 100).step({1: token_ids[::-1], 0: token_ids})[0]
+    assert torch.equal(alone, beside)
+    expected = Reference(tmp_path).logprobs(token_ids)
+    torch.testing.assert_close(alone.log_softmax(-1), expected, atol=1e-4, rtol=0)
+    assert isinstance(model, TransformersModel)
+    assert model.fast_path is not None
+    context = model.fast_path._context
+    decode = SmallSequences(model, context, spec.vocab_size, 2, 4).step({0: 1, 1: 1})
+    _, recording = context.ops.record(lambda: model.compute_logits(model.forward(*decode)))
+    assert recording is not None
+
+
+def test_attention_that_a_table_hides_is_the_classs_own(tmp_path: Path) -> None:
+    """GPT Neo has a window in a table of all pairs of positions, which a comparison of a few tokens would not show."""
+    write_checkpoint(tmp_path, "gpt_neo")
+    model = load_model(
+        read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32"))
+    )
+    assert isinstance(model, TransformersModel)
+    assert model.fast_path is not None
+    assert model.fast_path.programs is None
 
 
 def traced(code: Callable[[Tensor], Tensor]) -> Program:

@@ -1,0 +1,244 @@
+"""Attention that a class computes in its own code: found in a trace of one sequence, and exchanged for ours.
+
+What the class stores in the library's cache are keys and values, and the first product of something made of the keys
+with something made of the values is what it attends to. The formula between them is fitted: the scale and the biases by
+distance (ALiBi, arXiv:2108.12409) are read off its scores, and with them our formula has to compute the same.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionMaskInterface, Cache
+from transformers.cache_utils import CacheLayerMixin, DummyLayer
+
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers.heads import Attention
+from quire.executor.models.transformers.masks import MaskFunction, MaskOf, Visible, read_mask
+from quire.executor.models.transformers.probe import set_attention
+from quire.executor.models.transformers.program import AttendingStep, Call, Meta, Program, Ref
+from quire.executor.models.transformers.rows import LayerPlan, RowPlan, run_row
+from quire.executor.models.transformers.skeleton import first_tensor
+from quire.executor.models.transformers.tracing import RunPart, Untraceable
+from quire.ops.backend import AttentionForm, Backend
+
+_NUM_TOKENS = 96
+"""With which formulas are compared."""
+_NOT_SEEN = -1e30  # scores below
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+
+
+class RowCode:
+    """The code of a class that computes attention itself, for `FastPath`."""
+
+    def __init__(self, plan: RowPlan, backbone: nn.Module) -> None:
+        self._backbone = backbone
+        self._plan = plan
+
+    def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
+        """See `TracedCode.trace`. Keys and values are stored by a `Keep`, and `MaskOf` makes the masks."""
+        layers = [
+            DummyLayer() if each.kv is None else _NewSequence(Keep(each), run_part) for each in self._plan.layers
+        ]  # fmt: skip
+        positions = step.positions.unsqueeze(0) if self._plan.gives_positions else None
+        try:
+            with _noting_masks(self._backbone, run_part):
+                out = run_row(self._backbone, token_ids.unsqueeze(0), Cache(layers=layers), positions)
+        except Untraceable:
+            raise
+        except Exception as error:  # the code of a model may raise anything
+            raise Untraceable(f"in a trace it raises {type(error).__name__}: {error}") from error
+        return first_tensor(out)[0]
+
+    def exchange_attention(self, program: Program, ops: Backend) -> None:
+        """See `TracedCode.exchange_attention`."""
+        for keep in [call for call in program.calls if isinstance(call.function, Keep)]:
+            if not any(_exchange(program, keep, query, ops) for query in _queries(program, keep)):
+                raise Untraceable("it computes attention of an unknown form itself")
+        program.drop_unused()
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The call that stores a layer's keys and values [1, heads, num_tokens, size]; returns those of the sequence."""
+
+    layer: LayerPlan
+
+    def __call__(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys.view_as(keys), values.view_as(values)
+
+
+class _NewSequence(CacheLayerMixin):
+    """A layer's cache of a new sequence: what is stored is all there is."""
+
+    is_sliding = False
+
+    def __init__(self, keep: Keep, run_part: RunPart) -> None:
+        super().__init__()
+        self._store = partial(run_part, keep, keep)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: there is no memory."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return self._store((key_states, value_states))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+@contextlib.contextmanager
+def _noting_masks(backbone: nn.Module, run_part: RunPart) -> Iterator[None]:
+    """Masks that the library makes for `backbone` are calls of `MaskOf` meanwhile."""
+    name = f"quire-trace-{id(backbone)}"
+
+    def build(
+        batch_size: int, q_length: int, kv_length: int, *_: Any, mask_function: MaskFunction, **__: Any
+    ) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            mask = MaskOf(read_mask(mask_function))
+        return run_part(mask, mask, (q_length,))
+
+    AttentionMaskInterface.register(name, build)
+    set_attention(backbone, name)
+    try:
+        yield
+    finally:
+        set_attention(backbone, "eager")
+        AttentionMaskInterface._global_mapping.pop(name)
+
+
+@dataclass(eq=False)
+class HeadsFirst(AttendingStep):
+    """`Attention` of queries [1, heads, num_tokens, size], or without the first dimension.
+
+    Its results are [1, heads, num_tokens, size] if `has_batch`, else [heads, num_tokens, size].
+    """
+
+    attention: Attention
+    has_batch: bool
+
+    def __call__(
+        self, step: StepContext, query: Tensor, key: Tensor, value: Tensor, *, is_last: bool = False
+    ) -> Tensor:
+        query = query if query.dim() == 4 else query.unsqueeze(0)
+        out = self.attention(step, query, key, value, is_last=is_last).transpose(1, 2)
+        return out if self.has_batch else out[0]
+
+
+def _queries(program: Program, keep: Call) -> Iterator[Ref]:
+    """What may be the queries: it is multiplied by something that is made of the keys alone."""
+    keys, values = keep.outs
+    size, of_keys = program.metas[keys].shape[-1], _made_of(program, keys)  # type: ignore[index]
+    for call in program.calls:
+        for index in call.reads() if of_keys.intersection(call.reads()) else ():
+            meta = program.metas[index]
+            is_fit = meta.axis is not None and meta.axis == len(meta.shape) - 2 and meta.shape[-1] == size
+            if index not in of_keys and index != values and is_fit:
+                yield Ref(index)
+
+
+def _made_of(program: Program, source: int | None) -> set[int | None]:
+    """All values that are made of one, itself included."""
+    made = {source}
+    for call in program.calls:
+        if made.intersection(call.reads()):
+            made.update(call.outs)
+    return made
+
+
+def _exchange(program: Program, keep: Call, query: Ref, ops: Backend) -> bool:
+    """Puts our attention in the place of a layer's own, if that has a form of ours."""
+    kinds = [_made_of(program, out) for out in keep.outs]
+    product = next((call for call in program.calls if all(kind.intersection(call.reads()) for kind in kinds)), None)
+    formula = None if product is None else _Formula.read(program, keep, product, query)
+    form = None if formula is None else formula.fit()
+    if product is None or form is None:
+        return False
+    layer: LayerPlan = keep.function.layer  # type: ignore[attr-defined]
+    assert layer.kv is not None
+    attention = Attention(ops, layer.kv, form, max(layer.key_dim, layer.value_dim))
+    product.function = HeadsFirst(attention, len(program.metas[product.outs[0]].shape) == 4)  # type: ignore[index]
+    product.args, product.kwargs = (query, *keep.args), {}
+    return True
+
+
+@dataclass
+class _Formula:
+    """The calls that make what a layer attends to of its queries, keys and values.
+
+    Attributes:
+        inputs: queries, keys and values, with their shapes for `_NUM_TOKENS` tokens.
+        scores: the value whose softmax the weights are.
+        result: the value that is attended to.
+    """
+
+    calls: list[Call]
+    inputs: list[tuple[int, tuple[int, ...]]]
+    positions: int
+    scores: int
+    result: int
+    visible: Visible
+
+    @classmethod
+    def read(cls, program: Program, keep: Call, product: Call, query: Ref) -> "_Formula | None":
+        """The formula that ends with `product`, or None if it reads anything else."""
+        result, inputs, positions = product.outs[0], (query.index, *keep.outs), program.inputs[1]
+        calls, starts = program.slice_to([result], lambda call: call is keep or query.index in call.outs)  # type: ignore[list-item]
+        scores = [call.args[0] for call in calls if call.function in _SOFTMAX]
+        masks = {call.function.visible for call in calls if isinstance(call.function, MaskOf)}
+        has_tables = any(_is_table(each) for call in calls for each in constants_of((call.args, call.kwargs)))
+        if starts - {*inputs, positions} or has_tables or len(scores) != 1 or len(masks) != 1:
+            return None
+        shapes = [(index, _shape(program.metas[index])) for index in inputs]  # type: ignore[index]
+        return cls(calls, shapes, positions, scores[0].index, result, masks.pop())  # type: ignore[arg-type]
+
+    def fit(self) -> AttentionForm | None:
+        """The form with which our attention computes the same, if there is one."""
+        q, k, v = (examples(*shape).roll(number, -1) for number, (_, shape) in enumerate(self.inputs))
+        try:
+            biases, _ = self._computed(torch.zeros_like(q), k, v)
+            scores, result = self._computed(q, k, v)
+        except Exception:  # a class's code that wants what it had in the trace
+            return None
+        q, k, v = (x.flatten(0, -3) for x in (q, k, v))
+        k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
+        seen = self.visible.mask(_NUM_TOKENS)
+        scale = float(((scores - biases) / (q @ k.mT))[:, seen].median())
+        first = int(seen[-1].int().argmax())
+        slopes = (biases[:, -1, -1] - biases[:, -1, first]) / (_NUM_TOKENS - 1 - first)
+        distances = torch.arange(_NUM_TOKENS) - torch.arange(_NUM_TOKENS).unsqueeze(1)
+        expected = scale * (q @ k.mT) + slopes.view(-1, 1, 1) * distances
+        if not agree(result, expected.masked_fill(~seen, -torch.inf).softmax(-1) @ v):
+            return None
+        has_slopes = bool(slopes.abs().max() > 1e-6)
+        return AttentionForm(
+            scale, window=self.visible.window, chunk=self.visible.chunk, slopes=slopes if has_slopes else None
+        )  # fmt: skip
+
+    def _computed(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [heads, num_tokens, num_tokens] and results [heads, num_tokens, size]."""
+        given = {index: x for (index, _), x in zip(self.inputs, inputs, strict=True)}
+        values = evaluated(self.calls, {**given, self.positions: torch.arange(_NUM_TOKENS)}, _NUM_TOKENS)
+        return values[self.scores].flatten(0, -3), values[self.result].flatten(0, -3)
+
+
+def _shape(meta: Meta) -> tuple[int, ...]:
+    return tuple(_NUM_TOKENS if axis == meta.axis else size for axis, size in enumerate(meta.shape))
+
+
+def _is_table(constant: Tensor) -> bool:
+    """Whether a constant may say of pairs of positions what a comparison of a few tokens does not show."""
+    return sum(size > _NUM_TOKENS for size in constant.shape) > 1
