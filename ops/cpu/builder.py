@@ -16,6 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+PRECOMPILED = "precompiled.h"
+"""If the sources have a header of this name, it is parsed once, and included before each source."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -81,10 +84,15 @@ def _link(job: Job, scratch: Path) -> Path:
     def run(command: list[str]) -> None:
         _run(command, scratch, deadline, job.max_seconds)
 
+    command = [*job.command, f"-I{job.sources}"]
+    header = Path(job.sources, PRECOMPILED)
+    if header.exists():
+        run([*command, "-x", "c++-header", str(header), "-o", f"{PRECOMPILED}.gch"])
+        command += ["-include", PRECOMPILED]  # found in the scratch folder, or as text by a compiler that refuses that
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         sources = sorted(Path(job.sources).glob("*.cpp"))
-        list(pool.map(run, [[*job.command, "-c", str(path)] for path in sources]))
+        list(pool.map(run, [[*command, "-c", str(path)] for path in sources]))
     finally:
         pool.shutdown(cancel_futures=True)
     objects = sorted(path.name for path in scratch.glob("*.o"))

@@ -1,6 +1,6 @@
 """Chooses the compiler, its flags and the cache folder of the C++ kernels.
 
-The sources include no torch header, so a build takes half a minute on two cores and outlives a torch update.
+The sources include no torch header, so a build takes less than a minute on two cores and outlives a torch update.
 
 `CXX` names the compiler (default c++, then g++, then clang++). `QUIRE_CACHE_ROOT` replaces the cache's default root,
 `$XDG_CACHE_HOME/quire` or `~/.cache/quire`. Like `levels.py`, this file needs no torch.

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from quire.ops.cpu import builder
+from quire.ops.cpu.builder import PRECOMPILED
 from quire.ops.cpu.builds import BuildError, KernelBuild
 
 PATIENCE_SECONDS = 60
@@ -107,6 +108,17 @@ def test_many_builders_leave_one_library(build: Callable[..., KernelBuild], comp
     assert build().library() == library
     assert len(compiler.calls) == 3
     assert suffixes(library.parent) == [".lock", ".so"]
+
+
+def test_a_header_for_all_sources_is_parsed_before_them(
+    build: Callable[..., KernelBuild], compiler: FakeCompiler, sources: Path
+) -> None:
+    (sources / PRECOMPILED).touch()
+    build().library()
+    header, *compiled, linked = compiler.calls
+    assert header.endswith(f"{sources / PRECOMPILED} -o {PRECOMPILED}.gch")
+    assert [f"-include {PRECOMPILED} -c" in call for call in compiled] == [True, True]
+    assert "-include" not in linked
 
 
 def test_a_refusal_is_remembered_until_something_changes(

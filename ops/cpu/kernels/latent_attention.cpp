@@ -6,7 +6,7 @@
 // queries * keys and out += weights * values are the same small matrix product (tiles.h), with an online softmax
 // between them (softmax.h).
 //
-// As in attention.cpp, tiles begin at multiples of KEYS, softmaxes start again at multiples of SPLIT, and each row is
+// As in attention.h, tiles begin at multiples of KEYS, softmaxes start again at multiples of SPLIT, and each row is
 // computed on its own. So a row's result depends neither on the batch nor on how the work is cut.
 
 #include "kernels.h"

@@ -1,4 +1,4 @@
-// Cuts a call of attention into items, and walks over and prefetches the pages of an item. See attention.cpp.
+// Cuts a call of attention into items, and walks over and prefetches the pages of an item. See attention.h.
 #pragma once
 
 #include <algorithm>

@@ -30,58 +30,62 @@ struct Token { long index, request, num_seen; };
 // Keys [first, first + BLOCK) of a token, whose scores begin at `scores`.
 struct Piece { const Token* token; long first; float* scores; };
 
-template <class Query, class Cache> struct Selector {
+long slot(const SelectTokensCall& call, long request, long position) {
+    const int32_t* table = call.block_tables + request * call.table_stride;
+    return table[position / call.block_size] * call.block_size + position % call.block_size;
+}
+
+template <class T> void widen(const T* from, long count, float* to) {
+    for (long i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
+}
+
+// The scores of LANES keys, which lie as [size][LANES].
+Floats sum_heads(const SelectTokensCall& call, const float* q, const float* weights, const float* keys, long padded) {
+    const float scale = (float)call.scale;
+    Floats total{};
+    for (long head = 0; head < padded; head += TOGETHER) {
+        Floats products[TOGETHER] = {};
+        for (long d = 0; d < call.size; d++)
+            for (int h = 0; h < TOGETHER; h++)
+                products[h] = multiply_add(fill(q[(head + h) * call.size + d]), load(keys + d * LANES), products[h]);
+        for (int h = 0; h < TOGETHER; h++) {
+            const Floats scaled = products[h] * scale;
+            total = multiply_add(scaled > 0 ? scaled : Floats{}, fill(weights[head + h]), total);
+        }
+    }
+    return total == total ? total : fill(-INFINITY);
+}
+
+template <class Query, class Cache> void score(const SelectTokensCall& call, const Piece& piece) {
+    const Token& token = *piece.token;
+    const long size = call.size, heads = call.heads, padded = round_up(heads, TOGETHER);
+    std::vector<float> memory(padded * size + padded + size * LANES);
+    float *q = memory.data(), *weights = q + padded * size, *keys = weights + padded;
+    for (long head = 0; head < heads; head++)
+        widen((const Query*)call.q + token.index * call.q_token_stride + head * call.q_head_stride, size,
+              q + head * size);
+    widen((const Query*)call.weights + token.index * call.weights_stride, heads, weights);
+    const long end = std::min(piece.first + BLOCK, token.num_seen);
+    float key[LANES];
+    for (long first = piece.first; first < end; first += LANES) {
+        const long count = std::min<long>(LANES, end - first);
+        for (long i = 0; i < count; i++) {
+            const long place = slot(call, token.request, first + i);
+            const Cache* row = (const Cache*)call.cache + place / call.block_size * call.page_stride +
+                               place % call.block_size * call.row_stride;
+            for (long d = 0; d < size; d += LANES) {
+                const long part = std::min<long>(LANES, size - d);
+                store(key, load(row + d, part));
+                for (long e = 0; e < part; e++) keys[(d + e) * LANES + i] = key[e];
+            }
+        }
+        store(piece.scores + first, sum_heads(call, q, weights, keys, padded), count);
+    }
+}
+
+struct Selector {
     const SelectTokensCall& call;
-    const long size = call.size, heads = call.heads;
-
-    long slot(long request, long position) const {
-        const int32_t* table = call.block_tables + request * call.table_stride;
-        return table[position / call.block_size] * call.block_size + position % call.block_size;
-    }
-
-    void score(const Piece& piece) const {
-        const Token& token = *piece.token;
-        const long padded = round_up(heads, TOGETHER);
-        std::vector<float> memory(padded * size + padded + size * LANES);
-        float *q = memory.data(), *weights = q + padded * size, *keys = weights + padded;
-        for (long head = 0; head < heads; head++)
-            widen((const Query*)call.q + token.index * call.q_token_stride + head * call.q_head_stride, size,
-                  q + head * size);
-        widen((const Query*)call.weights + token.index * call.weights_stride, heads, weights);
-        const long end = std::min(piece.first + BLOCK, token.num_seen);
-        float key[LANES];
-        for (long first = piece.first; first < end; first += LANES) {
-            const long count = std::min<long>(LANES, end - first);
-            for (long i = 0; i < count; i++) {
-                const long place = slot(token.request, first + i);
-                const Cache* row = (const Cache*)call.cache + place / call.block_size * call.page_stride +
-                                   place % call.block_size * call.row_stride;
-                for (long d = 0; d < size; d += LANES) {
-                    const long part = std::min<long>(LANES, size - d);
-                    store(key, load(row + d, part));
-                    for (long e = 0; e < part; e++) keys[(d + e) * LANES + i] = key[e];
-                }
-            }
-            store(piece.scores + first, sum_heads(q, weights, keys, padded), count);
-        }
-    }
-
-    // The scores of LANES keys, which lie as [size][LANES].
-    Floats sum_heads(const float* q, const float* weights, const float* keys, long padded) const {
-        const float scale = (float)call.scale;
-        Floats total{};
-        for (long head = 0; head < padded; head += TOGETHER) {
-            Floats products[TOGETHER] = {};
-            for (long d = 0; d < size; d++)
-                for (int h = 0; h < TOGETHER; h++)
-                    products[h] = multiply_add(fill(q[(head + h) * size + d]), load(keys + d * LANES), products[h]);
-            for (int h = 0; h < TOGETHER; h++) {
-                const Floats scaled = products[h] * scale;
-                total = multiply_add(scaled > 0 ? scaled : Floats{}, fill(weights[head + h]), total);
-            }
-        }
-        return total == total ? total : fill(-INFINITY);
-    }
+    void (*score)(const SelectTokensCall&, const Piece&);  // for the call's types
 
     // Writes a token's slots; `scores` are read only if it sees more tokens than are chosen.
     void choose(const Token& token, const float* scores) const {
@@ -95,7 +99,7 @@ template <class Query, class Cache> struct Selector {
             std::sort(order.begin(), order.begin() + count);
         }
         int32_t* out = call.out + token.index * call.top_k;
-        for (long i = 0; i < count; i++) out[i] = (int32_t)slot(token.request, order[i]);
+        for (long i = 0; i < count; i++) out[i] = (int32_t)slot(call, token.request, order[i]);
         std::fill(out + count, out + call.top_k, out[0]);
         call.counts[token.index] = count;
     }
@@ -119,8 +123,8 @@ template <class Query, class Cache> struct Selector {
             for (size_t t = begin; t < end; t++)
                 for (long first = 0; first < scored(tokens[t]); first += BLOCK)
                     pieces.push_back({&tokens[t], first, scores.data() + starts[t - begin]});
-            const long threads = (double)num_scores * heads * size < WORTH_THREADS ? 1 : call.num_threads;
-            for_each((long)pieces.size(), threads, [&](long i) { score(pieces[i]); });
+            const long threads = (double)num_scores * call.heads * call.size < WORTH_THREADS ? 1 : call.num_threads;
+            for_each((long)pieces.size(), threads, [&](long i) { score(call, pieces[i]); });
             for_each((long)(end - begin), threads, [&](long i) {
                 choose(tokens[begin + i], scores.data() + starts[i]);
             });
@@ -131,10 +135,6 @@ template <class Query, class Cache> struct Selector {
 private:
     // How many keys of a token are scored.
     long scored(const Token& token) const { return token.num_seen > call.top_k ? token.num_seen : 0; }
-
-    template <class T> static void widen(const T* from, long count, float* to) {
-        for (long i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
-    }
 };
 
 }  // namespace
@@ -164,7 +164,7 @@ extern "C" int quire_select_tokens(const SelectTokensCall* call) {
     const int unknown = with_type(call->dtype, [&](auto* query) {
         using Query = std::remove_pointer_t<decltype(query)>;
         failed = with_type(call->cache_dtype, [&](auto* cache) {
-            Selector<Query, std::remove_pointer_t<decltype(cache)>>{*call}.run();
+            Selector{*call, score<Query, std::remove_pointer_t<decltype(cache)>>}.run();
         });
     });
     return unknown | failed;

@@ -1,4 +1,4 @@
-// The online softmax: turns scores into weights, tile by tile, and merges the sums of splits. See attention.cpp.
+// The online softmax: turns scores into weights, tile by tile, and merges the sums of splits. See attention.h.
 //
 // A row's softmax starts again at every multiple of SPLIT keys, and its splits are merged in one fixed order. So
 // threads may divide a long context among them, and the result does not depend on how they do.

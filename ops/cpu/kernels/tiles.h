@@ -1,4 +1,4 @@
-// The small matrix products of attention, with vectors, and packing of their operands. See attention.cpp.
+// The small matrix products of attention, with vectors, and packing of their operands. See attention.h.
 #pragma once
 
 #include "pages.h"

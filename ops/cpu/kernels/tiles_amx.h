@@ -1,4 +1,4 @@
-// The small matrix products of attention, with AMX. See attention.cpp.
+// The small matrix products of attention, with AMX. See attention.h.
 //
 // An instruction adds 32 products to each of 16 x 16 sums, always in the same order. A sum has the same bits whichever
 // factor comes first, and for 16 rows as for one. So few rows and many rows may use the instruction in different ways.

@@ -1,4 +1,4 @@
-// The small matrix products of attention on whole codes: keys, values, queries and weights as int16. See attention.cpp.
+// The small matrix products of attention on whole codes: keys, values, queries and weights as int16. See attention.h.
 //
 // Products of whole numbers are summed without rounding. So their order is free: a query is multiplied along a key as
 // it lies, nothing is transposed, and rows that are packed and rows in place have the same sums. A query has a step of
