@@ -10,6 +10,7 @@ QuireError
 ├── UnavailableError       loading, stopping, or too busy a host: another attempt may succeed (503)
 └── EngineError            the engine failed while the request was in its hands (500)
     └── EngineDeadError    the engine is gone and will not come back (503)
+        └── PeerLostError  it could not go on without another engine or worker
 """
 
 
@@ -63,3 +64,7 @@ class EngineError(QuireError):
 
 class EngineDeadError(EngineError):
     """The engine process is gone and could not be restarted."""
+
+
+class PeerLostError(EngineDeadError):
+    """The engine could not go on, because a worker or another engine that it works with has ended."""

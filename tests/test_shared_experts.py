@@ -127,6 +127,7 @@ def test_tokens_are_those_of_one_engine_whatever_the_other_does(
     asyncio.run(run())
     log = capfd.readouterr().err
     assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)
+    assert "Traceback" not in log
 
 
 def test_streams_of_both_hosts_wait_for_a_lost_one(

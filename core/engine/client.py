@@ -3,7 +3,8 @@
 The client keeps, for each unfinished sequence, the tokens delivered so far. When an engine dies or goes silent, its
 supervisor starts another. Meanwhile its sequences go on elsewhere, if other engines have room, and wait for the next
 engine otherwise; either way they are submitted with the tokens delivered. Sampling is a function of (seed, position),
-so a stream goes on as if nothing had happened. A sequence that two engines held as they crashed fails instead.
+so a stream goes on as if nothing had happened. A sequence that two engines held as they crashed fails instead. To end
+for want of another engine is no crash.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from quire.core.engine.link import EngineLink
 from quire.core.engine.placement import placement_on
 from quire.core.engine.restarts import Restarts
 from quire.core.engine.supervisor import EngineStatus, Launcher
-from quire.core.errors import QuireError
+from quire.core.errors import PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.routing.router import RoutingRules
 from quire.core.wire.protocol import (
@@ -242,13 +243,12 @@ class EngineClient:
         self._placement.on_load(link)
         self._on_stats(link.number, stats)
 
-    def on_crash(self, link: EngineLink) -> None:
+    def on_crash(self, link: EngineLink, end: QuireError) -> None:
         self._placement.on_empty(link)
-        # Of engines that end together, the first is the one that crashed.
-        is_cause = not self._together or all(other.holds_requests for other in self._links if other is not link)
+        is_innocent = isinstance(end, PeerLostError)
         poison = []
         for request_id, tracked in self._tracked.items():
-            if is_cause and tracked.submitted.link is link:
+            if tracked.submitted.link is link and not is_innocent:
                 tracked.crashes += 1
                 if tracked.crashes >= MAX_CRASHES_PER_REQUEST:
                     poison.append(request_id)

@@ -16,7 +16,7 @@ class KeeperListener(Protocol):
     def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
         """An engine is ready."""
 
-    def on_ended(self, number: int) -> None:
+    def on_ended(self, number: int, end: QuireError) -> None:
         """It has ended; another one may follow."""
 
     def on_gone(self, number: int, error: QuireError) -> None:
@@ -72,9 +72,9 @@ class EngineKeeper:
             self._stats = message.stats
             self._listener.on_stats(self._number, message.stats)
 
-    def on_crash(self) -> None:
+    def on_crash(self, end: QuireError) -> None:
         self._stats = SchedulerStats()
-        self._listener.on_ended(self._number)
+        self._listener.on_ended(self._number, end)
 
     def on_dead(self, error: QuireError) -> None:
         self._listener.on_gone(self._number, error)

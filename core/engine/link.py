@@ -29,7 +29,7 @@ class LinkUser(Protocol):
     def on_stats(self, link: "EngineLink", stats: SchedulerStats) -> None:
         """The engine has reported."""
 
-    def on_crash(self, link: "EngineLink") -> None:
+    def on_crash(self, link: "EngineLink", end: QuireError) -> None:
         """The engine was ready and has ended: it holds no request any more."""
 
     def on_dead(self, link: "EngineLink", error: QuireError) -> None:
@@ -187,7 +187,7 @@ class EngineLink:
             case protocol.WorkersAnswered():
                 self._answer_call(message)
 
-    def on_crash(self) -> None:
+    def on_crash(self, end: QuireError) -> None:
         self.holds_requests = False
         self.load.forget()
         self._profiles.give_all(protocol.Profiled(error="The engine ended while it recorded a timeline."))
@@ -197,7 +197,7 @@ class EngineLink:
                 protocol.WorkersAnswered(call_id, [], error="The engine ended before its workers answered.")
             )
         self._grammars.forget_sent()
-        self._user.on_crash(self)
+        self._user.on_crash(self, end)
 
     def on_dead(self, error: QuireError) -> None:
         self._user.on_dead(self, error)

@@ -17,7 +17,7 @@ from quire.core import envs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.garbage import calm_garbage_collector
-from quire.core.errors import ConfigError, EngineError, QuireError
+from quire.core.errors import ConfigError, EngineError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
@@ -245,6 +245,15 @@ class EngineProcess:
         elif not self._frontends:  # else a frontend logs it, once
             logger.error("%s", error)
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
-        failed = protocol.EngineFailed(text, fatal=isinstance(error, ConfigError))
+        failed = protocol.EngineFailed(text, _cause_of(error))
         for frontend in list(self._frontends):
             self._send(frontend, failed)
+
+
+def _cause_of(error: Exception) -> protocol.FailureCause:
+    match error:
+        case ConfigError():
+            return "setting"
+        case PeerLostError():
+            return "peer"
+    return "other"

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from quire.core import envs
 from quire.core.engine.restarts import Restarts
-from quire.core.errors import EngineDeadError, ModelLoadError, QuireError
+from quire.core.errors import EngineDeadError, ModelLoadError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire import protocol
 from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
@@ -100,7 +100,7 @@ class EngineUser(Protocol):
     def on_message(self, message: EngineNews) -> None:
         """The engine sent a message. An exception ends that engine, because the message is lost."""
 
-    def on_crash(self) -> None:
+    def on_crash(self, end: QuireError) -> None:
         """An engine that was ready ended, and the requests that it held are lost."""
 
     def on_dead(self, error: QuireError) -> None:
@@ -265,12 +265,14 @@ class EngineSupervisor:
         except Exception as error:
             self._restarts.add(ready_seconds=None, had_work=False, had_output=False)
             return _explain(error)
+        end: QuireError = EngineDeadError("the engine was shut down.")
         try:
-            return await self._until_end(life)
+            end = await self._until_end(life)
         except Exception as error:
-            return life.end or _explain(error)
+            end = life.end or _explain(error)
         finally:
-            self._bury(life)
+            self._bury(life, end)
+        return end
 
     async def _launch(self) -> _Life:
         handle = await self._launcher.launch()
@@ -306,7 +308,7 @@ class EngineSupervisor:
         if life.end is None:
             life.end = self._last_end = end
 
-    def _bury(self, life: _Life) -> None:
+    def _bury(self, life: _Life, end: QuireError) -> None:
         """Frees everything of an engine that ended, and tells the user."""
         ready_seconds = None if life.ready_at is None else time.monotonic() - life.ready_at
         self._restarts.add(ready_seconds=ready_seconds, had_work=self._user.has_work, had_output=life.had_output)
@@ -314,7 +316,7 @@ class EngineSupervisor:
         life.channel.close()
         life.handle.kill()  # and workers that outlived it
         if ready_seconds is not None:
-            self._user.on_crash()
+            self._user.on_crash(end)
 
     def _on_supervision_ended(self, task: "asyncio.Task[QuireError]") -> None:
         """Counts the engine as dead, however the supervision ended: nothing would notice its end from now on."""
@@ -361,12 +363,18 @@ class EngineSupervisor:
                 life.waits_for = message.waits_for
                 self._user.on_message(message)
             case protocol.EngineFailed():
-                what = message.message
-                self._condemn(
-                    life, ModelLoadError(what) if message.fatal else EngineDeadError(f"the engine failed: {what}")
-                )
+                self._condemn(life, _end_of(message))
             case _:
                 self._user.on_message(message)
+
+
+def _end_of(failed: protocol.EngineFailed) -> QuireError:
+    match failed.cause:
+        case "setting":
+            return ModelLoadError(failed.message)
+        case "peer":
+            return PeerLostError(f"the engine failed: {failed.message}")
+    return EngineDeadError(f"the engine failed: {failed.message}")
 
 
 def _explain(error: Exception) -> QuireError:

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from quire.core.engine.restarts import Restarts
 from quire.core.engine.supervisor import NoMoreEnginesError
+from quire.core.errors import PeerLostError
 from quire.core.wire.channel import CurveKeys
 
 
@@ -26,17 +27,25 @@ class Visit:
         self.pid = engine.pid
         self.is_owned = False
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._lost_peer: str | None = None
 
     async def wait(self) -> int:
-        """See `EngineHandle.wait`."""
-        return await asyncio.shield(self._code)
+        """See `EngineHandle.wait`. Raises PeerLostError if the engine has ended because of another one."""
+        code = await asyncio.shield(self._code)
+        if self._lost_peer is not None:
+            raise PeerLostError(self._lost_peer)
+        return code
 
     def kill(self) -> None:
         """Ends the use. The engine notices, and goes on for others."""
-        self.end(0)
+        self._end(0)
 
-    def end(self, code: int) -> None:
-        """The engine has ended."""
+    def end(self, lost_peer: str | None) -> None:
+        """The engine has ended, perhaps because of another one."""
+        self._lost_peer = lost_peer
+        self._end(1)
+
+    def _end(self, code: int) -> None:
         if not self._code.done():
             self._code.set_result(code)
 
@@ -56,11 +65,11 @@ class VisitingLauncher:
         self._engine = engine
         self._changed.set()
 
-    def on_ended(self) -> None:
-        """That engine has ended."""
+    def on_ended(self, lost_peer: str | None = None) -> None:
+        """That engine has ended; `lost_peer` is the reason if it ended because of another one."""
         self._engine = None
         if self._visit is not None:
-            self._visit.end(1)
+            self._visit.end(lost_peer)
 
     def on_gone(self, reason: str) -> None:
         """No engine will follow."""

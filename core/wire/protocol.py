@@ -224,11 +224,16 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     kv_groups: KVGroups
 
 
+FailureCause = Literal["setting", "peer", "other"]
+"""Why an engine or a worker has failed. "setting": it, the checkpoint or the memory; a restart would fail the same way.
+"peer": it cannot go on without another engine or worker, which has ended."""
+
+
 class EngineFailed(Struct, array_like=True, tag="failed"):
-    """The engine cannot start or go on. `fatal` means that a restart would fail the same way (bad checkpoint)."""
+    """The engine cannot start or go on."""
 
     message: str
-    fatal: bool
+    cause: FailureCause
 
 
 class Heartbeat(Struct, array_like=True, tag="heartbeat"):
@@ -390,11 +395,11 @@ class WorkerReady(Struct, array_like=True, tag="ready"):
 
 
 class WorkerFailed(Struct, array_like=True, tag="failed"):
-    """One rank cannot start or go on; `fatal` as in `EngineFailed`."""
+    """One rank cannot start or go on."""
 
     rank: Rank
     message: str
-    fatal: bool
+    cause: FailureCause
 
 
 class WorkerAnswer(Struct, array_like=True, tag="answer"):

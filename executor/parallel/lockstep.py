@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from quire.core.errors import EngineError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import DistributedGroup, ParallelGroup
 from quire.executor.parallel.unrecorded import unrecorded
@@ -77,19 +76,13 @@ class Lockstep(DistributedGroup):
 
         Returns:
             Whether the engine has a plan in the step. It is the next one, which may not be here yet.
-
-        Raises:
-            EngineError: a rank has ended.
         """
-        try:
-            if num_tokens and self._leads and not self.is_called:
-                self._call()
-            self._step += 1
-            own = torch.tensor([num_tokens])
-            heads = [torch.empty_like(own) for _ in range(self.size)]
-            self._distributed.all_gather(heads, own, group=self._heads)
-        except RuntimeError as error:
-            raise EngineError("a worker of another engine, which shares the experts, has ended.") from error
+        if num_tokens and self._leads and not self.is_called:
+            self._call()
+        self._step += 1
+        own = torch.tensor([num_tokens])
+        heads = [torch.empty_like(own) for _ in range(self.size)]
+        self._distributed.all_gather(heads, own, group=self._heads)
         self.num_tokens = [int(head) for head in heads[:: self._tensor]]
         return self.num_tokens[self.engines.rank] > 0
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ConfigError, EngineError, ModelLoadError
+from quire.core.errors import ConfigError, EngineError, ModelLoadError, PeerLostError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import (
     AllocateCache,
@@ -28,6 +28,9 @@ from quire.executor.processes.placement import OneHost, Placement
 from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.slot_grammars import SlotGrammars
 from quire.executor.processes.worker_host import WorkerHost
+
+LOST_PEER_SECONDS = 0.5
+"""How long one worker's end may be known to the others before it is known here."""
 
 DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
 
@@ -162,13 +165,19 @@ class MultiProcExecutor:
 
     def on_lost(self, error: EngineError) -> None:
         """See `HostListener.on_lost`."""
-        self._fail(error)
+        if isinstance(error, PeerLostError):  # perhaps a worker of this engine, whose own end has not been seen yet
+            asyncio.get_running_loop().call_later(LOST_PEER_SECONDS, self._fail, error)
+        else:
+            self._fail(error)
 
     def _on_failed(self, failed: WorkerFailed) -> None:
-        if failed.fatal:
-            self._fail(ModelLoadError(failed.message))
-        else:
-            self._fail(EngineError(f"Worker {failed.rank} failed: {failed.message}"))
+        match failed.cause:
+            case "setting":
+                self._fail(ModelLoadError(failed.message))
+            case "peer":
+                self.on_lost(PeerLostError(f"Worker {failed.rank} failed: {failed.message}"))
+            case "other":
+                self._fail(EngineError(f"Worker {failed.rank} failed: {failed.message}"))
 
     def _fail(self, error: EngineError | ConfigError) -> None:
         """Fails everything that waits with the first error; the engine then closes this executor."""

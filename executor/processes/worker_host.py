@@ -19,14 +19,14 @@ from typing import Protocol
 from quire.core import envs
 from quire.core.cluster.addresses import interface_of
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import EngineError
+from quire.core.errors import EngineError, PeerLostError
 from quire.core.wire.meeting import Meeting
 from quire.core.wire.protocol import encoder
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.ring import RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle, create_ring
-from quire.executor.processes.worker_process import WorkerAssignment
+from quire.executor.processes.worker_process import LOST_PEER_EXIT_CODE, WorkerAssignment
 
 TERMINATE_GRACE_SECONDS = 5.0
 
@@ -72,14 +72,16 @@ class _Link:
         self.results = RingReader(results, 0)
         self.exited = asyncio.Event()
 
-    def describe_exit(self) -> str:
+    def exit_error(self) -> EngineError:
         code = self.process.returncode
         name = f"Worker {self.rank} (pid {self.process.pid})"
+        if code == LOST_PEER_EXIT_CODE:
+            return PeerLostError(f"{name} ended because another worker has.")
         if code >= 0:
-            return f"{name} ended with exit code {code}; its own log lines say why."
+            return EngineError(f"{name} ended with exit code {code}; its own log lines say why.")
         killer = signal.Signals(-code).name
         hint = " Perhaps the host ran out of memory: see dmesg." if killer == "SIGKILL" else ""
-        return f"{name} was killed by {killer}.{hint}"
+        return EngineError(f"{name} was killed by {killer}.{hint}")
 
     def close(self) -> None:
         self.results.close()
@@ -193,7 +195,7 @@ class LocalHost:
         link.exited.set()
         self._on_messages(link)  # its last message may explain its end better than the exit code
         self._is_lost = True
-        self._listener.on_lost(EngineError(link.describe_exit()))
+        self._listener.on_lost(link.exit_error())
 
     def _on_messages(self, link: _Link) -> None:
         for message in link.results.drain():

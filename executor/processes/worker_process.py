@@ -32,6 +32,7 @@ from quire.core.wire.protocol import (
     encoder,
 )
 from quire.core.wire.rank import Rank
+from quire.executor.parallel.lost_peer import lost_peer
 from quire.executor.processes.cores import usable_cores
 from quire.executor.processes.lockstep_plans import LockstepPlans
 from quire.executor.processes.ring import RingClosed, RingReader, RingWriter
@@ -41,6 +42,7 @@ from quire.executor.processes.step_loop import StepLoop
 
 logger = logging.get_logger(__name__)
 
+LOST_PEER_EXIT_CODE = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _SPIN_SECONDS = 50e-6
@@ -90,10 +92,14 @@ class WorkerProcess:
         except (RingClosed, ParentGone):
             return 0
         except ConfigError as error:
-            self._send(WorkerFailed(self._assignment.rank, str(error), fatal=True))
+            self._send(WorkerFailed(self._assignment.rank, str(error), "setting"))
         except Exception as error:  # any failure ends this process, and the engine must be told
+            if (reason := lost_peer(error)) is not None:
+                what = f"a worker that it works with has ended, or cannot be reached ({reason})."
+                self._send(WorkerFailed(self._assignment.rank, what, "peer"))
+                return LOST_PEER_EXIT_CODE
             logger.exception("the worker failed")
-            self._send(WorkerFailed(self._assignment.rank, f"{type(error).__name__}: {error}", fatal=False))
+            self._send(WorkerFailed(self._assignment.rank, f"{type(error).__name__}: {error}", "other"))
         return 1
 
     def _work(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from quire.core import envs
 from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.errors import ConfigError, PeerLostError
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.meeting import Meeting
 from quire.frontend.launch.engine_main import EngineStart
@@ -34,16 +34,16 @@ class EngineSubprocess:
         self.pid: int | None = process.pid
         self.is_owned = True
         self._is_over = False
-        self._reason: EngineDeadError | None = None
+        self._reason: PeerLostError | None = None
 
     async def wait(self) -> int:
-        """The exit code; negative is the signal that ended it. Raises EngineDeadError if `end` has ended it."""
+        """The exit code; negative is the signal that ended it. Raises PeerLostError if `end` has ended it."""
         code = await self._exit_code()
         if self._reason is not None:
             raise self._reason
         return code
 
-    def end(self, reason: EngineDeadError) -> None:
+    def end(self, reason: PeerLostError) -> None:
         """As `kill`, and `wait` tells why, if the engine has not ended by itself."""
         if self._process.poll() is None:
             self._reason = reason

@@ -5,8 +5,10 @@ host of Ray's. An actor that ends, with its host or alone, is started again wher
 """
 
 import importlib
+import os
 import select
 import sys
+import threading
 import time
 from typing import Any
 
@@ -19,6 +21,8 @@ from quire.frontend.launch.ray_nodes import RayStart
 logger = get_logger(__name__)
 
 WATCH_SECONDS = 0.5
+CLOSE_SECONDS = 15.0
+"""In which Ray has to end the actors; then this process ends, and Ray ends them because their owner is gone."""
 PAUSE_SECONDS = 2.0
 """Before an actor is started again."""
 ANY_SHARE = 0.001
@@ -37,7 +41,10 @@ def main() -> None:
         except (ConnectionError, RuntimeError, ValueError) as error:
             logger.warning("there is no Ray cluster to place nodes in (%s); trying again", str(error).split("\n")[0])
             continue
-        _Placement(ray, start).watch()
+        placement = _Placement(ray, start)
+        placement.watch()
+        _end_soon()
+        placement.remove()
         ray.shutdown()
         return
 
@@ -45,6 +52,13 @@ def main() -> None:
 def _parent_is_gone(seconds: float) -> bool:
     """Waits up to `seconds`; nothing more is written to standard input, so it is readable when the parent is gone."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+def _end_soon() -> None:
+    """Has this process end even if Ray does not answer."""
+    timer = threading.Timer(CLOSE_SECONDS, os._exit, [1])
+    timer.daemon = True
+    timer.start()
 
 
 class _Placement:
@@ -55,6 +69,7 @@ class _Placement:
         self._strategies = importlib.import_module("ray.util.scheduling_strategies")
         self._ray = ray
         self._start = start
+        self._actors: dict[int, Any] = {}  # by number of the node
         # Node 0 is this host. Its bundle keeps other programs from its devices.
         here = {f"node:{util.get_node_ip_address()}": ANY_SHARE}
         bundles = [{**_needs(start.gpus), **here}, *(_needs(node.gpus) for node in start.nodes)]
@@ -64,19 +79,21 @@ class _Placement:
     def watch(self) -> None:
         """Starts the actors, and again those that end, until the parent is gone."""
         ranks: dict[Any, int] = {}
-        actors: dict[int, Any] = {}
         due = dict.fromkeys(range(1, len(self._start.nodes) + 1), 0.0)
         while not _parent_is_gone(WATCH_SECONDS):
             for rank in [rank for rank, when in due.items() if when <= time.monotonic()]:
                 del due[rank]
-                actors[rank] = self._actor(rank)
-                ranks[actors[rank].run.remote()] = rank
+                self._actors[rank] = self._actor(rank)
+                ranks[self._actors[rank].run.remote()] = rank
             ended, _ = self._ray.wait(list(ranks), timeout=0) if ranks else ([], [])
             for reference in ended:
                 rank = ranks.pop(reference)
                 logger.error("node %d has ended (%s); it is started again", rank, self._reason(reference))
                 due[rank] = time.monotonic() + PAUSE_SECONDS
-        for actor in actors.values():
+
+    def remove(self) -> None:
+        """Ends the actors."""
+        for actor in self._actors.values():
             self._ray.kill(actor)
         importlib.import_module("ray.util").remove_placement_group(self._group)
 

@@ -13,9 +13,6 @@ from quire.core.logging import LoggingConfig
 from quire.frontend.launch.layout import remote_places
 from quire.frontend.launch.nodes import engines_join_secret, join_secret
 
-CLOSE_SECONDS = 15.0
-"""In which Ray has to end the actors; then the process is killed, and Ray ends them because their owner is gone."""
-
 
 class RayNode(Struct, array_like=True, frozen=True):
     """A headless node's options, and its number of GPUs; 0 on CPUs."""
@@ -40,7 +37,7 @@ class RayStart(Struct, array_like=True, frozen=True):
 
 
 class RayNodes:
-    """Nodes 1 and up as Ray's actors. `ensure` starts the process that places and watches them; it ends with `close`,
+    """Nodes 1 and up as Ray's actors. `ensure` starts the process that places and watches them; it ends after `close`,
     or when this process dies, and the nodes with it."""
 
     def __init__(self, start: RayStart) -> None:
@@ -115,17 +112,9 @@ class RayNodes:
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Ends the process, and the nodes with it. Idempotent."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        """Has the process end, and the nodes with it, without waiting for that. Idempotent."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
 
 def _check_installed(flag: str) -> None:

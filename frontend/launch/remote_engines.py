@@ -7,7 +7,7 @@ from quire.core.cluster.head import ClusterHead, NodeLink
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, HeadStart, StartEngine
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.supervisor import EngineHandle
-from quire.core.errors import EngineDeadError, EngineError
+from quire.core.errors import EngineDeadError, EngineError, PeerLostError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.together import EnginesTogether
@@ -25,7 +25,7 @@ class RemoteEngine:
         self.ended: asyncio.Future[int] = self._loop.create_future()
         self._node = node
         self._data = data
-        self._reason: EngineDeadError | None = None
+        self._reason: PeerLostError | None = None
 
     async def wait(self) -> int:
         """See `EngineHandle.wait`. Raises EngineError when the engine's node is lost, or `end` has ended it."""
@@ -34,7 +34,7 @@ class RemoteEngine:
             raise self._reason
         return code
 
-    def end(self, reason: EngineDeadError) -> None:
+    def end(self, reason: PeerLostError) -> None:
         """As `kill`, and `wait` tells why, if the engine has not ended by itself."""
         if not self.ended.done():
             self._reason = reason

@@ -6,14 +6,14 @@ from typing import Protocol
 
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.facts import name_ranks
-from quire.core.errors import EngineDeadError
+from quire.core.errors import PeerLostError
 from quire.core.wire.meeting import Meeting
 
 
 class StartedEngine(Protocol):
     """A running engine that can be ended."""
 
-    def end(self, reason: EngineDeadError) -> None:
+    def end(self, reason: PeerLostError) -> None:
         """Ends it at once. Harmless when it has ended."""
 
 
@@ -98,17 +98,17 @@ class CommonLife:
         self.place = place
         self.numbers: set[int] = set()
         self._engines: list[StartedEngine] = []
-        self._end: EngineDeadError | None = None
+        self._reason: PeerLostError | None = None
 
     def add(self, engine: StartedEngine) -> None:
         """An engine has been started; perhaps too late."""
         self._engines.append(engine)
-        if self._end is not None:
-            engine.end(self._end)
+        if self._reason is not None:
+            engine.end(self._reason)
 
-    def end(self, reason: EngineDeadError) -> None:
+    def end(self, reason: PeerLostError) -> None:
         """Ends all engines."""
-        self._end = reason
+        self._reason = reason
         for engine in self._engines:
             engine.end(reason)
         self.place.close()
@@ -165,4 +165,4 @@ class EnginesTogether:
     def _end(self, number: int) -> None:
         life, self._life = self._life, None
         if life is not None:
-            life.end(EngineDeadError(f"engine {number}, with which this one shares experts, has ended."))
+            life.end(PeerLostError(f"engine {number}, with which this one shares experts, has ended."))

@@ -122,7 +122,7 @@ class ApiServer:
                 case EngineStarted():
                     self._visits[message.number].on_started(message.engine)
                 case EngineEnded():
-                    self._visits[message.number].on_ended()
+                    self._visits[message.number].on_ended(message.lost_peer)
                 case EngineWaits():
                     self._visits[message.number].waits_for = message.waits_for
                 case EngineGone():

@@ -41,6 +41,7 @@ class EngineEnded(Struct, array_like=True, tag="engine_ended"):
     """That engine has ended; another may follow."""
 
     number: int
+    lost_peer: str | None = None  # the reason, if the engine ended because of another one
 
 
 class EngineWaits(Struct, array_like=True, tag="engine_waits"):

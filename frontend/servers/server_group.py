@@ -18,7 +18,7 @@ from quire.core import envs
 from quire.core.engine.keeper import EngineKeeper
 from quire.core.engine.restarts import Restarts
 from quire.core.engine.visit import EngineAddress
-from quire.core.errors import EngineDeadError, QuireError
+from quire.core.errors import EngineDeadError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady, SchedulerStats
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -144,10 +144,10 @@ class ServerGroup:
         self._engines[number] = EngineStarted(number, engine)
         self._tell(self._engines[number])
 
-    def on_ended(self, number: int) -> None:
+    def on_ended(self, number: int, end: QuireError) -> None:
         """See `KeeperListener`."""
         self._engines.pop(number, None)
-        self._tell(EngineEnded(number))
+        self._tell(EngineEnded(number, str(end) if isinstance(end, PeerLostError) else None))
 
     def on_gone(self, number: int, error: QuireError) -> None:
         """See `KeeperListener`."""

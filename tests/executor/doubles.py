@@ -108,6 +108,39 @@ class RaisingWorker(NullWorker):
         return super().launch(plan)
 
 
+class DistError(RuntimeError):
+    """Of the name of torch.distributed's."""
+
+
+class DistBackendError(DistError):
+    pass
+
+
+class LonelyWorker(NullWorker):
+    """In step 3, the first rank misses another one, as gloo says. Others end by themselves a moment later."""
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        if plan.step_id == 3:
+            if self._rank.tensor == 0:
+                raise RuntimeError(
+                    "[/src/gloo/transport/tcp/pair.cc:537] Connection closed by peer [::1]:7. See the log."
+                )
+            time.sleep(0.2)
+            os._exit(7)
+        return super().launch(plan)
+
+
+class SometimesLonelyWorker(NullWorker):
+    """Engine 1 misses another worker, as NCCL says, when there is the file `LOST_PEER`, which it removes."""
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        sign = Path(os.environ["LOST_PEER"])
+        if self._rank.data == 1 and sign.exists():
+            sign.unlink()
+            raise DistBackendError("NCCL error: remote process exited or there was a network error")
+        return super().launch(plan)
+
+
 class UnloadableWorker(NullWorker):
     def load(self) -> WorkerReady:
         raise ModelLoadError("weights.safetensors is cut short; download it again.")

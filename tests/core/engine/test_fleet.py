@@ -7,6 +7,8 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -21,6 +23,7 @@ from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.together import EnginesTogether
 from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
 
+ROOT = Path(__file__).parents[3]
 MAX_LENGTH = 100_000
 ENDLESS = 90_000
 
@@ -30,15 +33,14 @@ def launchers(
     num_pages: int | None = None,
     max_model_len: int = MAX_LENGTH,
     together: EnginesTogether | None = None,
+    worker: str = NULL_WORKER,
 ) -> list[EngineLauncher]:
     config = replace(engine_config(max_model_len=max_model_len), layout=Layout(data=number))
     config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_pages))
     if together is not None:
         config = replace(config, executor="mp")
     places = [EnginePlace(rank, rank, number) for rank in range(number)]
-    return [
-        EngineLauncher(replace(config, place=place), worker_factory=NULL_WORKER, together=together) for place in places
-    ]
+    return [EngineLauncher(replace(config, place=place), worker_factory=worker, together=together) for place in places]
 
 
 @asynccontextmanager
@@ -177,6 +179,33 @@ def test_engines_that_share_experts_are_restarted_together() -> None:
             assert await streams[0].finish_reason() is FinishReason.ERROR
             await until(lambda: bool(streams[1].token_ids))
             assert not streams[1].is_failed
+
+    asyncio.run(scenario())
+
+
+def is_each(client: EngineClient, state: str) -> bool:
+    return {engine.state for engine in client.status().engines} == {state}
+
+
+def test_requests_of_engines_that_miss_another_are_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine 1 ends first each time, because its worker has lost a peer. Nothing else happens to engine 0."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("LOST_PEER", str(sign := tmp_path / "lost"))
+
+    async def scenario() -> None:
+        engines = launchers(together=EnginesTogether(), worker="tests.executor.doubles:SometimesLonelyWorker")
+        async with fleet(engines, together=True) as client:
+            streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
+            for _ in range(3):
+                await until(lambda: all(stream.token_ids for stream in streams))
+                sign.touch()
+                for state in ("restarting", "serving"):
+                    await until(partial(is_each, client, state))
+                for stream in streams:
+                    stream.token_ids.clear()
+            await until(lambda: all(stream.token_ids for stream in streams))
 
     asyncio.run(scenario())
 

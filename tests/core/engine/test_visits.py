@@ -22,7 +22,7 @@ class Told:
     def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
         self.engines.append(engine)
 
-    def on_ended(self, number: int) -> None:
+    def on_ended(self, number: int, end: QuireError) -> None:
         self.ends.append(number)
 
     def on_gone(self, number: int, error: QuireError) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from quire.core.errors import EngineError, ModelLoadError
+from quire.core.errors import EngineError, ModelLoadError, PeerLostError
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineReady
@@ -197,6 +197,22 @@ def test_killed_worker_fails_every_step_with_its_name(rank: int) -> None:
                 submit(executor, [step])
 
     run(test())
+
+
+def test_a_worker_that_misses_another_says_so_in_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        for size, kind, message in (
+            (1, PeerLostError, r"Worker tp0 failed: a worker .* \(Connection closed by peer \[::1\]:7\)"),
+            (2, EngineError, "Worker tp1 .* ended with exit code 7"),
+        ):
+            async with running(size, double("LonelyWorker")) as (executor, _):
+                submit(executor, range(4))
+                with pytest.raises(EngineError, match=message) as raised:
+                    await results_of(executor, 4)
+                assert raised.type is kind
+
+    run(test())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_failing_step_of_any_rank_fails_all_and_says_why() -> None:
