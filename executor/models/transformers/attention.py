@@ -17,6 +17,7 @@ from quire.executor.models.transformers.masks import Visible
 from quire.executor.models.transformers.probe import AttentionCall, run_backbone
 from quire.executor.models.transformers.program import Program
 from quire.executor.models.transformers.skeleton import first_tensor
+from quire.executor.models.transformers.stages import received_rows
 from quire.executor.models.transformers.tracing import RunPart
 from quire.ops.backend import AttentionForm, Backend
 
@@ -95,7 +96,7 @@ class FlatCode:
         """See `TracedCode.trace`."""
         self._attention.run_part = run_part
         try:
-            return self._attention.forward(self._backbone, step, token_ids, None)
+            return self._attention.forward(self._backbone, step, token_ids, received_rows(step))
         finally:
             self._attention.run_part = None
 

@@ -21,6 +21,7 @@ from quire.executor.models.transformers.program import InStep, Program, Runner
 from quire.executor.models.transformers.rewriting import Rewriter, merge_projections, weigh_norms
 from quire.executor.models.transformers.routing import fuse_routers
 from quire.executor.models.transformers.small_sequences import SmallSequences
+from quire.executor.models.transformers.stages import StagePart
 from quire.executor.models.transformers.tracing import RunPart, Untraceable, trace
 from quire.ops.backend import Backend
 
@@ -83,7 +84,8 @@ class FastPath:
     """The programs of one model, made of the code that runs it until then.
 
     Attributes:
-        programs: for hidden states, and for logits; None until the first step, and if there are none.
+        programs: for hidden states, and, in the last pipeline stage, for logits; None until the first step, and if
+            there are none.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class FastPath:
         modules: Iterable[nn.Module],
         context: ModelContext,
         vocab_size: int,
+        part: StagePart,
     ) -> None:
         """`model` runs `code`, in any step; `modules` are all of it, `embed` among them."""
         self._model = model
@@ -102,8 +105,9 @@ class FastPath:
         self._parts = [module for module in modules if isinstance(module, parts.Part)]
         self._context = context
         self._vocab_size = vocab_size
+        self._part = part
         self._is_built = False
-        self.programs: tuple[Runner, Runner] | None = None
+        self.programs: tuple[Runner, Runner | None] | None = None
 
     @torch.inference_mode()
     def _build(self) -> None:
@@ -128,39 +132,43 @@ class FastPath:
 
     def compute_logits(self, hidden: Tensor) -> Tensor | None:
         """Logits [num_tokens, vocab], or None if there is no program."""
-        return None if self.programs is None else self.programs[1].run([hidden], len(hidden))
+        runner = None if self.programs is None else self.programs[1]
+        return None if runner is None else runner.run([hidden], len(hidden))
 
-    def _make(self) -> tuple[Runner, Runner]:
+    def _make(self) -> tuple[Runner, Runner | None]:
         ops = self._context.ops
         forward = trace(self._forward, _TRACED, self._parts)
         self._code.exchange_attention(forward, ops)
         embeddings = [call for call in forward.calls if call.function is self._embed]
-        if len(embeddings) != 1:
+        if len(embeddings) != self._part.is_first:
             raise Untraceable("it reads the embeddings of tokens in its own way")
-        embeddings[0].function = EmbedTokens(self._embed)
+        for call in embeddings:
+            call.function = EmbedTokens(self._embed)
         merge_projections(forward)
         weigh_norms(forward, ops, self._context.device)
         fuse_routers(forward, ops)
         fuse_heads(forward, ops, forward.inputs[1], self._context.device)
         hidden_size = forward.metas[forward.output].shape[-1]
+        Rewriter(forward, ops).run()
+        if not self._part.is_last:
+            return Runner(forward, ops), None
         logits = trace(partial(self._head, hidden_size), _TRACED, self._parts)
-        for program in (forward, logits):
-            Rewriter(program, ops).run()
+        Rewriter(logits, ops).run()
         return Runner(forward, ops), Runner(logits, ops)
 
     def _forward(self, num_tokens: int) -> tuple[list[Tensor], Callable[[RunPart], Tensor]]:
         """See `tracing.Run`."""
         token_ids, step = self._sequences(1, num_tokens).step({0: num_tokens})
 
-        return [token_ids, step.positions], partial(self._code.trace, token_ids, step)
+        return _inputs(token_ids, step), partial(self._code.trace, token_ids, step)
 
     def _head(self, hidden_size: int, num_tokens: int) -> tuple[list[Tensor], Callable[[RunPart], Tensor]]:
         """See `tracing.Run`."""
         hidden = torch.ones(num_tokens, hidden_size, dtype=self._context.dtype, device=self._context.device)
         return [hidden], lambda _: self._model.run_head(hidden)
 
-    def _difference(self, runner: Runner, logits: Runner) -> float:
-        """How far a token's logits are from the code's, relative to their norm.
+    def _difference(self, runner: Runner, logits: Runner | None) -> float:
+        """How far a token's logits, or what is handed over of it, are from the code's, relative to their norm.
 
         Of each step, the median of its tokens: where scores of experts are rounded in other ways, a token may get
         another expert.
@@ -169,16 +177,25 @@ class FastPath:
         own, ours = (self._sequences(num_rows, num_tokens) for _ in range(2))
         differences = []
         for lengths in _CHECKED:
-            expected = self._model.run_head(self._model.run_code(*own.step(lengths))).float()
+            expected = self._model.run_code(*own.step(lengths))
             token_ids, step = ours.step(lengths)
-            got = logits.run([_hidden(runner, token_ids, step)], len(token_ids)).float()
+            got = _hidden(runner, token_ids, step)
+            if logits is not None:
+                expected, got = self._model.run_head(expected), logits.run([got], len(token_ids))
+            expected, got = expected.float(), got.float()
             differences.append(((got - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
         return float(torch.stack(differences).max())
 
     def _sequences(self, num_rows: int, num_tokens: int) -> SmallSequences:
-        return SmallSequences(self._model, self._context, self._vocab_size, num_rows, num_tokens)
+        return SmallSequences(self._model, self._part, self._context, self._vocab_size, num_rows, num_tokens)
 
 
 def _hidden(runner: Runner, token_ids: Tensor, step: StepContext) -> Tensor:
-    hidden = runner.run([token_ids, step.positions], len(token_ids), step)
+    hidden = runner.run(_inputs(token_ids, step), len(token_ids), step)
     return hidden if step.wanted is None or runner.selects else hidden.index_select(0, step.wanted.tokens)
+
+
+def _inputs(token_ids: Tensor, step: StepContext) -> list[Tensor]:
+    """What a program for hidden states is given."""
+    received = [] if step.received is None else [step.received]
+    return [token_ids, step.positions, *received]

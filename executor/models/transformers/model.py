@@ -30,6 +30,7 @@ from quire.executor.models.transformers.rows import RowPlan, Rows, check_cache
 from quire.executor.models.transformers.self_check import check_steps
 from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
+from quire.executor.models.transformers.stages import StagePart, keep_stage, received_rows
 
 logger = get_logger(__name__)
 
@@ -43,11 +44,6 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
         ModelLoadError: Transformers lacks the model, its code does what a step over pages cannot, or it runs row by
             row and fails `check_steps`.
     """
-    if len(context.layers) != spec.num_layers:
-        raise ModelLoadError(
-            f"{spec.architecture} of {spec.name} runs in its class of Transformers, which cannot be divided into "
-            "pipeline stages; use --tensor-parallel-size instead of --pipeline-parallel-size."
-        )
     check_first_chunk(spec.hf_config, context.max_model_len)
     model = build_skeleton(spec, context.dtype, context.max_model_len)
     if model.get_output_embeddings() is None:
@@ -55,16 +51,22 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     findings, splits, plan = _explore(spec, model, context)
     weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
     own = replace(context, weights=weights)
+    part = StagePart(is_first=True, is_last=True, token_size=spec.hidden_size)
+    if len(context.layers) < spec.num_layers:
+        try:
+            findings, plan, part = keep_stage(model, findings, plan, context.layers, spec.num_layers)
+        except ModelLoadError as error:
+            raise _refusal(spec, str(error)) from error
     if plan is None:
         sequences: PagedAttention | Rows = PagedAttention(context, findings.calls)
     else:
         sequences = Rows(plan, context.ops)
     Exchange(model, own, findings, splits).run()
     fill(model, weights, context.device)
-    built = TransformersModel(model, findings, sequences, own, spec.vocab_size)
+    built = TransformersModel(model, findings, sequences, own, spec.vocab_size, part)
     if plan is not None and context.device.type != "meta":
         try:
-            check_steps(built, context, spec.vocab_size)
+            check_steps(built, part, context, spec.vocab_size)
         except Exception as error:
             raise _refusal(spec, f"does not run row by row: {_text(error)}") from error
         if built.fast_path is None or built.fast_path.programs is None:
@@ -124,7 +126,7 @@ def _text(error: Exception) -> str:
 
 
 class TransformersModel:
-    """See `Model`.
+    """See `StagedModel`.
 
     Attributes:
         fast_path: the programs that take the place of the class's code; None if it keeps a state of a sequence.
@@ -137,16 +139,18 @@ class TransformersModel:
         sequences: PagedAttention | Rows,
         context: ModelContext,
         vocab_size: int,
+        part: StagePart,
     ) -> None:
         assert findings.backbone is not None
         self._model = model
         self._backbone = findings.backbone
         self._sequences = sequences
+        self._part = part
         self._embed = model.get_input_embeddings()
         self._replay = _Replay(self._backbone, findings.output)
         self.kv_layers: Sequence[AttentionKV] = sequences.kv
         self.state_layers: Sequence[LayerState] = sequences.states
-        mixtures = [part.activation_size for part in model.modules() if isinstance(part, Experts)]
+        mixtures = [each.activation_size for each in model.modules() if isinstance(each, Experts)]
         self.activation_size = _activation_size(findings) + max(mixtures, default=0)
         for parent in model.modules():
             for name, child in list(parent._modules.items()):
@@ -156,22 +160,25 @@ class TransformersModel:
             name = f"quire-{id(sequences)}"
             AttentionInterface.register(name, sequences)
             weakref.finalize(self, AttentionInterface._global_mapping.pop, name)
-            for part in (self._model, self._backbone):
-                set_attention(part, name)
+            for module in (self._model, self._backbone):
+                set_attention(module, name)
         self.fast_path: FastPath | None = None
         code = _traced_code(sequences, self._backbone)
         if code is not None:
             modules = dict.fromkeys((*model.modules(), *self._backbone.modules()))
-            self.fast_path = FastPath(self, code, self._embed, modules, context, vocab_size)
+            self.fast_path = FastPath(self, code, self._embed, modules, context, vocab_size, part)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """See `Model.forward`."""
-        if self.fast_path is not None:
-            hidden = self.fast_path.forward(token_ids, step)
-            if hidden is not None:
-                return hidden
-        hidden = self.run_code(token_ids, step)
-        return hidden if step.wanted is None else hidden.index_select(0, step.wanted.tokens)
+        hidden = None if self.fast_path is None else self.fast_path.forward(token_ids, step)
+        if hidden is None:
+            hidden = self.run_code(token_ids, step)
+            hidden = hidden if step.wanted is None else hidden.index_select(0, step.wanted.tokens)
+        return hidden.flatten() if step.hands_over else hidden
+
+    def handover_size(self, hidden_size: int) -> int:
+        """See `StagedModel.handover_size`: what enters a layer."""
+        return self._part.token_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
@@ -181,7 +188,9 @@ class TransformersModel:
     def run_code(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Hidden states of all tokens, [num_tokens, hidden], as the class's code computes them."""
         embeds = None
-        if step.given is not None:
+        if step.received is not None:
+            embeds = received_rows(step)
+        elif step.given is not None:
             embeds = self._embed(token_ids)
             embeds[step.given.places] = step.given.rows
         return self._sequences.forward(self._backbone, step, token_ids, embeds)

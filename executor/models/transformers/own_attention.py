@@ -25,6 +25,7 @@ from quire.executor.models.transformers.probe import set_attention
 from quire.executor.models.transformers.program import AttendingStep, Call, Meta, Program, Ref
 from quire.executor.models.transformers.rows import LayerPlan, RowPlan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor
+from quire.executor.models.transformers.stages import received_rows
 from quire.executor.models.transformers.tracing import RunPart, Untraceable
 from quire.ops.backend import AttentionForm, Backend
 
@@ -43,13 +44,15 @@ class RowCode:
 
     def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
         """See `TracedCode.trace`. Keys and values are stored by a `Keep`, and `MaskOf` makes the masks."""
-        layers = [
-            DummyLayer() if each.kv is None else _NewSequence(Keep(each), run_part) for each in self._plan.layers
+        layers: list[Any] = [
+            _NewSequence(Keep(each), run_part) if each.key_dim else DummyLayer() for each in self._plan.layers
         ]  # fmt: skip
         positions = step.positions.unsqueeze(0) if self._plan.gives_positions else None
+        rows = received_rows(step)
+        embeds = None if rows is None else rows.unsqueeze(0)
         try:
             with _noting_masks(self._backbone, run_part):
-                out = run_row(self._backbone, token_ids.unsqueeze(0), Cache(layers=layers), positions)
+                out = run_row(self._backbone, token_ids.unsqueeze(0), Cache(layers=layers), positions, embeds)
         except Untraceable:
             raise
         except Exception as error:  # the code of a model may raise anything

@@ -50,7 +50,7 @@ class Findings:
         calls: of the attention function, in order.
         inputs: linear layers in the order of their calls, each with the tensor that it got.
         raw: linear layers whose weight the model reads itself.
-        called: modules that ran.
+        called: modules that ran, in the order in which they were first done.
         top_k: of modules with experts' weights, how many experts each token had.
         output: what the backbone returned.
     """
@@ -58,7 +58,7 @@ class Findings:
     calls: list[AttentionCall] = field(default_factory=list)
     inputs: list[tuple[nn.Module, Tensor]] = field(default_factory=list)
     raw: set[nn.Module] = field(default_factory=set)
-    called: set[nn.Module] = field(default_factory=set)
+    called: dict[nn.Module, None] = field(default_factory=dict)
     top_k: dict[nn.Module, int] = field(default_factory=dict)
     backbone: nn.Module | None = None
     output: Any = None
@@ -86,30 +86,30 @@ def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
         Exception: whatever the model's code raises when it cannot run this way.
     """
     findings = Findings()
-    with _runnable(model, findings, outputs):
+    with runnable(model, findings, outputs):
         model(input_ids=torch.tensor([[5, 9]]), **_without_cache(model))
         findings.backbone = backbone = _backbone(model, findings)
         if backbone is None:
             return findings
         ran = dataclasses.replace(findings, calls=findings.calls[:])
         token_ids, positions = torch.tensor([[5, 9]]), torch.tensor([_POSITIONS])
-        both = _traced(findings, lambda: run_backbone(backbone, token_ids, positions))
-        alone = _traced(findings, lambda: run_backbone(backbone, token_ids[:, 1:], positions[:, 1:]))
-        counted = _traced(findings, lambda: run_backbone(backbone, token_ids, torch.tensor([[0, 1]])))
-        own_count = _traced(findings, lambda: run_backbone(backbone, token_ids, None))
+        both = traced(findings, lambda: run_backbone(backbone, token_ids, positions))
+        alone = traced(findings, lambda: run_backbone(backbone, token_ids[:, 1:], positions[:, 1:]))
+        counted = traced(findings, lambda: run_backbone(backbone, token_ids, torch.tensor([[0, 1]])))
+        own_count = traced(findings, lambda: run_backbone(backbone, token_ids, None))
     ran.output, ran.inputs = both.output, ran.inputs[:]
     ran.mixes_tokens = both.differs_from(alone) or counted.differs_from(own_count)
     return ran
 
 
 @dataclass
-class _Trace:
+class Trace:
     """One run: the last token's inputs of linear layers, by layer, and the backbone's output."""
 
     inputs: dict[nn.Module, Tensor]
     output: Any
 
-    def differs_from(self, other: "_Trace") -> bool:
+    def differs_from(self, other: "Trace") -> bool:
         """Whether the last token met other numbers somewhere."""
         shared = self.inputs.keys() & other.inputs.keys()
         pairs = [(self.inputs[each], other.inputs[each]) for each in shared]
@@ -117,7 +117,7 @@ class _Trace:
         return any(x.shape != y.shape or _differ(x, y) for x, y in pairs)
 
 
-def _traced(findings: Findings, run: Callable[[], Any]) -> _Trace:
+def traced(findings: Findings, run: Callable[[], Any]) -> Trace:
     """A run whose calls leave `findings` as they were."""
     num_calls, num_inputs = len(findings.calls), len(findings.inputs)
     output = run()
@@ -126,7 +126,7 @@ def _traced(findings: Findings, run: Callable[[], Any]) -> _Trace:
         if x.dim() == 3 and len(x) == 1:
             inputs.setdefault(module, x[0, -1])
     del findings.calls[num_calls:], findings.inputs[num_inputs:]
-    return _Trace(inputs, output)
+    return Trace(inputs, output)
 
 
 def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
@@ -139,24 +139,24 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
     """
     findings = Findings()
     token_ids, positions = torch.tensor([[5, 9, 6]]), torch.arange(3).unsqueeze(0)
-    with _runnable(model, findings, {}, is_flat=False):
+    with runnable(model, findings, {}, is_flat=False):
         model(input_ids=token_ids, **_without_cache(model))
         findings.backbone = backbone = find_backbone(model, findings.called)
         ran = dataclasses.replace(findings, inputs=findings.inputs[:])
         if backbone is None:
             raise ModelLoadError(f"{type(model).__name__} has no part that makes hidden states of token ids")
         cache, parted = dry_cache(model.config), dry_cache(model.config)
-        whole = _traced(findings, lambda: run_row(backbone, token_ids, cache, None))
+        whole = traced(findings, lambda: run_row(backbone, token_ids, cache, None))
         num_own = max((_num_keys(layer) for layer in cache.layers), default=0) - token_ids.shape[1]
         if num_own > 0:
             raise ModelLoadError(f"it puts tokens of its own before a sequence: {num_own}")
         gives_positions = False
         if takes(backbone, "position_ids"):  # some forget the cache when they count, and others do not count from 0
-            told = _traced(findings, lambda: run_row(backbone, token_ids, dry_cache(model.config), positions))
+            told = traced(findings, lambda: run_row(backbone, token_ids, dry_cache(model.config), positions))
             gives_positions = not told.differs_from(whole)
         before, after = (positions[:, :2], positions[:, 2:]) if gives_positions else (None, None)
-        _traced(findings, lambda: run_row(backbone, token_ids[:, :2], parted, before))
-        last = _traced(findings, lambda: run_row(backbone, token_ids[:, 2:], parted, after))
+        traced(findings, lambda: run_row(backbone, token_ids[:, :2], parted, before))
+        last = traced(findings, lambda: run_row(backbone, token_ids[:, 2:], parted, after))
         if model.dtype == torch.float32 and last.differs_from(whole):
             raise ModelLoadError("it does not go on from a cache")
     plan = read_plan(cache, gives_positions)
@@ -201,13 +201,13 @@ def _backbone(model: nn.Module, findings: Findings) -> nn.Module | None:
 
 
 @contextlib.contextmanager
-def _runnable(
+def runnable(
     model: PreTrainedModel, findings: Findings, outputs: Mapping[nn.Module, int], *, is_flat: bool = True
 ) -> Iterator[None]:
     """Lets `model` run and write down what it does; with `is_flat`, attention mixes no tokens."""
     with contextlib.ExitStack() as undo, torch.inference_mode():
         for module in list(model.modules()):
-            undo.callback(module.register_forward_hook(lambda part, *_: findings.called.add(part)).remove)
+            undo.callback(module.register_forward_hook(lambda part, *_: findings.called.setdefault(part)).remove)
             if GATE_UP in module._parameters:
                 undo.callback(module.register_forward_pre_hook(partial(_note_top_k, findings), with_kwargs=True).remove)
             if is_linear(module):

@@ -4,7 +4,7 @@ This is for classes that compute attention in their own code, count positions th
 The library's cache interface is what they read and write; its objects here own no memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,12 @@ from quire.ops.backend import Backend
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What one layer keeps of a sequence, and where: indices into `kv_layers` and `state_layers`, or None.
+    """What one layer keeps of a sequence, and where: indices into `kv_layers` and `state_layers`.
 
     Attributes:
-        key_dim: numbers of a head's key.
+        kv: None: it keeps no keys, or another pipeline stage keeps them.
+        state: None: likewise of states.
+        key_dim: numbers of a head's key; 0: it keeps none.
         value_dim: numbers of a head's value.
         states: the kind and index of each state tensor, in the library's words.
         index_keys: like `kv`, of the keys by which the layer chooses the tokens that it attends to.
@@ -158,15 +160,19 @@ class Rows:
             start += length
 
     def _view(self, step: StepContext, row: int, tokens: slice, layer: LayerPlan) -> Any:
-        if layer.kv is None and layer.state is None:
+        if not layer.key_dim and not layer.states:
             return DummyLayer()
-        view: Any = _Pages() if layer.state is None else _StateAndPages() if layer.kv is not None else _State()
+        view: Any = _Pages() if not layer.states else _StateAndPages() if layer.key_dim else _State()
+        past = int(step.positions[tokens.start])
+        if layer.key_dim:
+            view.past = past
         if layer.kv is not None:
             view.ops, view.layer = self._ops, layer
-            view.past = int(step.positions[tokens.start])
             view.pages, view.slots = _places(step, row, tokens, layer.kv)
             if layer.index_keys is not None:
                 view.index_pages, view.index_slots = _places(step, row, tokens, layer.index_keys)
+        if layer.states and layer.state is None:  # another stage keeps them
+            view.has_previous_state |= {index: past > 0 for _, index in layer.states}
         if layer.state is not None:
             slot, is_new = step.rows.slots[row], bool(step.rows.is_new[row])
             for (kind, index), tensor in zip(layer.states, step.states[layer.state], strict=True):
@@ -200,7 +206,7 @@ def run_row(
     return backbone(**{name: value for name, value in given.items() if takes(backbone, name)})
 
 
-def find_backbone(model: PreTrainedModel, called: set[nn.Module]) -> nn.Module | None:
+def find_backbone(model: PreTrainedModel, called: Collection[nn.Module]) -> nn.Module | None:
     """The outermost module below `model` that ran with the embedding of tokens inside."""
     part: nn.Module = model
     embedding = model.get_input_embeddings()

@@ -11,6 +11,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.base import Model
 from quire.executor.models.transformers.small_sequences import SmallSequences
+from quire.executor.models.transformers.stages import StagePart
 
 _NUM_TOKENS = 8
 _STEPS: tuple[dict[int, int], ...] = ({0: 8}, {1: 5, 2: 1}, {1: 3, 2: 1}, *[{2: 1}] * 6)
@@ -19,12 +20,13 @@ _TOLERANCES = {torch.float32: 2e-5, torch.float16: 1e-2}
 _TOLERANCE = 4e-2  # of bfloat16
 
 
-def check_steps(model: Model, context: ModelContext, vocab_size: int) -> None:
+def check_steps(model: Model, part: StagePart, context: ModelContext, vocab_size: int) -> None:
     """Raises ModelLoadError if the logits of a few tokens depend on the steps in which they come.
 
-    The difference is relative to the norm of all logits. Logits that are not finite tell nothing.
+    Of a pipeline stage before the last, what it hands over counts instead of logits. The difference is relative to the
+    norm of all. Logits that are not finite tell nothing.
     """
-    logits = _Steps(model, context, vocab_size).run()
+    logits = _Steps(model, part, context, vocab_size).run()
     whole = logits[0]
     if not bool(whole.isfinite().all()):
         return
@@ -40,18 +42,21 @@ def check_steps(model: Model, context: ModelContext, vocab_size: int) -> None:
 class _Steps:
     """Runs `_STEPS`."""
 
-    def __init__(self, model: Model, context: ModelContext, vocab_size: int) -> None:
+    def __init__(self, model: Model, part: StagePart, context: ModelContext, vocab_size: int) -> None:
         self._model = model
+        self._part = part
         num_rows = max(row for step in _STEPS for row in step) + 1
-        self._sequences = SmallSequences(model, context, vocab_size, num_rows, _NUM_TOKENS)
+        self._sequences = SmallSequences(model, part, context, vocab_size, num_rows, _NUM_TOKENS)
         self._logits: list[list[Tensor]] = [[] for _ in range(num_rows)]
 
     @torch.inference_mode()
     def run(self) -> list[Tensor]:
-        """Each row's logits [num_tokens, vocab] in float32."""
+        """Each row's logits [num_tokens, vocab] in float32, or what is handed over [num_tokens, size]."""
         for step in _STEPS:
             token_ids, context = self._sequences.step(step)
-            logits = self._model.compute_logits(self._model.forward(token_ids, context))
+            hidden = self._model.forward(token_ids, context)
+            is_last = self._part.is_last
+            logits = self._model.compute_logits(hidden) if is_last else hidden.view(len(token_ids), -1)
             for row, part in zip(step, logits.float().split(list(step.values())), strict=True):
                 self._logits[row].append(part)
         return [torch.cat(parts) for parts in self._logits]

@@ -1,7 +1,6 @@
 """Short sequences in memory of their own: steps of a model before any request is there."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,20 +9,29 @@ from torch import Tensor
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import LayerCache, StepContext
 from quire.executor.models.base import Model
+from quire.executor.models.transformers.stages import StagePart
 from quire.ops.backend import AttentionBatch
 from quire.ops.recurrent import StateRows
 
 
 class SmallSequences:
-    """Rows of the same tokens; each has a page of each layer and a slot of each state."""
+    """Rows of the same tokens; each has a page of each layer and a slot of each state.
 
-    def __init__(self, model: Model, context: ModelContext, vocab_size: int, num_rows: int, num_tokens: int) -> None:
+    A pipeline stage gets the same hidden states for each of them, instead of what the stage before would hand over.
+    """
+
+    def __init__(
+        self, model: Model, part: StagePart, context: ModelContext, vocab_size: int, num_rows: int, num_tokens: int
+    ) -> None:
         """`num_tokens` is the most that a row gets."""
+        self._part = part
         self._context = context
         self._num_tokens = num_tokens
         device = context.device
         # Numbers far from those of special tokens, which some classes treat in their own ways.
         self._tokens = torch.arange(1, num_tokens + 1, device=device) * vocab_size // (num_tokens + 2)
+        handed = torch.arange(num_tokens * part.token_size, device=device).mul(0.7).sin().to(context.dtype)
+        self._handed = handed.view(num_tokens, -1)
         shapes = [layer.cache_shape(context.ops, num_rows, num_tokens, context.dtype) for layer in model.kv_layers]
         self._caches = [LayerCache(torch.zeros(shape, dtype=context.dtype, device=device), 0) for shape in shapes]
         self._states = [
@@ -35,8 +43,8 @@ class SmallSequences:
         ]
         self._num_computed = [0] * num_rows
 
-    def step(self, step: Mapping[int, int], **fields: Any) -> tuple[Tensor, StepContext]:
-        """The tokens of a step that computes so many more of each row, and the step; `fields` are others of it."""
+    def step(self, step: Mapping[int, int]) -> tuple[Tensor, StepContext]:
+        """The tokens of a step that computes so many more of each row, and the step."""
         rows, lengths = np.array(list(step)), np.array(list(step.values()))
         computed = np.array([self._num_computed[row] for row in step])
         device = self._context.device
@@ -52,8 +60,14 @@ class SmallSequences:
             torch.from_numpy(computed == 0).to(device),
         )
         context = StepContext(
-            positions, self._caches, attention, states=self._states, rows=state_rows, **fields
-        )  # fmt: skip
+            positions,
+            self._caches,
+            attention,
+            states=self._states,
+            rows=state_rows,
+            received=None if self._part.is_first else self._handed[positions].flatten(),
+            hands_over=not self._part.is_last,
+        )
         return self._tokens[positions], context
 
     def _attention(

@@ -173,12 +173,15 @@ def test_layers_that_belong_in_one_stage_are_not_parted(
         start(folder_of(kind), layers_by_stage)
 
 
-def test_a_class_of_transformers_is_refused_before_its_weights_are_read(folder_of: Folder) -> None:  # noqa: F811
-    config = engine_config(folder_of("window"), layout=Layout(pipeline=2), layers_by_stage=[1, 1])
-    spec = msgspec.structs.replace(config.spec, implementation="transformers")
-    worker = Worker(msgspec.structs.replace(config, spec=spec), Rank(pipeline=1), ParallelGroup())
-    with pytest.raises(ModelLoadError, match=r"class of Transformers, .* use --tensor-parallel-size instead"):
-        worker.load()
+@pytest.mark.parametrize(("kind", "layers_by_stage"), [("windows", [1, 3, 2]), ("lfm2", [1, 3])])
+def test_a_class_of_transformers(kind: str, layers_by_stage: list[int], folder_of: Folder) -> None:  # noqa: F811
+    """Its programs, and row by row over pages and states."""
+    folder, changes = folder_of(kind), {"cache": SNAPSHOTS} if kind in STATES else {}
+    spec = msgspec.structs.replace(engine_config(folder).spec, implementation="transformers")
+    expected = answers_of(start(folder, [], spec=spec, **changes).generate(requests()))
+    staged = start(folder, layers_by_stage, spec=spec, **changes)
+    for options in ({}, {"long_prefill_token_threshold": 7, "max_num_seqs": 1}):
+        assert answers_of(staged.generate(requests(), **options)) == expected
 
 
 def test_shards_that_were_saved_for_ranks_serve_their_stages(folder_of: Folder, tmp_path: Path) -> None:  # noqa: F811

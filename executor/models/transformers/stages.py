@@ -1,0 +1,294 @@
+"""A range of a class's layers as a pipeline stage: the class's code runs without layers and weights of other stages.
+
+A layer of another stage hands on what it is given. What the stage before hands over comes to the code as embeddings of
+tokens, and takes the place of what enters the first layer of the range. What enters the layer behind the range becomes
+the output. So nothing is made of what the code computes before the first layer and behind the last one, where the
+weights for that are another stage's; programs leave it out.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers.probe import Findings, Trace, run_backbone, runnable, traced
+from quire.executor.models.transformers.rows import LayerPlan, RowPlan, dry_cache, run_row
+
+_NUM_TOKENS = 2  # of a dry run
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """The part of a model that a stage computes.
+
+    Attributes:
+        token_size: numbers of each token that a stage hands to the next.
+    """
+
+    is_first: bool
+    is_last: bool
+    token_size: int
+
+
+def received_rows(step: StepContext) -> Tensor | None:
+    """What a stage received of a step's tokens, [num_tokens, token_size]; None in the first stage."""
+    return None if step.received is None else step.received.view(len(step.positions), -1)
+
+
+def keep_stage(
+    model: PreTrainedModel, findings: Findings, plan: RowPlan | None, layers: range, num_layers: int
+) -> tuple[Findings, RowPlan | None, StagePart]:
+    """Takes the layers of other stages out of `model`, and returns what is true of `layers` alone.
+
+    Args:
+        findings: of the whole model, whose parameters are on the meta device.
+        plan: of the whole model, if it runs row by row.
+
+    Raises:
+        ModelLoadError: its code does not let layers be left out.
+    """
+    assert findings.backbone is not None
+    stack = _find_stack(findings, num_layers)
+    whole, streams = _run_whole(model, findings, plan, stack)
+    entering = streams.given[layers.start]
+    leaving = streams.given.get(layers.stop)
+    part = StagePart(layers.start == 0, leaving is None, entering.shape[-1])
+    _leave_out(model, findings, stack, layers, streams, part)
+    kept = set(model.modules())
+    own = replace(
+        findings,
+        calls=[call for call in findings.calls if call.module in kept],
+        inputs=[(module, x) for module, x in findings.inputs if module in kept],
+        top_k={module: top_k for module, top_k in findings.top_k.items() if module in kept},
+    )
+    _check_stage(model, own, plan, whole if leaving is None else Trace(whole.inputs, leaving), entering, part)
+    return own, None if plan is None else _plan_of(plan, layers), part
+
+
+def _plan_of(plan: RowPlan, layers: range) -> RowPlan:
+    """The plan of a stage, which keeps what `layers` keep."""
+    own = [plan.layers[index] for index in layers if index < len(plan.layers)]
+    kv = sorted(place for layer in own for place in (layer.kv, layer.index_keys) if place is not None)
+    states = sorted(layer.state for layer in own if layer.state is not None)
+
+    def moved(place: int | None, places: list[int]) -> int | None:
+        return places.index(place) if place in places else None
+
+    def of_stage(layer: LayerPlan) -> LayerPlan:
+        return replace(
+            layer, kv=moved(layer.kv, kv), state=moved(layer.state, states), index_keys=moved(layer.index_keys, kv)
+        )  # fmt: skip
+
+    own_kv, own_states = [plan.kv[at] for at in kv], [plan.states[at] for at in states]
+    return replace(plan, layers=list(map(of_stage, plan.layers)), kv=own_kv, states=own_states)
+
+
+def _refusal(reason: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"cannot be divided into pipeline stages, because {reason}: use --tensor-parallel-size instead of "
+        "--pipeline-parallel-size"
+    )
+
+
+def _find_stack(findings: Findings, num_layers: int) -> nn.ModuleList:
+    """The list of the model's layers."""
+    assert findings.backbone is not None
+    for module in findings.backbone.modules():
+        if (
+            isinstance(module, nn.ModuleList)
+            and len(module) == len(set(module)) == num_layers
+            and all(layer in findings.called for layer in module)
+        ):
+            return module
+    raise _refusal(f"it has no list of {num_layers} layers that run one after another")
+
+
+# ------------------------------------------------------------------------------------------------------- dry runs
+
+
+@dataclass
+class _Streams:
+    """What layers are given and return in a dry run.
+
+    Attributes:
+        given: the hidden states that enter each layer, [1, num_tokens, size].
+        num_returned: how many values each layer returns, of which the hidden states are the first; None: these alone.
+    """
+
+    given: dict[int, Tensor] = field(default_factory=dict)
+    num_returned: dict[int, int | None] = field(default_factory=dict)
+
+
+def _run_whole(
+    model: PreTrainedModel, findings: Findings, plan: RowPlan | None, stack: nn.ModuleList
+) -> tuple[Trace, _Streams]:
+    streams = _Streams()
+    hooks = []
+    for index, layer in enumerate(stack):
+
+        def note_given(_: nn.Module, args: Any, kwargs: Any, index: int = index) -> None:
+            streams.given.setdefault(index, _hidden_of(args, kwargs).clone())
+
+        def note_returned(_: nn.Module, args: Any, output: Any, index: int = index) -> None:
+            streams.num_returned[index] = None if isinstance(output, Tensor) else len(output)
+
+        hooks.append(layer.register_forward_pre_hook(note_given, with_kwargs=True))
+        hooks.append(layer.register_forward_hook(note_returned))
+    try:
+        trace = _dry_run(model, findings.backbone, plan, None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    shapes, types = ({getattr(x, name) for x in streams.given.values()} for name in ("shape", "dtype"))
+    if len(shapes) > 1 or types != {model.dtype} or next(iter(shapes))[:-1] != (1, _NUM_TOKENS):
+        raise _refusal("its layers do not hand on hidden states of one size and type")
+    return trace, streams
+
+
+def _dry_run(model: PreTrainedModel, backbone: nn.Module | None, plan: RowPlan | None, embeds: Tensor | None) -> Trace:
+    """A few tokens through the code, or `embeds` in their place."""
+    assert backbone is not None
+    positions = torch.arange(_NUM_TOKENS).unsqueeze(0)
+    token_ids = positions + 5
+    dry = Findings()
+    with runnable(model, dry, {}, is_flat=plan is None):
+        if plan is not None:
+            told = positions if plan.gives_positions else None
+            return traced(dry, lambda: run_row(backbone, token_ids, dry_cache(model.config), told, embeds))
+        given = {} if embeds is None else {"inputs_embeds": embeds}
+        return traced(dry, lambda: run_backbone(backbone, None if given else token_ids, positions, **given))
+
+
+def _check_stage(
+    model: PreTrainedModel, own: Findings, plan: RowPlan | None, expected: Trace, entering: Tensor, part: StagePart
+) -> None:
+    """Raises ModelLoadError if the layers meet other numbers than within the whole model."""
+    try:
+        trace = _dry_run(model, own.backbone, plan, None if part.is_first else entering)
+    except Exception as error:  # the code of a model may raise anything
+        raise _refusal(f"without the layers of other stages it raises {type(error).__name__}: {error}") from error
+    met = {module for module, _ in own.inputs if module in expected.inputs}
+    if not met <= trace.inputs.keys() or trace.differs_from(expected):
+        raise _refusal("its layers read more than the output of the layer before")
+
+
+# -------------------------------------------------------------------------------------------- what stands for others
+
+
+class _Elsewhere(nn.Module):
+    """A module whose weights another stage has. It computes with zeros, for code that needs a result of some shape."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = (module,)  # no part of this one, so that nothing is read for it
+        self._apply(lambda zero: zero)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """One number stands for a whole weight, on whichever device."""
+        for owner in self._module[0].modules():
+            for name, parameter in owner._parameters.items():
+                if parameter is not None:
+                    zero = fn(torch.zeros((), dtype=parameter.dtype))
+                    owner._parameters[name] = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
+        return super()._apply(fn, recurse)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._module[0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module[0](*args, **kwargs)
+
+
+class _Passage:
+    """What a backbone is given in the place of embeddings, and what it returns in the place of its own output."""
+
+    def __init__(self) -> None:
+        self.entering: Tensor | None = None
+        self.leaving: Tensor | None = None
+
+    def enter(self, _: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """A hook before the backbone's code."""
+        self.entering = kwargs["inputs_embeds"]
+
+    def leave(self, *_: Any) -> Tensor | None:
+        """A hook behind the backbone's code."""
+        leaving, self.leaving, self.entering = self.leaving, None, None
+        return leaving
+
+
+class _OtherLayer(nn.Module):
+    """Stands for a layer of another stage, with the attributes that the class's code may look at."""
+
+    def __init__(self, layer: nn.Module, num_returned: int | None, passage: _Passage, *, enters: bool, leaves: bool):
+        """`enters`: the next layer gets what the stage received. `leaves`: the stage hands over what this one gets."""
+        super().__init__()
+        vars(self).update({name: value for name, value in vars(layer).items() if name not in vars(self)})
+        self._num_returned = num_returned
+        self._passage = passage
+        self._enters = enters
+        self._leaves = leaves
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = _hidden_of(args, kwargs)
+        if self._leaves:
+            self._passage.leaving = hidden
+        if self._enters:
+            assert self._passage.entering is not None
+            hidden = self._passage.entering
+        return hidden if self._num_returned is None else (hidden, *[None] * (self._num_returned - 1))
+
+
+def _leave_out(
+    model: PreTrainedModel,
+    findings: Findings,
+    stack: nn.ModuleList,
+    layers: range,
+    streams: _Streams,
+    part: StagePart,
+) -> None:
+    passage, backbone = _Passage(), findings.backbone
+    assert backbone is not None
+    if not part.is_first:
+        backbone.register_forward_pre_hook(passage.enter, with_kwargs=True)
+    if not part.is_last:
+        backbone.register_forward_hook(passage.leave)
+    before, behind = _ends(model, findings, stack)
+    ends = [*([] if part.is_first else before), *([] if part.is_last else behind)]
+    others: dict[nn.Module, nn.Module] = {module: _Elsewhere(module) for module in ends}
+    for index, layer in enumerate(stack):
+        if index not in layers:
+            enters, leaves = index == layers.start - 1, index == layers.stop
+            others[layer] = _OtherLayer(layer, streams.num_returned[index], passage, enters=enters, leaves=leaves)
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child in others:
+                parent._modules[name] = others[child]
+
+
+def _ends(model: PreTrainedModel, findings: Findings, stack: nn.ModuleList) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules with weights that run before the first layer, and those that run behind the last one."""
+    if model.get_output_embeddings() not in findings.called:
+        raise _refusal("its head is no module of its own")
+    order = list(findings.called)
+    first, last = order.index(stack[0]), order.index(stack[-1])
+    inner = set(stack.modules())
+
+    def weighty(modules: list[nn.Module]) -> Iterator[nn.Module]:
+        for module in modules:
+            if module._parameters and module not in inner and stack not in module.modules():
+                yield module
+
+    return list(weighty(order[:first])), list(weighty(order[last:]))
+
+
+def _hidden_of(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+    """The hidden states among the arguments of a layer: its first tensor."""
+    return next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
