@@ -94,7 +94,7 @@ class OpsTimed(Struct, array_like=True, tag="timed"):
     available: list[str]  # the processor's levels, the best first
     num_threads: int
     bytes_per_second: float
-    operations_per_second: dict[str, float]  # by the dtype that is multiplied: float32, bfloat16, int8
+    operations_per_second: dict[str, float]  # by the dtype that is multiplied: float32, bfloat16, int8, int4
     timings: list[OpTiming]
 
 

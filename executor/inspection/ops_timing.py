@@ -12,6 +12,8 @@ from quire.ops.cpu.floors import Floors
 from quire.ops.cpu.levels import available
 
 _LEAST_ROUNDS = 3
+_MULTIPLIED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+"""The numbers whose products are measured, as `Floors.multiply` takes them."""
 
 
 def time_ops(question: OpsQuestion) -> OpsTimed:
@@ -48,7 +50,7 @@ class _Timer:
         self.level = floors.level
         self._seconds = seconds
         self.bytes_per_second = 0.0
-        self.operations_per_second = {"float32": 0.0, "bfloat16": 0.0, "int8": 0.0}
+        self.operations_per_second = dict.fromkeys(_MULTIPLIED, 0.0)
 
     def time(self, case: Case) -> OpTiming:
         """The best round: that with the most bytes a second, because rounds may read different numbers of them."""
@@ -58,8 +60,8 @@ class _Timer:
         while num_rounds < _LEAST_ROUNDS or time.perf_counter() < deadline:
             num_rounds += 1
             self.bytes_per_second = max(self.bytes_per_second, self._floors.read())
-            for name in self.operations_per_second:
-                found = self._floors.multiply(getattr(torch, name))
+            for name, dtype in _MULTIPLIED.items():
+                found = self._floors.multiply(dtype)
                 self.operations_per_second[name] = max(self.operations_per_second[name], found)
             begin = time.perf_counter()
             case.run()
@@ -82,4 +84,4 @@ def _multiplied(timing: OpTiming) -> str:
     if timing.dtype in ("fp32", "fp16"):
         return "float32"
     is_linear = timing.operation in ("linear", "experts")
-    return "int8" if is_linear and timing.dtype in ("int8", "int4") else "bfloat16"
+    return timing.dtype if is_linear and timing.dtype in ("int8", "int4") else "bfloat16"

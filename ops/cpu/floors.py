@@ -43,7 +43,10 @@ class Floors:
         return _CACHED_BYTES / (time.perf_counter() - begin)
 
     def multiply(self, dtype: torch.dtype) -> float:
-        """Multiplications and additions a second, of float32, or with the level's instructions for bfloat16 or int8."""
+        """Multiplications and additions a second, with the level's instructions for `dtype`.
+
+        It is float32, bfloat16, int8, or uint8 for codes of four bits.
+        """
         result, operations = (self._result[i:].ctypes.data for i in (0, 1))
         threads = torch.get_num_threads()
         begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -13,6 +14,15 @@ from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.libraries import Kernels, load
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
+
+
+class ByteProducts(NamedTuple):
+    """How a level multiplies activations of 8 bits."""
+
+    kinds: tuple[str, ...]
+    """Of the weights beside which it does so, by their names in `test_quantised_linear.py`."""
+    block: int
+    """Most inputs that share a scale; fewer if the weight's groups have fewer."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,13 @@ class Level:
         return levels.instruction_sets() if self.level == levels.NATIVE else self.level.needs
 
     @property
-    def has_byte_products(self) -> bool:
-        """Whether they multiply integers of 8 bits."""
-        return "avx512_vnni" in self._has
+    def byte_products(self) -> ByteProducts | None:
+        """How they multiply activations of 8 bits; None: they do not."""
+        if "avx512_vnni" in self._has:
+            return ByteProducts(("int8", "int4", "line", "two's complement"), block=128)
+        if "avx2" in self._has and "avx512f" not in self._has:
+            return ByteProducts(("int4", "line", "two's complement"), block=32)
+        return None
 
     def backend(self, activation_bits: int | None = 16) -> NativeBackend:
         """The backend with this build; skips the test without a compiler.

@@ -15,34 +15,49 @@ from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.codecs import INT4, INT8
 from quire.ops.quantised import QuantisedWeight, dequantise
-from tests.ops.levels import RUNNABLE, Level
-from tests.ops.test_quantised_linear import weight_of
+from tests.ops.levels import RUNNABLE, ByteProducts, Level
+from tests.ops.test_quantised_linear import TABLES, weight_of
 
 torch.set_num_threads(1)
 
-BLOCK = 128
-"""Most inputs of a block; fewer if the weight's groups have fewer."""
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Half a digit of the result."""
-KINDS = ["int8", "int4", "line", "two's complement"]
 SHAPES = [(70, 96, 32), (257, 528, 16), (33, 24, 12), (64, 2100, 700), (40, 66, 6), (50, 192, 64)]
 """(out, in, group)."""
+KINDS = ["int8", "int4", "line", "two's complement"]
 
 
 def with_byte_products() -> Iterable[Level]:
-    return (level for level in RUNNABLE if level.has_byte_products)
+    return (level for level in RUNNABLE if level.byte_products)
 
 
 @pytest.fixture(scope="module", params=with_byte_products(), ids=lambda level: level.name)
-def ops(request: pytest.FixtureRequest) -> NativeBackend:
-    level: Level = request.param
+def level(request: pytest.FixtureRequest) -> Level:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def products(level: Level) -> ByteProducts:
+    assert level.byte_products is not None
+    return level.byte_products
+
+
+@pytest.fixture(scope="module")
+def ops(level: Level) -> NativeBackend:
     return level.backend(8)
 
 
-def rounded(x: Tensor, group: int) -> Tensor:
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, products: ByteProducts) -> str:
+    if request.param not in products.kinds:
+        pytest.skip("this level multiplies such codes by 16 bits")
+    return request.param
+
+
+def rounded(x: Tensor, group: int, block: int) -> Tensor:
     """What the kernels multiply, in float32."""
-    blocks = [block for part in x.float().split(group, -1) for block in part.split(BLOCK, -1)]
-    return torch.cat([_rounded_block(block) for block in blocks], -1)
+    blocks = [part for whole in x.float().split(group, -1) for part in whole.split(block, -1)]
+    return torch.cat([_rounded_block(part) for part in blocks], -1)
 
 
 def _rounded_block(x: Tensor) -> Tensor:
@@ -50,48 +65,53 @@ def _rounded_block(x: Tensor) -> Tensor:
     return (x * torch.nan_to_num(most / largest, posinf=0)).round() * (largest / most)
 
 
-def product(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, float]:
+def product(x: Tensor, weight: QuantisedWeight, block: int) -> tuple[Tensor, float]:
     """[rows, out] in float64, and what sums in float32 may differ by."""
     given = x if weight.input_order is None else x[:, weight.input_order]
-    inputs = rounded(given, weight.group_size).double()
+    inputs = rounded(given, weight.group_size, block).double()
     numbers = dequantise(weight._replace(input_order=None)).double()
     return inputs @ numbers.T, 4e-6 * (inputs.abs() @ numbers.abs().T).max().item()
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-@pytest.mark.parametrize(("size", "group"), [(64, 32), (300, 300), (60, 12), (33, 33), (512, 256), (128, 64)])
-def test_what_becomes_of_activations(ops: NativeBackend, dtype: torch.dtype, size: int, group: int) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
+@pytest.mark.parametrize(("size", "group"), [(64, 32), (300, 300), (60, 12), (34, 34), (512, 256), (128, 64)])
+def test_what_becomes_of_activations(
+    ops: NativeBackend, products: ByteProducts, kind: str, dtype: torch.dtype, size: int, group: int
+) -> None:
     """To the bit: each output of this layer is one input."""
-    identity = QuantisedWeight(torch.eye(size).to(torch.int8), torch.ones(size, size // group))
+    ones, scales = torch.eye(size).to(torch.int8), torch.ones(size, size // group)
+    identity = QuantisedWeight(ones, scales)
+    if kind == "int4":
+        codes = (ones + 8).view(torch.uint8)
+        identity = QuantisedWeight(codes[:, ::2] | codes[:, 1::2] << 4, scales, TABLES["int4"])
     x = (torch.randn(9, size) * torch.randn(9, size).exp()).to(dtype)
     x[:, 5] = 0.5 * x[:, 4]  # halves of the largest, among others
-    assert torch.equal(ops.linear(x, ops.pack_linear(identity)), rounded(x, group).to(dtype))
+    assert torch.equal(ops.linear(x, ops.pack_linear(identity)), rounded(x, group, products.block).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
 def test_a_row_is_right_and_the_same_in_any_batch(
-    ops: NativeBackend, kind: str, dtype: torch.dtype, is_rich: bool
+    ops: NativeBackend, products: ByteProducts, kind: str, dtype: torch.dtype, is_rich: bool
 ) -> None:
     for out, size, group in SHAPES:
         weight = weight_of(kind, out, size, group, is_rich=is_rich)
         packed = ops.pack_linear(weight)
         x = torch.randn(230, size).to(dtype)
         together = ops.linear(x, packed)
-        expected, slack = product(x, weight)
+        expected, slack = product(x, weight, products.block)
         torch.testing.assert_close(together.double(), expected, rtol=ROUNDING[dtype], atol=slack)
         for num_tokens in (*range(1, 27), 40, 97):
             assert torch.equal(ops.linear(x[:num_tokens], packed), together[:num_tokens]), num_tokens
         assert torch.equal(ops.linear(x[77:78], packed), together[77:78])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_round_what_one_rank_would(ops: NativeBackend, kind: str) -> None:
+def test_ranks_round_what_one_rank_would(ops: NativeBackend, products: ByteProducts, kind: str) -> None:
     """Where their parts begin with a group."""
     weight = weight_of(kind, 40, 192, 32)
     x, per = torch.randn(5, 192).half(), 1 if weight.table is None else 2
-    whole, slack = product(x, weight)
+    whole, slack = product(x, weight, products.block)
     total = torch.zeros_like(whole)
     for inputs in (slice(64), slice(64, 192)):
         part = weight._replace(
@@ -102,37 +122,36 @@ def test_ranks_round_what_one_rank_would(ops: NativeBackend, kind: str) -> None:
     torch.testing.assert_close(total, whole, rtol=0, atol=slack + 2**-10 * whole.abs().max().item())
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_sums_fit(ops: NativeBackend, kind: str, sign: int) -> None:
     """Each product has the same sign, and is as large as products can be."""
-    size, least = 3 * BLOCK, -128 if kind == "int8" else -8
+    size, least = 384, -128 if kind == "int8" else -8
     codes = torch.full((5, size), -128, dtype=torch.int8)
-    table = torch.arange(-8.0, 8.0)
     weight = QuantisedWeight(codes, torch.ones(5, 1))
     if kind == "int4":
-        weight = QuantisedWeight(torch.zeros(5, size // 2, dtype=torch.uint8), torch.ones(5, 1), table)
+        weight = QuantisedWeight(torch.zeros(5, size // 2, dtype=torch.uint8), torch.ones(5, 1), TABLES["int4"])
     x = torch.full((30, size), sign * 127.0, dtype=torch.bfloat16)
     expected = torch.full((30, 5), sign * 127.0 * least * size).bfloat16()
     assert torch.equal(ops.linear(x, ops.pack_linear(weight)), expected)
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 2.0**-100, 1e-20, 1e30])
-def test_any_magnitude(ops: NativeBackend, magnitude: float) -> None:
+def test_any_magnitude(ops: NativeBackend, products: ByteProducts, magnitude: float) -> None:
     weight = weight_of("int4", 40, 64, 32, is_rich=True)
     x = (torch.randn(7, 64) * magnitude).bfloat16()
-    expected, slack = product(x, weight)
+    expected, slack = product(x, weight, products.block)
     got = ops.linear(x, ops.pack_linear(weight)).double()
     torch.testing.assert_close(got, expected, rtol=2**-8, atol=slack)
 
 
 def test_numbers_that_are_hardly_normal_may_become_zeros(ops: NativeBackend) -> None:
-    out = ops.linear(torch.full((2, 32), 1e-39).bfloat16(), ops.pack_linear(weight_of("int8", 8, 32, 32)))
+    out = ops.linear(torch.full((2, 32), 1e-39).bfloat16(), ops.pack_linear(weight_of("int4", 8, 32, 32)))
     assert out.abs().max().item() < 1e-30
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
 def test_a_row_without_a_number_has_no_result(ops: NativeBackend, kind: str, wrong: float) -> None:
     """And the other rows have theirs."""
     packed, x = ops.pack_linear(weight_of(kind, 40, 64, 32, is_rich=True)), torch.randn(9, 64).bfloat16()
@@ -144,7 +163,7 @@ def test_a_row_without_a_number_has_no_result(ops: NativeBackend, kind: str, wro
     assert torch.equal(got[others], right[others])
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
 def test_a_gated_layer_is_the_plain_one_activated_on_any_threads(ops: NativeBackend, kind: str) -> None:
     weight = weight_of(kind, 1000, 320, 32)
     gated, plain, x = ops.pack_gated_linear(weight), ops.pack_linear(weight), torch.randn(70, 320).bfloat16()
@@ -163,8 +182,8 @@ def test_float32_keeps_its_digits(ops: NativeBackend) -> None:
     torch.testing.assert_close(ops.linear(x, ops.pack_linear(weight)), x @ dequantise(weight).T, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_experts_round_what_both_layers_read(ops: NativeBackend, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
+def test_experts_round_what_both_layers_read(ops: NativeBackend, products: ByteProducts, kind: str) -> None:
     size, hidden, num_experts = 48, 64, 4
     experts = [
         ExpertWeights(weight_of(kind, 2 * size, hidden, 32), weight_of(kind, hidden, size, 16))
@@ -180,10 +199,10 @@ def test_experts_round_what_both_layers_read(ops: NativeBackend, kind: str) -> N
             gate_up, down = experts[expert].gate_up, experts[expert].down
             assert isinstance(gate_up, QuantisedWeight)
             assert isinstance(down, QuantisedWeight)
-            inputs = rounded(x[row], 32) if is_rounded else x[row]
+            inputs = rounded(x[row], 32, products.block) if is_rounded else x[row]
             gate, up = (dequantise(gate_up).double() @ inputs.double()).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
-            inner = rounded(inner, 16).double() if is_rounded else inner
+            inner = rounded(inner, 16, products.block).double() if is_rounded else inner
             out[row] = dequantise(down).double() @ inner
         return out
 
@@ -207,22 +226,24 @@ def test_which_activations_have_8_bits(level: Level, caplog: pytest.LogCaptureFi
     }.items():
         got = backend.linear(x, backend.pack_linear(weight))
         beside[name] = [n for n, each in both.items() if torch.equal(got, each.linear(x, each.pack_linear(weight)))]
-    if level.has_byte_products:
-        assert beside == {"int4": [8], "int8": [16], "bytes": [8]}
-    else:
-        assert all(found == [8, 16] for found in beside.values()), "both choices are the same"
+    kinds = () if level.byte_products is None else level.byte_products.kinds
+    either = [8, 16]  # both choices are the same
+    assert beside["int4"] == ([8] if "int4" in kinds else either)
+    assert beside["int8"] == ([16] if "int8" in kinds else either)
+    assert beside["bytes"] == ([8] if "int8" in kinds else either)
     is_said = any("rounded to 8 bits" in record.message for record in caplog.records)
-    assert is_said == level.has_byte_products
+    assert is_said == bool(kinds)
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    kernels = RUNNABLE[0].kernels()
+    kernels, products = RUNNABLE[0].kernels(), RUNNABLE[0].byte_products
+    least = {kind: 8 if products is not None and kind in products.kinds else 16 for kind in ("int8", "int4")}
     caplog.set_level(logging.INFO, "quire")
     for text, int8, int4 in [("", 16, 8), ("16", 16, 16), ("8", 8, 8)]:
         monkeypatch.setenv("QUIRE_CPU_ACTIVATION_BITS", text)
-        bits, least = ActivationBits.asked(kernels), 8 if RUNNABLE[0].has_byte_products else 16
-        assert bits.of(torch.bfloat16, INT8, has_byte_inputs=False) == max(int8, least)
-        assert bits.of(torch.bfloat16, INT4, has_byte_inputs=False) == max(int4, least)
+        bits = ActivationBits.asked(kernels)
+        assert bits.of(torch.bfloat16, INT8, has_byte_inputs=False) == max(int8, least["int8"])
+        assert bits.of(torch.bfloat16, INT4, has_byte_inputs=False) == max(int4, least["int4"])
         assert bits.of(torch.float32, INT4, has_byte_inputs=True) == 32
         bits.say(INT8, has_byte_inputs=False, is_dry=True)
         assert not caplog.records

@@ -163,14 +163,22 @@ template <int BITS> struct Integer : InWords<BITS> {
         for (int half = 0; half < 2; half++) to[half] = (Pairs)unit[half] << ABOVE >> (16 - BITS);
     }
 #if defined(QUIRE_HAS_QUADS)
+    static constexpr bool HAS_QUADS = BITS <= InQuads::MOST_BITS;
     static constexpr int MIDDLE = 1 << (BITS - 1);
     // Code + MIDDLE of the steps of quad QUAD.
     template <int QUAD> static void in_words(const Unit& unit, Quads (&to)[2]) {
-        constexpr int MASK = (1 << BITS) - 1, AND_THEN_XOR = 0x6a;
+        constexpr int MASK = (1 << BITS) - 1;
+#if defined(QUIRE_HAS_AVX512)
+        constexpr int AND_THEN_XOR = 0x6a;
         for (int half = 0; half < 2; half++)
             to[half] = (Quads)_mm512_ternarylogic_epi32(
                 (__m512i)((Words)unit[half] >> (BITS * QUAD)), _mm512_set1_epi8((char)MASK),
                 _mm512_set1_epi8((char)MIDDLE), AND_THEN_XOR);
+#else  // first what all quads of the unit need
+        constexpr uint32_t BYTES = 0x01010101;
+        for (int half = 0; half < 2; half++)
+            to[half] = (Quads)(((Words)unit[half] ^ BYTES * (MIDDLE | MIDDLE << BITS)) >> (BITS * QUAD) & BYTES * MASK);
+#endif
     }
     // Which steps a vector's bytes are: those of 16 / UNIT units, quad by quad.
     static constexpr std::array<int8_t, 16> quad_order() {

@@ -110,33 +110,37 @@ using BFloat16Products = Float32;  // bfloat16 is widened, and multiplied as flo
 #endif
 
 #if defined(QUIRE_HAS_PAIRS)
-struct IntegerProducts {
-#if defined(QUIRE_HAS_QUADS)
-    using Kind = widened::InQuads;
-#else
-    using Kind = widened::InPairs;
-#endif
+template <class Kind> struct ProductsOfWords {
     static constexpr long OPERATIONS = 2 * Kind::STEPS * CHAINS * LANES;
     static float run(float start) {
-        Ints sums[CHAINS];
+        typename Kind::Sum sums[CHAINS];
 #pragma GCC unroll 24
-        for (int i = 0; i < CHAINS; i++) sums[i] = Ints{} + ((int)start + i);
+        for (int i = 0; i < CHAINS; i++) sums[i] = (typename Kind::Sum)(Ints{} + ((int)start + i));
         Ints x = Ints{} + 0x01020304;
         for (long round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 24
             for (int i = 0; i < CHAINS; i++) {
                 asm("" : "+v"(x));  // without VNNI the product is one of its own, and could be computed once
-                sums[i] = widened::add_products(sums[i], x, (Kind::Codes)x);
+                sums[i] = widened::add_products(sums[i], x, (typename Kind::Codes)x);
                 asm("" : "+v"(sums[i]));
             }
         }
 #pragma GCC unroll 24
         for (int i = 1; i < CHAINS; i++) sums[0] += sums[i];
-        return (float)widened::sum(sums[0]);
+        return (float)widened::sum((Ints)sums[0]);
     }
 };
+#if defined(QUIRE_HAS_QUADS)
+using NibbleProducts = ProductsOfWords<widened::InQuads>;
+using ByteProducts =
+    ProductsOfWords<std::conditional_t<(widened::InQuads::MOST_BITS >= 8), widened::InQuads, widened::InPairs>>;
 #else
-using IntegerProducts = Float32;  // codes are widened, and multiplied as float32
+using NibbleProducts = ProductsOfWords<widened::InPairs>;
+using ByteProducts = NibbleProducts;
+#endif
+#else
+using NibbleProducts = Float32;  // codes are widened, and multiplied as float32
+using ByteProducts = Float32;
 #endif
 
 template <class Kind> void multiply(const MultiplyCall& call) {
@@ -164,6 +168,7 @@ extern "C" int quire_read_memory(const ReadMemoryCall* call) {
 extern "C" int quire_multiply(const MultiplyCall* call) {
     if (call->dtype == FLOAT32) multiply<Float32>(*call);
     if (call->dtype == BFLOAT16) multiply<BFloat16Products>(*call);
-    if (call->dtype == INT8_CODES) multiply<IntegerProducts>(*call);
-    return call->dtype != FLOAT32 && call->dtype != BFLOAT16 && call->dtype != INT8_CODES;
+    if (call->dtype == INT8_CODES) multiply<ByteProducts>(*call);
+    if (call->dtype == INT4_CODES) multiply<NibbleProducts>(*call);
+    return call->dtype != FLOAT32 && call->dtype != BFLOAT16 && call->dtype != INT8_CODES && call->dtype != INT4_CODES;
 }

@@ -174,7 +174,8 @@ inline int with_weight(const WeightForm& form, const float* table, [[maybe_unuse
         using C = std::remove_pointer_t<decltype(codec)>;
         if constexpr (C::IS_INTEGER) {
 #if defined(QUIRE_HAS_QUADS)
-            if (x_bits <= 8) return body(WordWeight<C, InQuads>(form, table));
+            if constexpr (C::HAS_QUADS)
+                if (x_bits <= 8) return body(WordWeight<C, InQuads>(form, table));
 #endif
 #if defined(QUIRE_HAS_PAIRS)
             if (x_bits <= 16) return body(WordWeight<C, InPairs>(form, table));

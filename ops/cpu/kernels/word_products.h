@@ -28,8 +28,8 @@ template <class X> struct WordRows {
     template <int ROWS> inline __attribute__((always_inline)) void start(typename X::Sum (&sum)[ROWS][2]) const {
 #pragma GCC unroll 12
         for (int row = 0; row < ROWS; row++) {
-            sum[row][0] = typename X::Sum{};
-            if constexpr (X::HAS_STARTS) sum[row][0] += starts[row];
+            if constexpr (X::HAS_STARTS) sum[row][0] = (typename X::Sum)(starts[row] - Ints{});
+            else sum[row][0] = typename X::Sum{};
             sum[row][1] = sum[row][0];
         }
     }
@@ -51,6 +51,11 @@ template <class X> struct Kept {
 
 inline Floats as_floats(Floats x) { return x; }
 inline Floats as_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+#if defined(QUIRE_HAS_QUADS) && !defined(QUIRE_HAS_AVX512_VNNI)
+inline Floats as_floats(SumPairs x) {
+    return as_floats((Ints)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi16(1)));
+}
+#endif
 
 // Adds a block's own sums to `sums`, [ROWS][PANEL].
 template <class X, int ROWS>

@@ -9,7 +9,8 @@
 //
 // 8 bits (InQuads): q = x * (127 / m) rounded to even, where m is the block's largest magnitude, and q stands for
 // q * (m / 127). One instruction multiplies four of them, in twice as many products as with 16 bits. It takes weights
-// without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q.
+// without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q. AVX2's gives sums of two
+// products in 16 bits. Those of 32 inputs fit there beside codes of four bits; codes of eight bits have 16 bits of x.
 //
 // bfloat16 (InBFloats): x stays what it is, codes become bfloat16, and sums are float32, in the order of the inputs.
 #pragma once
@@ -23,8 +24,7 @@
 #if defined(QUIRE_HAS_AVX512) || defined(__AVX2__) || (defined(__SSE2__) && !defined(__AVX__))
 #define QUIRE_HAS_PAIRS 1
 #endif
-// Without VNNI such an instruction saturates at 16 bits.
-#if defined(QUIRE_HAS_AVX512_VNNI)
+#if defined(QUIRE_HAS_AVX512_VNNI) || (defined(__AVX2__) && !defined(QUIRE_HAS_AVX512))
 #define QUIRE_HAS_QUADS 1
 #endif
 #if defined(QUIRE_HAS_AVX512_BF16)
@@ -37,6 +37,7 @@ namespace widened {
 // Neighbouring inputs of LANES outputs: two, or four.
 typedef int16_t Pairs __attribute__((vector_size(4 * LANES)));
 typedef uint8_t Quads __attribute__((vector_size(4 * LANES)));
+typedef Pairs SumPairs;  // of LANES outputs: those of the first and of the last two products of each quad
 typedef uint16_t BFloats __attribute__((vector_size(4 * LANES)));
 
 // The three kinds of words.
@@ -50,9 +51,16 @@ struct InPairs {
 };
 struct InQuads {
     using Codes = Quads;
+#if defined(QUIRE_HAS_AVX512_VNNI)
     using Sum = Ints;
-    static constexpr int STEPS = 4;
+    static constexpr int MOST_BITS = 8;  // of codes
     static constexpr long MOST_INPUTS = 128;
+#else
+    using Sum = SumPairs;
+    static constexpr int MOST_BITS = 4;
+    static constexpr long MOST_INPUTS = 32;
+#endif
+    static constexpr int STEPS = 4;
     static constexpr bool HAS_FACTORS = true, HAS_STARTS = true;
 };
 struct InBFloats {
@@ -145,6 +153,31 @@ template <class C, class T> void pack_block(InPairs, const T* from, long count, 
 }
 
 #if defined(QUIRE_HAS_QUADS)
+// 16 numbers times `inverse` as integers, in the lowest bytes.
+template <class T> __m128i in_bytes(const T* from, long count, float inverse) {
+#if defined(QUIRE_HAS_AVX512)
+    const Floats scaled = count > 0 ? load(from, count) * inverse : Floats{};
+    return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)scaled));
+#else
+    __m128i shorts[2];
+    for (int half = 0; half < 2; half++, from += LANES, count -= LANES) {
+        const Floats scaled = count > 0 ? load(from, count) * inverse : Floats{};
+        const __m256i rounded = _mm256_cvtps_epi32((__m256)scaled);
+        shorts[half] = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+    }
+    return _mm_packs_epi16(shorts[0], shorts[1]);
+#endif
+}
+
+// Where sums of products with codes + MIDDLE begin; first and last: the sums of the first and the last pairs of all quads.
+inline int32_t start_of_sums(int middle, int first, int last) {
+#if defined(QUIRE_HAS_AVX512_VNNI)
+    return -middle * (first + last);
+#else
+    return (uint16_t)(-middle * first) | (uint32_t)(-middle * last) << 16;
+#endif
+}
+
 // The same as integers of 8 bits, in the order of the codec's quads.
 template <class C, class T> void pack_block(InQuads, const T* from, long count, long steps, const PlaceInTile& to) {
     const int32_t least = 15 << 23;  // 2^-112, whose inverse is a normal number
@@ -155,19 +188,20 @@ template <class C, class T> void pack_block(InQuads, const T* from, long count, 
     *to.factor = is_finite ? magnitude / 127.0f : std::numeric_limits<float>::quiet_NaN();
     alignas(16) static constexpr auto ORDER = C::quad_order();
     const __m128i order = _mm_load_si128((const __m128i*)ORDER.data());
-    Ints total{};
-    for (long i = 0; i < steps; i += LANES) {
-        const Floats scaled = i < count ? load(from + i, count - i) * inverse : Floats{};
-        const Ints rounded = (Ints)_mm512_cvtps_epi32((__m512)scaled);
-        total += rounded;
+    __m128i sums = _mm_setzero_si128();  // of pairs
+    for (long i = 0; i < steps; i += 16) {
+        const __m128i rounded = _mm_shuffle_epi8(in_bytes(from + i, count - i, inverse), order);
+        sums = _mm_add_epi16(sums, _mm_maddubs_epi16(_mm_set1_epi8(1), rounded));
         alignas(16) uint32_t quads[4];
-        _mm_store_si128((__m128i*)quads, _mm_shuffle_epi8(_mm512_cvtepi32_epi8((__m512i)rounded), order));
+        _mm_store_si128((__m128i*)quads, rounded);
         for (long word = 0, words = std::min<long>(4, (steps - i) / 4); word < words; word++)
             to.words[(i / 4 + word) * to.rows] = quads[word];
     }
-    const int32_t all = sum(total);
-    *to.sum = *to.factor * (float)all;
-    *to.start = -C::MIDDLE * all;
+    int16_t pairs[8];
+    std::memcpy(pairs, &sums, sizeof(sums));
+    const int first = pairs[0] + pairs[2] + pairs[4] + pairs[6], last = pairs[1] + pairs[3] + pairs[5] + pairs[7];
+    *to.sum = *to.factor * (float)(first + last);
+    *to.start = start_of_sums(C::MIDDLE, first, last);
 }
 #endif
 
@@ -222,9 +256,15 @@ inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Pairs 
 #endif
 
 #if defined(QUIRE_HAS_QUADS)
-// Adds to each sum the four products of a quad.
-inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Quads weight) {
+// Adds to each sum the four products of a quad, or to each of its two sums two products.
+inline __attribute__((always_inline)) InQuads::Sum add_products(InQuads::Sum sum, Ints x, Quads weight) {
+#if defined(QUIRE_HAS_AVX512_VNNI)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, (__m512i)x);
+#else
+    sum += (SumPairs)_mm256_maddubs_epi16((__m256i)weight, (__m256i)x);
+    asm("" : "+x"(sum));  // as above
+    return sum;
+#endif
 }
 #endif
 

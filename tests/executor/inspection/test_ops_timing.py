@@ -62,7 +62,7 @@ def test_the_work_of_each_operation(floors: Floors) -> None:
     for each in timed.timings:
         assert each.read_s == pytest.approx(each.num_bytes / timed.bytes_per_second)
         is_linear = each.operation in ("linear", "experts")
-        exact = "float32" if each.dtype == "fp32" else "int8" if is_linear else "bfloat16"
+        exact = "float32" if each.dtype == "fp32" else "int4" if is_linear else "bfloat16"
         assert each.multiply_s == pytest.approx(each.num_operations / timed.operations_per_second[exact])
         assert each.best_s > 0
 
@@ -78,5 +78,5 @@ def test_a_name_that_is_wrong() -> None:
 
 def test_the_processor_reads_and_multiplies(floors: Floors) -> None:
     assert floors.read() > 1e6
-    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+    for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.uint8):
         assert floors.multiply(dtype) > 1e6
