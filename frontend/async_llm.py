@@ -137,7 +137,9 @@ class AsyncLLM(EngineControl):
         args, config = setup.args, setup.config
         tokenizer = None
         if not args.model.skip_tokenizer_init:
-            tokenizer = Tokenizer.from_folder(setup.tokenizer_folder, args.model.tokenizer_mode)
+            tokenizer = Tokenizer.from_folder(
+                setup.tokenizer_folder, args.model.tokenizer_mode, args.model.trust_remote_code
+            )
         model = ServedModel.from_args(args, setup.folder)
         metrics = None
         if config.log_stats:
@@ -318,7 +320,8 @@ class AsyncLLM(EngineControl):
         """The checkpoint's tokenizer as Transformers' own class."""
         from transformers import AutoTokenizer  # imported here: it takes 5 s, and nothing else needs it
 
-        return AutoTokenizer.from_pretrained(str(self.async_tokenizer.tokenizer.folder))
+        tokenizer = self.async_tokenizer.tokenizer
+        return AutoTokenizer.from_pretrained(str(tokenizer.folder), trust_remote_code=tokenizer.trust_remote_code)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's defaults for sampling parameters."""

@@ -84,7 +84,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     trust_remote_code: Annotated[
         bool,
-        Meta(description="Import the Python files that the checkpoint names in auto_map of its config.json."),
+        Meta(
+            description="Import the Python files that the checkpoint names in auto_map of its config.json, or of its "
+            "tokenizer_config.json where there is no tokenizer.json."
+        ),
     ] = False
     max_model_len: Annotated[
         int | None,

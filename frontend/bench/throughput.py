@@ -87,4 +87,4 @@ def _vocabulary(llm: LLM, args: EngineArgs) -> Vocabulary:
     if args.model.skip_tokenizer_init:
         return Vocabulary(size)
     folder = find_tokenizer(args.model, args.load, find_model(args.model, args.load))
-    return Vocabulary(size, Tokenizer.from_folder(folder, args.model.tokenizer_mode))
+    return Vocabulary(size, Tokenizer.from_folder(folder, args.model.tokenizer_mode, args.model.trust_remote_code))

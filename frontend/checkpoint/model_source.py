@@ -31,7 +31,8 @@ class _Wanted(NamedTuple):
 
 
 _SKIPPED = ["original/*", "onnx/*"]  # the same weights in other formats
-_TOKENIZER = _Wanted(["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"], _SKIPPED)
+_TOKENIZER = _Wanted(["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.tokenizer", "*.spm"], _SKIPPED)
+_CODE = "*.py"
 _WEIGHTS = {
     "safetensors": _Wanted(["*.safetensors"], [*_SKIPPED, "consolidated*"]),
     "pt": _Wanted(["*.bin", "*.pt", "*.pth"], [*_SKIPPED, "consolidated*"]),
@@ -142,6 +143,8 @@ def _find(name: str, flag: str, revision: str | None, wanted: _Wanted, model: Mo
         )
     if _is_path(name):
         raise ConfigError(f"{flag}: there is no folder {name!r}. {_hint(folder)}")
+    if model.trust_remote_code:
+        wanted = _Wanted([*wanted.files, _CODE], wanted.without)
     return _download(name, flag, revision, wanted, model.hf_token, load.download_dir)
 
 

@@ -155,6 +155,12 @@ class GrammarCompiler:
                     "structured_outputs needs a tokenizer, and this server runs with --skip-tokenizer-init.",
                     param="structured_outputs",
                 )
+            if self._tokenizer.kind == "rewritten":
+                raise ParameterError(
+                    "structured_outputs needs the bytes of each token, and tokens of this model's tokenizer, which is "
+                    "code in Python, change the text before them; leave it out.",
+                    param="structured_outputs",
+                )
             if not self._end_token_ids:
                 raise ParameterError(
                     "structured_outputs needs an end-of-sequence token, and this model has none: name it in "
@@ -168,6 +174,7 @@ class GrammarCompiler:
                 self._limit_bytes,
                 self._limit_cpu_seconds,
                 self._tokenizer.mode,
+                self._tokenizer.trust_remote_code,
             )
             self._pool = HelperPool(setup)
         return self._pool

@@ -48,7 +48,9 @@ class Compiler:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._tokenizer = Tokenizer.from_folder(Path(setup.tokenizer_folder), setup.tokenizer_mode)
+        self._tokenizer = Tokenizer.from_folder(
+            Path(setup.tokenizer_folder), setup.tokenizer_mode, setup.trust_remote_code
+        )
         self._vocabularies: dict[str, Vocabulary] = {}
         self._backends: dict[tuple[str, str], Backend] = {}
 

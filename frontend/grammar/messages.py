@@ -20,6 +20,7 @@ class Setup(Struct, array_like=True, tag="setup"):
     limit_bytes: int
     limit_cpu_seconds: float
     tokenizer_mode: TokenizerMode = "auto"
+    trust_remote_code: bool = False
 
 
 class Compile(Struct, array_like=True, tag="compile"):

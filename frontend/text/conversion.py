@@ -1,28 +1,34 @@
-"""Makes a fast tokenizer of a checkpoint without a tokenizer.json, with Transformers.
+"""Makes a tokenizer of a checkpoint without a tokenizer.json, with Transformers: a fast one if it has such a form.
 
-Importing Transformers takes seconds and hundreds of megabytes, so only this conversion does it.
+Importing Transformers takes seconds and hundreds of megabytes, torch among them, so only this conversion does it.
 """
 
 import contextlib
 import importlib.util
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import tokenizers
 
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.frontend.checkpoint.model_spec import read_json_if_present
+from quire.frontend.text.backend import TokenizerBackend
+from quire.frontend.text.fast_backend import FastBackend
+from quire.frontend.text.python_backend import PythonBackend
 
 logger = get_logger(__name__)
 
 TEKKEN = "tekken.json"
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
+_TEXT_FILES = {
+    "vocab.json": "GPT2Tokenizer",
+    "vocab.txt": "BertTokenizer",
+    "prophetnet.tokenizer": "ProphetNetTokenizer",
+}
 _ELSE = "name another with --tokenizer, or use --skip-tokenizer-init."
 
 
@@ -30,7 +36,7 @@ _ELSE = "name another with --tokenizer, or use --skip-tokenizer-init."
 class Converted:
     """A converted tokenizer, and the special tokens and chat templates that the conversion knows of, by name."""
 
-    backend: tokenizers.Tokenizer
+    backend: TokenizerBackend
     special_tokens: dict[str, str]
     chat_templates: dict[str, str]
 
@@ -49,29 +55,62 @@ class _Source:
     packages: tuple[str, ...] = ()
 
 
-def convert(folder: Path, mode: TokenizerMode) -> Converted:
-    """The tokenizer in `folder`, made of tekken.json, SentencePiece or tiktoken files, or a vocabulary in text files.
+def convert(folder: Path, mode: TokenizerMode, trust_remote_code: bool) -> Converted:
+    """The tokenizer in `folder`: of tekken.json, SentencePiece or tiktoken files, text files, or the checkpoint's code.
 
     Raises:
-        ConfigError: no such file, a malformed one, a missing package, or a tokenizer that is code of the checkpoint.
+        ConfigError: no such file, a malformed one, a missing package, or code that may not be imported.
     """
+    own_class = _own_class(folder)
+    if own_class is not None and mode != "mistral" and not (folder / TEKKEN).is_file():
+        if not trust_remote_code:
+            raise ConfigError(
+                f"The tokenizer in {folder} is code of the checkpoint ({own_class}), which is only imported with "
+                "--trust-remote-code; put a tokenizer.json there, name another with --tokenizer, or use "
+                "--skip-tokenizer-init."
+            )
+        return _make(folder, lambda: _import_own(folder, own_class))
     source = _find(folder, mode)
     _check_packages(source)
     logger.info("converting the tokenizer %s; a tokenizer.json there would start faster", source.path)
+    if source.path.name == TEKKEN:
+        return _make(source.path, lambda: _convert_tekken(source.path))
+    return _make(source.path, lambda: _convert_other(folder, source))
+
+
+def _make(path: Path, load: Callable[[], Any]) -> Converted:
+    """What one of Transformers' tokenizers is here. Raises ConfigError, which names `path`."""
     try:
-        made = _convert_tekken(source.path) if source.path.name == TEKKEN else _convert_other(folder, source)
+        made = load()
+        backend = FastBackend(made.backend_tokenizer) if made.is_fast else PythonBackend(made)
     except ConfigError:
         raise
-    except Exception as error:  # Transformers may raise anything on a malformed file
-        raise ConfigError(f"Cannot convert the tokenizer {source.path}: {_first_line(error)}; {_ELSE}") from error
+    except Exception as error:  # Transformers may raise anything on a malformed file, and a checkpoint's code, too
+        raise ConfigError(f"Cannot make a tokenizer of {path}: {_first_line(error)}; {_ELSE}") from error
     if not made.is_fast:
-        raise ConfigError(f"The tokenizer in {folder} has no form that the tokenizers library can run; {_ELSE}")
+        logger.info("the tokenizer %s is code in Python, which is slow with long texts", type(made).__name__)
     templates = made.chat_template or {}
     return Converted(
-        made.backend_tokenizer,
+        backend,
         {name: str(token) for name, token in made.special_tokens_map.items() if isinstance(token, str)},
         templates if isinstance(templates, dict) else {"default": templates},
     )
+
+
+def _own_class(folder: Path) -> str | None:
+    """The class, as `module.Class`, that tokenizer_config.json names in auto_map."""
+    named = read_json_if_present(folder / "tokenizer_config.json").get("auto_map", {})
+    slow, fast = (named.get("AutoTokenizer") if isinstance(named, dict) else named) or (None, None)
+    return fast or slow
+
+
+def _import_own(folder: Path, class_name: str) -> Any:
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    logger.info("importing %s of %s, as --trust-remote-code allows", class_name, folder)
+    own_class: Any = get_class_from_dynamic_module(class_name, str(folder), local_files_only=True)
+    with _without_tokenizer_json(folder) as alone:
+        return own_class.from_pretrained(str(alone), local_files_only=True, trust_remote_code=True)
 
 
 def _find(folder: Path, mode: TokenizerMode) -> _Source:
@@ -82,7 +121,7 @@ def _find(folder: Path, mode: TokenizerMode) -> _Source:
     models = [*sorted(folder.glob("*.model")), *sorted(folder.glob("*.tiktoken"))]
     if models:
         return _model_file(models[0])
-    for name, class_name in (("vocab.json", "GPT2Tokenizer"), ("vocab.txt", "BertTokenizer")):
+    for name, class_name in _TEXT_FILES.items():
         if (folder / name).is_file():
             return _Source(folder / name, class_name)
     if mode == "slow":
@@ -147,11 +186,6 @@ def _convert_other(folder: Path, source: _Source) -> Any:
 
     config = read_json_if_present(folder / "tokenizer_config.json")
     model = read_json_if_present(folder / "config.json")
-    if "auto_map" in config:
-        raise ConfigError(
-            f"The tokenizer in {folder} is code of the checkpoint, which is not run; "
-            "put a tokenizer.json there, name another with --tokenizer, or use --skip-tokenizer-init."
-        )
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     with _without_tokenizer_json(folder) as alone:
         if named or model.get("model_type"):

@@ -5,6 +5,7 @@ not grow with the length of the text.
 """
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
@@ -14,6 +15,10 @@ from quire.frontend.text.tokenizer import Tokenizer
 _CONTEXT_TOKENS = 8
 _MAX_HELD_TOKENS = 64
 """Most tokens held back while their text ends in U+FFFD. A character has at most four bytes, so more are not one."""
+
+_SETTLING_TOKENS = 4
+"""Text is certain when so many tokens left it as it was. A character has at most so many bytes."""
+_WINDOW_TOKENS = 128
 
 
 class TokenStream(Protocol):
@@ -46,6 +51,8 @@ def open_stream(
         return ByteLevelStream(tokenizer, prompt_token_ids, skipped)
     if tokenizer.kind == "byte_fallback":
         return ByteFallbackStream(tokenizer, prompt_token_ids, skipped)
+    if tokenizer.kind == "rewritten":
+        return SettlingStream(tokenizer, prompt_token_ids, skipped)
     return WindowStream(tokenizer, prompt_token_ids, skipped, spaces_between_special_tokens)
 
 
@@ -173,6 +180,65 @@ class WindowStream:
         before = self._decode(self._context)
         after = self._decode(self._context + self._held)
         return after[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+class SettlingStream:
+    """A decoder that may rewrite a text when a token comes (CTRL's `@@`, Moses): returns what the last tokens left.
+
+    All of a short text is decoded for each token. Of a longer one, tokens are left out at its start once the rest
+    has the same text without them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in skipped)
+        self._window = list(islice(visible, _CONTEXT_TOKENS))[::-1]
+        self._max_window = 2 * _WINDOW_TOKENS
+        # The window's texts: without the last tokens, and with one more of them each.
+        self._texts = deque([self._decode(self._window)], maxlen=_SETTLING_TOKENS + 1)
+        self._num_returned = 0  # characters of the window's text
+        self._has_begun = False  # the prompt's text is settled
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        self._window.append(token_id)
+        self._texts.append(self._decode(self._window))
+        if len(self._texts) <= _SETTLING_TOKENS:
+            return ""
+        text = self._return(self._num_settled())
+        if len(self._window) > self._max_window:
+            self._shorten()
+        return text
+
+    def flush(self) -> str:
+        return self._return(len(self._texts[-1]))
+
+    def _return(self, end: int) -> str:
+        if not self._has_begun:
+            self._num_returned, self._has_begun = self._num_settled(), True
+        begin, self._num_returned = self._num_returned, max(self._num_returned, end)
+        return self._texts[-1][begin : self._num_returned]
+
+    def _num_settled(self) -> int:
+        """Number of characters that all texts begin with."""
+        end = min(map(len, self._texts))
+        first, last = min(self._texts), max(self._texts)  # what these two have in common, those between have, too
+        return next((i for i in range(min(self._num_returned, end), end) if first[i] != last[i]), end)
+
+    def _shorten(self) -> None:
+        tail = self._decode(self._window[-_WINDOW_TOKENS:])
+        num_left_out = len(self._texts[-1]) - len(tail)
+        if not self._texts[-1].endswith(tail) or num_left_out > self._num_returned:
+            self._max_window *= 2
+            return
+        self._window = self._window[-_WINDOW_TOKENS:]
+        self._texts = deque((text[num_left_out:] for text in self._texts), maxlen=self._texts.maxlen)
+        self._num_returned -= num_left_out
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)

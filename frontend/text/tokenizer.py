@@ -1,22 +1,18 @@
-"""Turns text into token ids and back, with the `tokenizers` library."""
+"""Turns text into token ids and back, with the `tokenizers` library or code that does it in Python."""
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-import tokenizers
+from typing import Any
 
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ParameterError
 from quire.frontend.checkpoint.model_spec import read_json_if_present
-from quire.frontend.text.text_length import LengthBound, find_bound
+from quire.frontend.text.backend import TokenizerBackend
+from quire.frontend.text.pieces import byte_fallback_piece, byte_level_piece, fallback_byte
+from quire.frontend.text.text_length import LengthBound
 from quire.frontend.text.tokenizer_files import read_tokenizer_files
 from quire.frontend.text.truncation import Side
-
-PieceKind = Literal["byte_level", "byte_fallback", "other"]
-"""How tokens become text: tokens are bytes (GPT-2), or text with byte tokens (Llama 2), or neither."""
 
 
 class _WholeTexts(dict[int, str | None]):
@@ -38,51 +34,57 @@ class Tokenizer:
     """One checkpoint's tokenizer. Safe to call from several threads.
 
     Args:
-        backend: the tokenizer itself; its truncation and padding are disabled.
+        backend: the tokenizer itself.
         special_tokens: named tokens such as `eos_token`, by name.
         chat_templates: Jinja texts by name; the usual one is called `default`.
-        folder, mode: from which, and how, the tokenizer was read, so that other processes can read it.
+        folder, mode, trust_remote_code: from which, and how, the tokenizer was read, so that other processes can
+            read it.
         truncation_side: the end at which a prompt is truncated, if a request does not say.
     """
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: TokenizerBackend,
         *,
         special_tokens: dict[str, str],
         chat_templates: dict[str, str],
         folder: Path,
         mode: TokenizerMode = "auto",
+        trust_remote_code: bool = False,
         truncation_side: Side = "right",
     ) -> None:
-        backend.no_truncation()
-        backend.no_padding()
         self._backend = backend
         self.special_tokens = special_tokens
         self.chat_templates = chat_templates
         self.folder = folder
         self.mode = mode
+        self.trust_remote_code = trust_remote_code
         self.truncation_side = truncation_side
-        added = backend.get_added_tokens_decoder()
+        added = backend.added_tokens()
         self.added_token_ids = frozenset(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.kind, self.stripped_spaces = _piece_kind(backend)
+        self.kind, self.stripped_spaces = backend.find_kind()
         self._pieces: dict[int, bytes] = {}  # a cache, bounded by the vocabulary
 
     @classmethod
-    def from_folder(cls, folder: Path, mode: TokenizerMode = "auto") -> "Tokenizer":
-        """The tokenizer of the files in `folder`; `mode` is `--tokenizer-mode`.
+    def from_folder(cls, folder: Path, mode: TokenizerMode = "auto", trust_remote_code: bool = False) -> "Tokenizer":
+        """The tokenizer of the files in `folder`.
+
+        Args:
+            mode: `--tokenizer-mode`.
+            trust_remote_code: whether a tokenizer that is code of the checkpoint is imported.
 
         Raises:
             ConfigError: the folder has no tokenizer, or one that cannot be read.
         """
-        files = read_tokenizer_files(folder, mode)
+        files = read_tokenizer_files(folder, mode, trust_remote_code)
         return cls(
             files.backend,
             special_tokens=files.special_tokens,
             chat_templates=files.chat_templates,
             folder=folder,
             mode=mode,
+            trust_remote_code=trust_remote_code,
             truncation_side="left" if files.config.get("truncation_side") == "left" else "right",
         )
 
@@ -99,24 +101,34 @@ class Tokenizer:
             ParameterError: the text is not valid Unicode.
         """
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._backend.encode(text, add_special_tokens)
         except TypeError:
             raise _surrogate_error(text) from None
 
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[tuple[int, int]]:
-        """The begin and end of each token of `encode` in the text, in characters. Raises ParameterError."""
+        """The begin and end of each token of `encode` in the text, in characters.
+
+        Raises:
+            ParameterError: the text is not valid Unicode, or the tokenizer does not know them.
+        """
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).offsets
+            offsets = self._backend.offsets(text, add_special_tokens)
         except TypeError:
             raise _surrogate_error(text) from None
+        if offsets is None:
+            raise ParameterError(
+                "This model's tokenizer is code in Python that does not tell where in a text its tokens are; leave "
+                "return_token_offsets out.",
+                param="return_token_offsets",
+            )
+        return offsets
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Like `encode`, on all cores and without the interpreter's lock."""
+        """Like `encode`; the `tokenizers` library takes all cores, and not the interpreter's lock."""
         try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return self._backend.encode_batch(texts, add_special_tokens)
         except TypeError:
             raise next(_surrogate_error(text) for text in texts if not _is_unicode(text)) from None
-        return [encoding.ids for encoding in encodings]
 
     def least_tokens(self, text: str) -> int:
         """A lower bound on the number of `text`'s tokens, without tokenizing it; 0 if there is no bound."""
@@ -124,17 +136,17 @@ class Tokenizer:
 
     @functools.cached_property
     def _length_bound(self) -> LengthBound | None:
-        return find_bound(self._backend)
+        return self._backend.find_length_bound()
 
     # --------------------------------------------------------------------------------------------------- ids to text
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; ids outside the vocabulary are left out."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return self._backend.decode(token_ids, skip_special_tokens)
 
     def decode_batch(self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """Like `decode`, on all cores and without the interpreter's lock."""
-        return self._backend.decode_batch([list(row) for row in rows], skip_special_tokens=skip_special_tokens)
+        """Like `decode`; the `tokenizers` library takes all cores, and not the interpreter's lock."""
+        return self._backend.decode_batch(rows, skip_special_tokens)
 
     def piece(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character."""
@@ -154,33 +166,32 @@ class Tokenizer:
 
     def is_byte_token(self, token_id: int) -> bool:
         """Whether the token is one of the 256 byte tokens, such as `<0x0A>`."""
-        return self.kind == "byte_fallback" and _fallback_byte(self.token(token_id) or "") is not None
+        return self.kind == "byte_fallback" and fallback_byte(self.token(token_id) or "") is not None
 
     def _make_piece(self, token_id: int) -> bytes:
         token = self.token(token_id)
         if token is None:
             return b""
         if self.kind == "byte_level":
-            return _byte_level_piece(token)
+            return byte_level_piece(token)
         if self.kind == "byte_fallback":
-            byte = _fallback_byte(token)
-            return token.replace("▁", " ").encode() if byte is None else bytes([byte])
-        return self._backend.decode([token_id], skip_special_tokens=False).encode()
+            return byte_fallback_piece(token)
+        return self._backend.decode([token_id], False).encode()
 
     # ---------------------------------------------------------------------------------------------------- vocabulary
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token; None outside the vocabulary."""
-        return self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        return self._backend.token(token_id)
 
     def token_id(self, token: str) -> int | None:
         """Id of a token by the vocabulary's own spelling."""
-        return self._backend.token_to_id(token)
+        return self._backend.token_id(token)
 
     @functools.cached_property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return self._backend.vocab_size()
 
     @property
     def bos_token_id(self) -> int | None:
@@ -210,55 +221,6 @@ def needed(tokenizer: Tokenizer | None) -> Tokenizer:
             param="prompt",
         )
     return tokenizer
-
-
-# -------------------------------------------------------------------------------------------------------------- pieces
-
-
-def _piece_kind(backend: tokenizers.Tokenizer) -> tuple[PieceKind, int]:
-    """How the decoder turns tokens into text, and the number of leading spaces that it strips from a text."""
-    if backend.decoder is None:
-        return "other", 0
-    decoder = json.loads(backend.decoder.__getstate__())
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    kinds = [step["type"] for step in steps]
-    if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
-        return "byte_level", 0
-    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"]:
-        return "other", 0
-    if steps[0]["pattern"] != {"String": "▁"} or steps[0]["content"] != " ":
-        return "other", 0
-    if kinds[3:] == []:
-        return "byte_fallback", 0
-    if kinds[3:] == ["Strip"] and steps[3]["content"] == " " and steps[3]["stop"] == 0:
-        return "byte_fallback", steps[3]["start"]
-    return "other", 0
-
-
-@functools.cache
-def _byte_of_symbol() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, other bytes for U+0100 and on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _byte_level_piece(token: str) -> bytes:
-    symbols = _byte_of_symbol()
-    try:
-        return bytes([symbols[character] for character in token])
-    except KeyError:  # an added token, whose bytes are its text
-        return token.encode()
-
-
-def _fallback_byte(token: str) -> int | None:
-    """The byte of `<0xAB>`; None for every other token."""
-    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
-        return None
-    try:
-        return int(token[3:5], 16)
-    except ValueError:
-        return None
 
 
 def _is_unicode(text: str) -> bool:

@@ -10,7 +10,9 @@ from tokenizers import AddedToken
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.model_spec import read_json, read_json_if_present
+from quire.frontend.text.backend import TokenizerBackend
 from quire.frontend.text.conversion import Converted, convert
+from quire.frontend.text.fast_backend import FastBackend
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -25,14 +27,14 @@ class TokenizerFiles:
         config: tokenizer_config.json.
     """
 
-    backend: tokenizers.Tokenizer
+    backend: TokenizerBackend
     special_tokens: dict[str, str]
     chat_templates: dict[str, str]
     config: dict[str, Any]
 
 
-def read_tokenizer_files(folder: Path, mode: TokenizerMode = "auto") -> TokenizerFiles:
-    """Reads tokenizer.json, or converts what is there instead; `mode` is `--tokenizer-mode`.
+def read_tokenizer_files(folder: Path, mode: TokenizerMode, trust_remote_code: bool) -> TokenizerFiles:
+    """Reads tokenizer.json, or makes a tokenizer of what is there instead; `mode` is `--tokenizer-mode`.
 
     As in Transformers 5, only tokenizer.json decides whether BOS and EOS are added, and `add_bos_token` is ignored.
 
@@ -40,7 +42,7 @@ def read_tokenizer_files(folder: Path, mode: TokenizerMode = "auto") -> Tokenize
         ConfigError: the folder has no tokenizer, or one that cannot be read.
     """
     config = read_json_if_present(folder / "tokenizer_config.json")
-    made = _load(folder, mode)
+    made = _load(folder, mode, trust_remote_code)
     special_tokens = made.special_tokens | _special_tokens(
         config, read_json_if_present(folder / "special_tokens_map.json")
     )
@@ -50,12 +52,12 @@ def read_tokenizer_files(folder: Path, mode: TokenizerMode = "auto") -> Tokenize
     )
 
 
-def _load(folder: Path, mode: TokenizerMode) -> Converted:
+def _load(folder: Path, mode: TokenizerMode, trust_remote_code: bool) -> Converted:
     path = folder / "tokenizer.json"
     if mode in ("slow", "mistral") or not path.is_file():
-        return convert(folder, mode)
+        return convert(folder, mode, trust_remote_code)
     try:
-        return Converted(tokenizers.Tokenizer.from_file(str(path)), {}, {})
+        return Converted(FastBackend(tokenizers.Tokenizer.from_file(str(path))), {}, {})
     except Exception as error:  # the library raises a bare Exception for every error in the file
         raise ConfigError(f"Cannot read {path}: {error}.") from None
 
@@ -71,19 +73,18 @@ def _special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[s
     return {name: token for name, token in named.items() if token}
 
 
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+def _add_missing_tokens(backend: TokenizerBackend, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
     """Adds the tokens that only tokenizer_config.json has, in the order of their ids."""
     listed = config.get("added_tokens_decoder") or {}
     for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(entry["content"]) is None:
+        if backend.token_id(entry["content"]) is None:
             flags = {name: entry[name] for name in ("lstrip", "rstrip", "single_word", "normalized") if name in entry}
-            token = AddedToken(entry["content"], special=entry.get("special", False), **flags)
-            (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+            backend.add_tokens([AddedToken(entry["content"], special=entry.get("special", False), **flags)])
+    known = {token.content for token in backend.added_tokens().values()}
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     extra = [_content(token) for token in (more.values() if isinstance(more, dict) else more)]
     missing = [token for token in [*special_tokens.values(), *extra] if token and token not in known]
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
 
 
 def find_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -57,6 +57,7 @@ class NullSetup(Struct, frozen=True):
     def llm(self) -> AsyncLLM:
         """The engine with tokenizer and metrics, as in a server."""
         config, tokenizer_folder = self.resolve()
+        options = self.engine_args.model
         model = ServedModel.from_args(self.engine_args, tokenizer_folder)
         metrics = Metrics(model.name, config.max_model_len)
         launcher = EngineLauncher(config, worker_factory=NULL_WORKER)
@@ -65,6 +66,6 @@ class NullSetup(Struct, frozen=True):
             config,
             model,
             client,
-            Tokenizer.from_folder(tokenizer_folder, self.engine_args.model.tokenizer_mode),
+            Tokenizer.from_folder(tokenizer_folder, options.tokenizer_mode, options.trust_remote_code),
             metrics,
         )

@@ -10,12 +10,16 @@ from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.prompt_reader import PromptReader
+from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import tokenizers_zoo
 
 VOCAB_SIZE = 400
 TOKENIZER = Tokenizer(
-    tokenizers_zoo.byte_level(), special_tokens={"bos_token": "<s>"}, chat_templates={}, folder=Path("nowhere")
+    FastBackend(tokenizers_zoo.byte_level()),
+    special_tokens={"bos_token": "<s>"},
+    chat_templates={},
+    folder=Path("nowhere"),
 )
 
 

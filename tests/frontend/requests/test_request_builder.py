@@ -13,11 +13,14 @@ from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder, child_seed
 from quire.frontend.requests.sampling_input import SamplingInput
+from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import tokenizers_zoo
 
 VOCAB_SIZE = 400
-TOKENIZER = Tokenizer(tokenizers_zoo.byte_level(), special_tokens={}, chat_templates={}, folder=Path("nowhere"))
+TOKENIZER = Tokenizer(
+    FastBackend(tokenizers_zoo.byte_level()), special_tokens={}, chat_templates={}, folder=Path("nowhere")
+)
 
 
 def sampling_input(tokenizer: Tokenizer | None = TOKENIZER, **model) -> SamplingInput:

@@ -16,10 +16,13 @@ from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import tokenizers_zoo
 
-TOKENIZER = Tokenizer(tokenizers_zoo.byte_level(), special_tokens={}, chat_templates={}, folder=Path("nowhere"))
+TOKENIZER = Tokenizer(
+    FastBackend(tokenizers_zoo.byte_level()), special_tokens={}, chat_templates={}, folder=Path("nowhere")
+)
 EOS = 1
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 

@@ -6,6 +6,7 @@ import pytest
 
 from quire.core.errors import ParameterError
 from quire.frontend.text.chat_templates import ChatTemplates
+from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import tokenizers_zoo
 
@@ -17,7 +18,8 @@ def make(templates: dict[str, str] = OWN) -> ChatTemplates:
     special = {"bos_token": "<s>"}
     backend = tokenizers_zoo.byte_level()
     return ChatTemplates(
-        Tokenizer(backend, special_tokens=special, chat_templates=templates, folder=Path("nowhere")), "tiny"
+        Tokenizer(FastBackend(backend), special_tokens=special, chat_templates=templates, folder=Path("nowhere")),
+        "tiny",
     )
 
 

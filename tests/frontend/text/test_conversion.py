@@ -257,5 +257,5 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     pytest.importorskip("tiktoken")
     (tmp_path / "tokenizer.model").write_bytes(b"no such format")
-    with pytest.raises(ConfigError, match=r"Cannot convert the tokenizer .*tokenizer\.model"):
+    with pytest.raises(ConfigError, match=r"Cannot make a tokenizer of .*tokenizer\.model"):
         Tokenizer.from_folder(tmp_path)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.text.detokenizer import Detokenizer
+from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.stop_strings import StopScanner
 from quire.frontend.text.token_stream import open_stream
 from quire.frontend.text.tokenizer import Tokenizer
@@ -16,7 +17,7 @@ from tests.frontend.text import tokenizers_zoo
 
 
 def wrap(backend) -> Tokenizer:
-    return Tokenizer(backend, special_tokens={}, chat_templates={}, folder=Path("nowhere"))
+    return Tokenizer(FastBackend(backend), special_tokens={}, chat_templates={}, folder=Path("nowhere"))
 
 
 TOKENIZERS = {name: wrap(make()) for name, make in tokenizers_zoo.ALL.items()}

@@ -6,6 +6,7 @@ import pytest
 from tokenizers import AddedToken
 
 from quire.core.errors import ParameterError
+from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.fill_in_middle import AFTER, BEFORE, FORMATS, Format, fill_in_middle, find_format
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.truncation import Truncation
@@ -15,7 +16,7 @@ from tests.frontend.text import tokenizers_zoo
 def tokenizer_with(tokens: list[str], **special_tokens: str) -> Tokenizer:
     backend = tokenizers_zoo.byte_level()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-    return Tokenizer(backend, special_tokens=special_tokens, chat_templates={}, folder=Path("nowhere"))
+    return Tokenizer(FastBackend(backend), special_tokens=special_tokens, chat_templates={}, folder=Path("nowhere"))
 
 
 @pytest.mark.parametrize("chosen", FORMATS, ids=lambda each: each.tokens[0])

@@ -1,0 +1,130 @@
+"""Tokenizers that exist in Python alone: classes of Transformers, and code of a checkpoint."""
+
+import functools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken
+
+from quire.frontend.text.pieces import (
+    PieceKind,
+    byte_fallback_text,
+    byte_level_piece,
+    byte_level_text,
+    fallback_byte,
+    symbols_of_bytes,
+)
+
+_RUN_TOKENS = 64
+
+
+class PythonBackend:
+    """An object of Transformers' `PreTrainedTokenizer` as a `TokenizerBackend`.
+
+    It holds the interpreter's lock, and takes many times longer than the `tokenizers` library.
+
+    What its code makes of tokens is found by trial: it decodes every token of the vocabulary, in random runs, with and
+    without special ones. A kind whose formula gives the same texts is the tokenizer's kind.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._read_vocabulary()
+
+    def _read_vocabulary(self) -> None:
+        vocabulary = self._tokenizer.get_vocab()
+        ids = {*vocabulary.values(), *self._tokenizer.added_tokens_decoder, *self._tokenizer.all_special_ids}
+        num_ids = max(len(self._tokenizer), 1 + max(ids))
+        spelled = {token_id: _spell(self._tokenizer, token_id) for token_id in range(num_ids)}
+        self._tokens = {token_id: token for token_id, token in spelled.items() if token is not None}
+        self._ids = {_as_text(token): token_id for token, token_id in vocabulary.items()}
+        self._ids |= {token: token_id for token_id, token in reversed(self._tokens.items())}
+
+    @functools.cached_property
+    def _runs(self) -> list[list[int]]:
+        """Every token once, byte tokens beside one another, and white space at both ends of a text."""
+        token_ids = list(self._tokens)
+        random.Random(0).shuffle(token_ids)
+        byte_ids = [token_id for token_id in token_ids if fallback_byte(self._tokens[token_id]) is not None]
+        blank = [token_id for token_id in token_ids if _is_blank(self._tokens[token_id])]
+        between = [[each, each, token_ids[0], each, each] for each in blank]
+        return [*_cut(token_ids, _RUN_TOKENS), *_cut(byte_ids, 4), *between]
+
+    def add_tokens(self, tokens: Sequence[AddedToken]) -> None:
+        for token in tokens:
+            self._tokenizer.add_tokens([token], special_tokens=token.special)
+        if tokens:
+            self._read_vocabulary()
+
+    def added_tokens(self) -> Mapping[int, AddedToken]:
+        added = dict(self._tokenizer.added_tokens_decoder)
+        for run in self._runs:
+            if self.decode(run, True) != self.decode(run, False):
+                skipped = [each for each in run if self.decode([each], True) != self.decode([each], False)]
+                added |= {each: AddedToken(self._tokens[each], special=True) for each in skipped}
+        return added
+
+    def find_kind(self) -> tuple[PieceKind, int]:
+        texts = [self.decode(run, False) for run in self._runs]
+        runs = [[self._tokens[token_id] for token_id in run] for run in self._runs]
+        if list(map(byte_level_text, runs)) == texts:
+            return "byte_level", 0
+        for stripped_spaces in (0, 1):
+            if [byte_fallback_text(run, stripped_spaces) for run in runs] == texts:
+                return "byte_fallback", stripped_spaces
+        return "rewritten", 0
+
+    def find_length_bound(self) -> None:
+        return None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TypeError(str(error)) from None
+        # A mask would be padded, and code that is older than Transformers 5 cannot pad as it asks.
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, return_attention_mask=False)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def offsets(self, text: str, add_special_tokens: bool) -> None:
+        return None
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        known = [token_id for token_id in token_ids if token_id in self._tokens]
+        return self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def decode_batch(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        return [self.decode(row, skip_special_tokens) for row in rows]
+
+    def token(self, token_id: int) -> str | None:
+        return self._tokens.get(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def vocab_size(self) -> int:
+        return len(self._tokens)
+
+
+def _spell(tokenizer: Any, token_id: int) -> str | None:
+    """The vocabulary's own spelling of a token; bytes in GPT-2's alphabet; None outside the vocabulary."""
+    try:
+        token = tokenizer.convert_ids_to_tokens(token_id)
+    except Exception:  # of any kind: it is the tokenizer's code
+        return None
+    return None if token is None else _as_text(token)
+
+
+def _as_text(token: str | bytes) -> str:
+    return token if isinstance(token, str) else "".join(symbols_of_bytes()[byte] for byte in token)
+
+
+def _is_blank(token: str) -> bool:
+    return not token.replace("▁", " ").strip() or not byte_level_piece(token).strip()
+
+
+def _cut(values: list[int], length: int) -> list[list[int]]:
+    return [values[first : first + length] for first in range(0, len(values), length)]

@@ -1,0 +1,131 @@
+"""Tokenizers that exist in Python alone, against their own code."""
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.core.config.structured_outputs import StructuredOutputsOptions
+from quire.core.errors import ConfigError, ParameterError
+from quire.core.wire.structured_outputs import StructuredOutputsParams
+from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.text.token_stream import open_stream
+from quire.frontend.text.tokenizer import Tokenizer
+from tests.frontend.text import python_tokenizers
+from tests.frontend.text.python_tokenizers import OF_TRANSFORMERS
+from tests.frontend.text.test_conversion import TEXTS, ranks
+
+_TEXTS = [
+    *TEXTS, "The fox's \"quick\" end-to-end hello, (really) world's 2.5!", "the the\nthe\tfox", "hello " * 60,
+    "don't say 'the fox' \"the\" fox " * 12,
+]  # fmt: skip
+
+
+def stream(tokenizer: Tokenizer, token_ids: list[int], prompt: list[int], skip: bool = True) -> str:
+    opened = open_stream(tokenizer, prompt, skip_special_tokens=skip)
+    return "".join([*map(opened.push, token_ids), opened.flush()])
+
+
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_ids_and_texts_are_those_of_the_class(name: str, tmp_path: Path) -> None:
+    OF_TRANSFORMERS[name](tmp_path)
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_folder(tmp_path)
+    assert type(theirs).__name__ == name
+    assert ours.special_token_ids >= set(theirs.all_special_ids)
+    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    every = list(range(len(theirs)))
+    assert all(ours.token_id(ours.token(token_id)) is not None for token_id in every)
+    for text in _TEXTS:
+        for special in (True, False):
+            assert ours.encode(text, add_special_tokens=special) == theirs.encode(text, add_special_tokens=special)
+    plain = [token_id for token_id in every if token_id not in ours.special_token_ids]
+    for token_ids in [*map(theirs.encode, _TEXTS), plain[::-1], plain[7:] + plain[:7]]:
+        for skip in (True, False):
+            expected = theirs.decode(token_ids, skip_special_tokens=skip)
+            assert ours.decode([*token_ids, 10**6], skip_special_tokens=skip) == expected
+            assert stream(ours, token_ids, [], skip) == expected
+
+
+@pytest.fixture
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A checkpoint whose tokenizer is its own code over a tiktoken file."""
+    pytest.importorskip("tiktoken")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder = tmp_path / "own"
+    folder.mkdir()
+    python_tokenizers.own_code(folder)
+    return folder
+
+
+def test_code_of_a_checkpoint_is_imported_where_it_is_trusted(
+    own_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="quire"):
+        ours = Tokenizer.from_folder(own_folder, trust_remote_code=True)
+    assert f"importing tokenization_own.OwnTokenizer of {own_folder}, as --trust-remote-code allows" in caplog.text
+    tokens = ranks()
+    end = ours.token_id("<|end|>")
+    assert end == len(tokens)
+    assert ours.special_token_ids == {end, end + 1}
+    assert ours.kind == "byte_level"
+    for text in _TEXTS:
+        token_ids = ours.encode(text)
+        assert b"".join(tokens[token_id] for token_id in token_ids) == text.encode()
+        assert b"".join(map(ours.piece, token_ids)) == text.encode()
+        assert stream(ours, [*token_ids, end], []) == ours.decode([*token_ids, end]) == text
+        assert ours.encode(f"{text}<|end|>") == [*token_ids, end]
+        assert ours.decode([*token_ids, end], skip_special_tokens=False) == f"{text}<|end|>"
+    assert stream(ours, [0xC3, 0x28, 0xFF, 0xF0, 0x9F], []) == "\ufffd(\ufffd\ufffd"
+
+
+def test_code_of_a_checkpoint_is_refused_where_it_is_not(own_folder: Path) -> None:
+    (own_folder / "tokenization_own.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(
+        ConfigError, match=r"\(tokenization_own\.OwnTokenizer\).*only imported with --trust-remote-code"
+    ):
+        Tokenizer.from_folder(own_folder)
+
+
+def test_code_that_fails_is_named(own_folder: Path) -> None:
+    (own_folder / "tokenization_own.py").write_text("import no_such_package")
+    with pytest.raises(ConfigError, match=r"Cannot make a tokenizer of .*own.*no_such_package"):
+        Tokenizer.from_folder(own_folder, trust_remote_code=True)
+
+
+def test_what_the_code_cannot_do_is_the_requests_fault(tmp_path: Path) -> None:
+    python_tokenizers.ctrl(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    with pytest.raises(ParameterError, match=r"character 3 is a lone surrogate"):
+        tokenizer.encode("ok \ud83d broken")
+    with pytest.raises(ParameterError, match="return_token_offsets"):
+        tokenizer.offsets("the fox")
+    compiler = GrammarCompiler(tokenizer, vocab_size=64, end_token_ids=[0], options=StructuredOutputsOptions())
+    with pytest.raises(ParameterError, match="needs the bytes of each token"):
+        asyncio.run(compiler.compile(StructuredOutputsParams(regex="a+")))
+
+
+def test_a_text_goes_on_where_the_prompt_ends(tmp_path: Path) -> None:
+    """Wherever the prompt ends, what follows is the rest of the whole text, but for a mark that it loses."""
+    python_tokenizers.ctrl(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    token_ids = tokenizer.encode("hello, the quick fox")
+    whole = tokenizer.decode(token_ids)
+    for cut in range(len(token_ids) + 1):
+        before = tokenizer.decode(token_ids[:cut]).removesuffix("@@")
+        assert before + stream(tokenizer, token_ids[cut:], token_ids[:cut]) == whole
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    (tmp_path / "vocab.json").write_text(json.dumps({"<unk>": 0}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "biogpt"}))
+    with pytest.raises(ConfigError, match="sacremoses"):
+        Tokenizer.from_folder(tmp_path)
