@@ -42,7 +42,8 @@ class Visit:
 
     def end(self, lost_peer: str | None) -> None:
         """The engine has ended, perhaps because of another one."""
-        self._lost_peer = lost_peer
+        if not self._code.done():
+            self._lost_peer = lost_peer
         self._end(1)
 
     def _end(self, code: int) -> None:

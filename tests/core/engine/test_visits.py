@@ -61,3 +61,32 @@ def test_a_visitor_starts_with_the_engines_that_run_and_leaves_them_running() ->
         assert keeper.is_dead
 
     asyncio.run(scenario())
+
+
+def test_a_visitor_is_told_whether_an_engine_ended_because_of_another_one() -> None:
+    """Its requests fail when an engine has crashed twice under them, and not when it was ended so often."""
+
+    async def scenario() -> None:
+        told, visit = Told(), VisitingLauncher()
+        keeper = EngineKeeper(0, EngineLauncher(engine_config(max_model_len=100_000), worker_factory=NULL_WORKER), told)
+        await keeper.start()
+        client = EngineClient([visit], num_slots=8, restarts=FollowsKeeper)
+        visit.on_started(told.engines[0])
+        try:
+            await client.start()
+            stream = Stream(client, "long", [1], 90_000)
+            for reason in ("engine 1 has ended", "engine 1 has ended", None, None):
+                assert stream.last is None
+                visit.on_ended(reason)
+                async with asyncio.timeout(60):
+                    while client.status().engine.state == "serving":
+                        await asyncio.sleep(0.01)
+                    visit.on_started(told.engines[0])
+                    while client.status().engine.state != "serving":
+                        await asyncio.sleep(0.01)
+            assert await stream.finish_reason() is FinishReason.ERROR
+        finally:
+            await client.close()
+            await keeper.close()
+
+    asyncio.run(scenario())
