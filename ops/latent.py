@@ -4,10 +4,11 @@ That key is [latent | rotated key]; its latent, of `rank` numbers, is the value,
 [num_pages, block_size, rank + rotary_dim], and its pages and rows may lie apart.
 
 In sparse attention (arXiv:2512.02556, section 2.1) a token has an index key besides, in a cache like that of latents.
-Index queries choose the tokens that attention sees.
+Index queries choose the tokens that attention sees. In compressed attention, a row may stand for several tokens.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -25,6 +26,21 @@ class Selection(NamedTuple):
         counts: [num_tokens] int64; at least 1.
     """
 
+    slots: Tensor
+    counts: Tensor
+
+
+class CacheRows(NamedTuple):
+    """Rows of one cache that each token of a step may see.
+
+    Attributes:
+        cache: [num_pages, rows of a page, size].
+        slots: [num_tokens, most] int64; the first `counts` of a row are places in the cache, page * rows of a page +
+            row; those after them are places, too, and not seen.
+        counts: [num_tokens] int64, from 0 to `most`.
+    """
+
+    cache: Tensor
     slots: Tensor
     counts: Tensor
 
@@ -79,6 +95,20 @@ class LatentOperations(ABC, Generic[Batch]):
         The score of a key is the sum over heads of `weight * relu(scale * q·key)`, in float32; of equal scores, the
         earlier token is taken. `q` [num_tokens, heads, size] and `weights` [num_tokens, heads] are of one dtype;
         `cache` [num_pages, block_size, size] has the keys, those of the step's new tokens included.
+        """
+
+    @abstractmethod
+    def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:
+        """The `top_k` rows of the highest scores, of those that a token may see, in their order; all if not more.
+
+        `rows` have the index keys. Scores, `q` and `weights` are as for `select_tokens`.
+        """
+
+    @abstractmethod
+    def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
+        """Attention of each token to all rows that it may see: a row is the key of all heads, and their value.
+
+        `q` is [num_tokens, heads, size]; `sinks` [heads] float32 are as for `AttentionForm`. Returns the shape of `q`.
         """
 
     @abstractmethod

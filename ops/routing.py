@@ -4,9 +4,9 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-Score = Literal["softmax", "sigmoid", "sparse_mixer"]
-"""What a router makes of its logits: shares of all experts, each expert's own probability, or shares of near experts
-(SparseMixer, arXiv:2409.12136, at inference).
+Score = Literal["softmax", "sigmoid", "sparse_mixer", "sqrt_softplus"]
+"""What a router makes of its logits: shares of all experts, each expert's own probability, shares of near experts
+(SparseMixer, arXiv:2409.12136, at inference), or the square root of `log(1 + exp(logit))`.
 
 Those near the best expert not chosen yet, with the logit m, are the ones not chosen yet whose logit l is within
 (m - l) / max(|l|, m) <= `Routing.distance`. The weight of that expert is its share of a softmax of these alone.

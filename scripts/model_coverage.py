@@ -150,7 +150,6 @@ WITHOUT_A_PATH = {
     "request, whose output is then part of its prompt, would go on with other tokens",
     "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams beside the "
     "tokens' own, and its code takes a whole prompt or one token",
-    "deepseek_v4": "its layers keep averages of many tokens beside the latest tokens, and choose among them",
     "qwen4_exp_text": "its layers keep averages of the keys by which they choose tokens, and hashes of the latest "
     "tokens",
     "reformer": "random hashes of the whole sequence say which tokens see each other, in chunks of a fixed length, and "

@@ -159,9 +159,12 @@ def _attention(config: EngineConfig, model: Model, num_heads: int) -> Iterator[A
     dtypes = layer_dtypes(config.cache, model.kv_layers, getattr(torch, config.spec.dtype))
     found: dict[int | None, tuple[int, int]] = {}
     for layer, dtype in zip(model.kv_layers, dtypes, strict=True):
-        head_size = layer.head_dim if isinstance(layer, LayerKV) else layer.size
+        head_size, rate = (layer.head_dim, 1) if isinstance(layer, LayerKV) else (layer.size, layer.rate)
         num_bytes, operations = found.get(layer.window, (0, 0))
-        found[layer.window] = (num_bytes + layer.size * dtype.itemsize, operations + 4 * num_heads * head_size)
+        found[layer.window] = (
+            num_bytes + layer.size * dtype.itemsize // rate,
+            operations + 4 * num_heads * head_size // rate,
+        )
     for window, (num_bytes, operations) in found.items():
         yield AttentionCost(window, num_bytes, operations)
 

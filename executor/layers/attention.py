@@ -65,27 +65,38 @@ class LayerKV(NamedTuple):
 
 
 class LatentKV(NamedTuple):
-    """The latents that one layer keeps of a sequence, for all heads together: the same on every rank."""
+    """The latents that one layer keeps of a sequence, for all heads together: the same on every rank.
 
-    size: int  # numbers a token
+    With a `rate`, a row stands for so many neighbouring tokens, and lies in the page of the last of them.
+    """
+
+    size: int  # numbers a row
     window: int | None = None
+    rate: int = 1
 
     @property
     def kind(self) -> str:
         """For a log line."""
-        return "latent attention"
+        if self.rate > 1:
+            return f"rows of {self.rate} tokens"
+        return "latent attention" if self.window is None else f"latents of {self.window} tokens"
 
     def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
         """Shape of the layer's cache.
 
         Raises:
-            ModelLoadError: `dtype` has codes, which latents are not kept in.
+            ModelLoadError: `dtype` has codes, which latents are not kept in, or pages begin inside of rows.
         """
         if dtype in LARGEST_CODE:
             raise ModelLoadError(
                 "--kv-cache-dtype: latent attention keeps its latents, which are few, in 16 or 32 bits; use auto."
             )
-        return (num_pages, block_size, self.size)
+        if block_size % self.rate and self.rate % block_size:
+            raise ModelLoadError(
+                f"--block-size {block_size}: the model keeps one row for {self.rate} tokens; the block size must be a "
+                "multiple of these, or divide them."
+            )
+        return (num_pages, max(1, block_size // self.rate), self.size)
 
 
 AttentionKV = LayerKV | LatentKV

@@ -19,6 +19,7 @@ CACHE_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4, torch.float8_e5m
 
 ACTIVATIONS: dict[Activation, int] = {
     "silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2, "gelu": 3, "relu": 4, "relu2": 5, "quick_gelu": 6,
+    "clamped_silu": 7,
 }  # fmt: skip
 """`Activation` in `kernels/vector.h`."""
 

@@ -1,5 +1,7 @@
 """The operations of multi-head latent attention with the kernels of `kernels/latent*.cpp` and `selection.cpp`."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from quire.ops.cpu.launches import Launcher
 from quire.ops.cpu.plan import NativePlan
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
-from quire.ops.latent import LatentOperations, Selection
+from quire.ops.latent import CacheRows, LatentOperations, Selection
 
 
 class NativeLatent(LatentOperations[NativePlan]):
@@ -98,6 +100,12 @@ class NativeLatent(LatentOperations[NativePlan]):
             ):  # fmt: skip
                 return Selection(slots, counts)
         return self._fallbacks.run(self._eager.select_tokens, q, weights, cache, batch, top_k=top_k, scale=scale)
+
+    def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:
+        return self._eager.select_rows(q, weights, rows, top_k=top_k, scale=scale)
+
+    def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
+        return self._eager.attend_rows(q, rows, sinks, scale=scale)
 
     def latent_attention(
         self,

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.backend import (
+    SILU_LIMIT,
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
     Activation,
@@ -110,6 +111,8 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         if activation == "clamped_swiglu":
             gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
             return gate * (gate * SWIGLU_ALPHA).sigmoid_() * (up + 1)
+        if activation == "clamped_silu":
+            return F.silu(gate.clamp(max=SILU_LIMIT)).mul_(up.clamp(-SILU_LIMIT, SILU_LIMIT))
         return _ACTIVATIONS[activation](gate).mul_(up)
 
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
@@ -165,7 +168,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
     ) -> Tensor:
         activate = partial(self.activate_and_mul, activation=activation)
         if not packed.is_gated:
-            assert activation != "clamped_swiglu", "an activation that has gates, for experts without them"
+            assert activation in _ACTIVATIONS, "an activation that has gates, for experts without them"
             activate = partial(self.activate, activation=activation)
         return run(x, packed, ids, weights, activate, weighs_inputs=weighs_inputs)
 

@@ -1,6 +1,6 @@
 """The operations of multi-head latent attention in plain torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from torch import Tensor
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
-from quire.ops.eager.selection import attend_selected, select_tokens
-from quire.ops.latent import LatentOperations, Selection
+from quire.ops.eager.selection import attend_rows, attend_selected, select_rows, select_tokens
+from quire.ops.latent import CacheRows, LatentOperations, Selection
 
 
 class EagerLatent(LatentOperations[AttentionPlan]):
@@ -52,6 +52,12 @@ class EagerLatent(LatentOperations[AttentionPlan]):
         self, q: Tensor, weights: Tensor, cache: Tensor, batch: AttentionPlan, *, top_k: int, scale: float
     ) -> Selection:
         return select_tokens(q, weights, cache, batch, top_k, scale)
+
+    def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:
+        return select_rows(q, weights, rows, top_k, scale)
+
+    def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
+        return attend_rows(q, rows, sinks, scale)
 
     def latent_attention(
         self,

@@ -1,19 +1,19 @@
 """The choice of experts in plain torch."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.routing import Router, Routing
+from quire.ops.routing import Router, Routing, Score
 
 
 def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """See `Backend.route`."""
     routing = router.routing
     logits = F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
-    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
-    if routing.score == "sparse_mixer":
-        scores = logits
+    scores = _SCORES[routing.score](logits)
     choice = scores if router.correction is None else scores + router.correction
     if routing.num_groups > routing.top_groups:
         choice = _within_best_groups(choice, routing)
@@ -23,6 +23,14 @@ def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=routing.floor)
     weights = weights * routing.scale
     return ids, weights if router.shares is None else weights * router.shares[ids]
+
+
+_SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sparse_mixer": lambda logits: logits,
+    "sqrt_softplus": lambda logits: F.softplus(logits).sqrt(),
+}
 
 
 def _near_shares(logits: Tensor, ids: Tensor, routing: Routing) -> Tensor:

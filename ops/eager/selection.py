@@ -1,11 +1,13 @@
 """Attention to chosen tokens (arXiv:2512.02556, section 2.1) in plain torch."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
-from quire.ops.latent import Selection
+from quire.ops.latent import CacheRows, Selection
 
 
 def select_tokens(
@@ -69,3 +71,49 @@ def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Sele
         scores = (scores.float() * scale).masked_fill_(hidden[part].unsqueeze(1), float("-inf"))
         out[part] = torch.bmm(torch.softmax(scores, dim=-1).to(q.dtype), keys[..., : q.shape[-1]])
     return out
+
+
+def select_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: float) -> CacheRows:
+    """See `LatentOperations.select_rows`."""
+    if rows.slots.shape[1] <= top_k:
+        return rows
+    slots = rows.slots.new_empty(len(q), top_k)
+    for part in _parts(rows):
+        keys, hidden = _gathered(rows, part, torch.float32)
+        scores = torch.bmm(q[part].float(), keys.transpose(1, 2)).mul_(scale).relu_()
+        scores = scores.mul_(weights[part].float().unsqueeze(-1)).sum(dim=1).masked_fill_(hidden, float("-inf"))
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+        best = best.masked_fill(hidden.gather(1, best), hidden.shape[1]).sort(dim=-1).values
+        slots[part] = rows.slots[part].gather(1, best.clamp_max(hidden.shape[1] - 1))
+    return CacheRows(rows.cache, slots, rows.counts.clamp_max(top_k))
+
+
+def attend_rows(q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, scale: float) -> Tensor:
+    """See `LatentOperations.attend_rows`."""
+    out = torch.empty_like(q)
+    for part in _parts(*rows):
+        gathered = [_gathered(each, part, q.dtype) for each in rows]
+        keys, hidden = (torch.cat(each, dim=1) for each in zip(*gathered, strict=True))
+        scores = torch.bmm(q[part], keys.transpose(1, 2))
+        if q.dtype == torch.float16:
+            scores.clamp_(-65504, 65504)
+        scores = (scores.float() * scale).masked_fill_(hidden.unsqueeze(1), float("-inf"))
+        scores = torch.cat((scores, sinks.view(1, -1, 1).expand(len(scores), -1, 1)), dim=-1)
+        out[part] = torch.bmm(torch.softmax(scores, dim=-1)[..., :-1].to(q.dtype), keys)
+    return out
+
+
+def _parts(*rows: CacheRows) -> Iterator[slice]:
+    """Tokens whose rows are gathered at once."""
+    token_bytes = sum(each.slots.shape[1] * each.cache.shape[2] * each.cache.element_size() for each in rows)
+    step = max(1, attention_plan.WORKSPACE_BYTES // max(token_bytes, 1))
+    for begin in range(0, len(rows[0].slots), step):
+        yield slice(begin, begin + step)
+
+
+def _gathered(rows: CacheRows, part: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(the rows of some tokens [tokens, most, size], zeros where they are hidden; which are hidden [tokens, most])."""
+    slots, size = rows.slots[part], rows.cache.shape[1]
+    hidden = torch.arange(slots.shape[1], device=slots.device) >= rows.counts[part].unsqueeze(1)
+    keys = rows.cache[slots // size, slots % size].to(dtype)
+    return keys.masked_fill_(hidden.unsqueeze(-1), 0), hidden

@@ -134,6 +134,16 @@ def test_clamped_swiglu(ops: Backend, size: int, dtype: torch.dtype) -> None:
     assert ops.activate_and_mul(torch.full((1, 2), torch.nan).to(dtype), "clamped_swiglu").isnan().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_clamped_silu(ops: Backend, size: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(5, 2 * size) * 10).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    expected = F.silu(gate.clamp(max=10)) * up.clamp(-10, 10)
+    assert_near(ops.activate_and_mul(x, "clamped_silu"), expected, dtype)
+    assert ops.activate_and_mul(torch.full((1, 2), torch.nan).to(dtype), "clamped_silu").isnan().all()
+
+
 ACTIVATIONS: dict[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),

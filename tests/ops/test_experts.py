@@ -29,6 +29,7 @@ ROUTINGS = {
     "floor": Routing(2, "sigmoid", renormalise=True, floor=5.0),
     "all-experts": Routing(12, renormalise=True),
     "near-experts": Routing(3, "sparse_mixer", distance=0.6),
+    "root-of-softplus": Routing(2, "sqrt_softplus", renormalise=True, scale=1.5),
 }
 
 
@@ -38,7 +39,10 @@ def expected_routes(x: Tensor, router: Router) -> tuple[list[list[int]], list[li
     all_ids, all_weights = [], []
     for row in x.double():
         logits = router.weight.double() @ row + (0 if router.bias is None else router.bias.double())
-        scores = {"softmax": logits.softmax(0), "sigmoid": logits.sigmoid(), "sparse_mixer": logits}[routing.score]
+        scores = {
+            "softmax": logits.softmax(0), "sigmoid": logits.sigmoid(), "sparse_mixer": logits,
+            "sqrt_softplus": torch.nn.functional.softplus(logits).sqrt(),
+        }[routing.score]  # fmt: skip
         choice = scores + (0 if router.correction is None else router.correction.double())
         size = len(choice) // routing.num_groups
         groups = [choice[first : first + size].tolist() for first in range(0, len(choice), size)]
@@ -134,6 +138,8 @@ def expected_output(
             if activation == "clamped_swiglu":
                 gate, up = gate.clamp(max=7), up.clamp(-7, 7)
                 inner = gate * (1.702 * gate).sigmoid() * (up + 1)
+            elif activation == "clamped_silu":
+                inner = torch.nn.functional.silu(gate.clamp(max=10)) * up.clamp(-10, 10)
             elif activation == "silu":
                 inner = gate * gate.sigmoid() * up
             else:
@@ -172,7 +178,7 @@ def test_the_result_is_the_weighted_sum_of_the_chosen_experts(
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu", "clamped_silu"])
 def test_activations_and_biases(ops: Backend, activation: Activation, has_bias: bool) -> None:
     experts = make_experts(6, 32, 40, torch.float32, has_bias=has_bias)
     packed = ops.pack_experts(experts, 6)

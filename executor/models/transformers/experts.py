@@ -30,7 +30,7 @@ class ExpertsForm(NamedTuple):
     activation: Activation
 
 
-_ACTIVATIONS: tuple[Activation, ...] = (*get_args(PlainActivation), "clamped_swiglu")
+_ACTIVATIONS: tuple[Activation, ...] = (*get_args(PlainActivation), "clamped_swiglu", "clamped_silu")
 
 
 def read_experts(module: nn.Module, ops: Backend) -> ExpertsForm | None:

@@ -19,7 +19,7 @@ constexpr long TOKENS = 4;    // that share a pass over the weights
 constexpr long EXPERTS = 32;  // of a task
 
 // The numbers by which Python passes scores; 0 is softmax.
-enum Score { SIGMOID = 1, SPARSE_MIXER = 2 };
+enum Score { SIGMOID = 1, SPARSE_MIXER = 2, SQRT_SOFTPLUS = 3 };
 
 template <class T> struct Route {
     const RouteCall& call;
@@ -52,6 +52,11 @@ template <class T> struct Route {
     // Overwrites a token's logits with scores.
     void score(float* logits) const {
         const long count = call.num_experts;
+        if (call.score == SQRT_SOFTPLUS) {
+            for (long i = 0; i < count; i++)
+                logits[i] = std::sqrt(std::max(logits[i], 0.0f) + std::log1p(std::exp(-std::abs(logits[i]))));
+            return;
+        }
         const bool is_sigmoid = call.score == SIGMOID;
         const float most = is_sigmoid ? 0 : *std::max_element(logits, logits + count);
         float total = 0;

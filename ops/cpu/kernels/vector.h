@@ -49,7 +49,7 @@ struct Half { uint16_t bits; };
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 // The numbers by which Python passes activation functions.
-enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, GELU = 3, RELU = 4, RELU2 = 5, QUICK_GELU = 6 };
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, GELU = 3, RELU = 4, RELU2 = 5, QUICK_GELU = 6, CLAMPED_SILU = 7 };
 
 // Calls body with a null pointer of the dtype's type, and returns 0. Returns 1, without a call, if this machine's build
 // has no such type.
@@ -297,9 +297,19 @@ inline Floats clamped_swiglu(Floats gate, Floats up) {
     return times_sigmoid(g, g * 1.702f) * (greater(-limit, lesser(limit, up)) + 1);
 }
 
+// silu(g) * u with g at most 10 and u within [-10, 10]. A NaN stays NaN.
+inline Floats clamped_silu(Floats gate, Floats up) {
+    const Floats limit = fill(10.0f);
+    return silu(lesser(limit, gate)) * greater(-limit, lesser(limit, up));
+}
+
 // What a gated layer makes of gates and their ups.
 inline Floats gated(Floats gate, Floats up, long activation) {
-    return activation == CLAMPED_SWIGLU ? clamped_swiglu(gate, up) : activate(gate, activation) * up;
+    switch (activation) {
+        case CLAMPED_SWIGLU: return clamped_swiglu(gate, up);
+        case CLAMPED_SILU: return clamped_silu(gate, up);
+        default: return activate(gate, activation) * up;
+    }
 }
 
 }  // namespace quire

@@ -1,0 +1,198 @@
+"""DeepSeek V4's attention: to the latest tokens, and to rows that stand for runs of all tokens before.
+
+All heads share one key a token, which is the value, too. Rows of a few tokens overlap, and an indexer chooses among
+them (compressed sparse attention); rows of many tokens are all seen (heavily compressed attention). What a row is made
+of is kept until it is complete.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.executor.layers.attention import LatentKV, LayerPlace
+from quire.executor.layers.compressed_rows import Compressor, RowPlaces, rotate_last
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
+from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
+from quire.executor.weights.quantisation.scheme import Part
+from quire.ops.latent import CacheRows
+
+
+@dataclass(frozen=True)
+class CompressedShape:
+    """Sizes of a layer, before its heads are split over ranks.
+
+    Attributes:
+        q_lora_rank: of the queries' latent.
+        window: latest tokens that a token sees, itself included.
+        num_groups: the heads' outputs are projected in so many groups, to `group_rank` numbers each.
+        rate: tokens of a row; None: there are no rows.
+        index_heads: of the indexer; 0: a token sees all rows.
+        index_top_k: the most rows that a token sees.
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    q_lora_rank: int
+    window: int
+    num_groups: int
+    group_rank: int
+    rate: int | None = None
+    index_heads: int = 0
+    index_head_dim: int = 0
+    index_top_k: int = 0
+
+
+class CompressedAttention:
+    """Every rank has an equal part of the heads, in whole groups, and all rows.
+
+    Attributes:
+        kv: what the layer keeps of a sequence: latest tokens; if it has rows, what they are made of, and the rows.
+        activation_size: numbers that the layer makes of each token.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        place: LayerPlace,
+        shape: CompressedShape,
+        rotary: RotaryEmbedding,
+        style: NormStyle,
+    ) -> None:
+        """`place.number` is that of the first of the layer's caches."""
+        name, hidden_size = f"{place.name}.attn", shape.hidden_size
+        self._ops = context.ops
+        self._place = place
+        self._shape = shape
+        self._rotary = rotary
+        self._eps = style.eps
+        self._dtype = context.dtype
+        own_groups = context.share(shape.num_groups, "groups of outputs of attention")
+        self._num_heads = context.share(shape.num_heads, "attention heads")
+        self._compressors: list[Compressor] = []
+        down = [(f"{name}.wq_a", shape.q_lora_rank), (f"{name}.wkv", shape.head_dim)]
+        if shape.rate is not None:
+            names = [(f"{name}.compressor", shape.head_dim)]
+            names += [(f"{name}.indexer.compressor", shape.index_head_dim)] if shape.index_heads else []
+            for source, size in names:
+                compressor = Compressor(
+                    context, source, size, shape.rate, rotary, style, overlaps=shape.index_heads > 0
+                )
+                self._compressors.append(compressor)
+                down += [(f"{source}.{part}", compressor.source_size // 2) for part in ("wkv", "wgate")]
+        self._down = ColumnLinear(context, [whole(*part) for part in down], hidden_size)
+        self._source_sizes = [compressor.source_size for compressor in self._compressors]
+        self.kv = [LatentKV(shape.head_dim, window=shape.window)]
+        if shape.rate is not None:
+            self.kv += [
+                LatentKV(sum(self._source_sizes), window=self._compressors[0].num_tokens),
+                LatentKV(sum(compressor.size for compressor in self._compressors), rate=shape.rate),
+            ]
+
+        self._q_norm = RMSNorm(context, f"{name}.q_norm", shape.q_lora_rank, style)
+        q_size = shape.num_heads * shape.head_dim
+        q_part = Part(f"{name}.wq_b", q_size, context.shard(0, q_size, "query outputs"))
+        self._q = ColumnLinear(context, [q_part], shape.q_lora_rank)
+        kv_norm = f"{name}.kv_norm" if context.find(f"{name}.kv_norm.weight") is not None else f"{name}.norm"
+        self._kv_norm = RMSNorm(context, kv_norm, shape.head_dim, style)
+        heads = context.shard(0, shape.num_heads, "attention heads")
+        self._sinks = context.read(f"{name}.attn_sink", (shape.num_heads,), heads, torch.float32)
+        self._index_q: ColumnLinear | None = None
+        if shape.index_heads:
+            indexer = f"{name}.indexer"
+            index_q = whole(f"{indexer}.wq_b", shape.index_heads * shape.index_head_dim)
+            self._index_q = ColumnLinear(context, [index_q], shape.q_lora_rank)
+            self._index_weights = ColumnLinear(
+                context, [whole(f"{indexer}.weights_proj", shape.index_heads)], hidden_size
+            )
+        inner, group_inputs = shape.num_groups * shape.group_rank, q_size // shape.num_groups
+        part = Part(f"{name}.wo_a", inner, context.shard(0, inner, "grouped outputs"))
+        weight = context.read_numbers(part, group_inputs)
+        self._group_output = weight.view(own_groups, shape.group_rank, group_inputs).transpose(1, 2).contiguous()
+        self._output = RowLinear(
+            context, f"{name}.wo_b", inner, hidden_size, context.shard(1, inner, "grouped outputs")
+        )
+        index_size = shape.index_heads * (shape.index_head_dim + 1)
+        self.activation_size = sum(size for _, size in down) + 4 * self._num_heads * shape.head_dim + index_size
+
+    def __call__(self, x: Tensor, step: StepContext, places: Sequence[RowPlaces]) -> Tensor:
+        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects.
+
+        `places` are those in the groups of the layer's caches.
+        """
+        shape = self._shape
+        cos, sin = step.rotation(self._rotary)
+        sizes = [shape.q_lora_rank, shape.head_dim, sum(self._source_sizes)]
+        q_latent, kv, sources = self._down(x).split(sizes, dim=-1)
+        kv = rotate_last(self._kv_norm(kv).unsqueeze(1), cos, sin).squeeze(1)
+        self._store(step, 0, kv)
+        if self._compressors:
+            self._store(step, 1, sources)
+            self._store_complete_rows(step, places)
+
+        if self._place.is_last and step.wanted is not None:
+            tokens = step.wanted.tokens
+            x, q_latent = self.outputs_of(x, step), self.outputs_of(q_latent, step)
+            places = [each.of(tokens) for each in places]
+            cos, sin = step.wanted_rotation(self._rotary)
+        q_latent = self._q_norm(q_latent)
+        q = self._q(q_latent).unflatten(1, (self._num_heads, shape.head_dim))
+        q = q * torch.rsqrt(q.float().square().mean(-1, keepdim=True) + self._eps).to(q.dtype)
+        q = rotate_last(q, cos, sin)
+        rows = [places[0].latest(self._pages(step, 0), shape.window)]
+        if self._compressors:
+            rows.append(self._seen_rows(x, q_latent, (cos, sin), step, places[2]))
+        out = self._ops.latent.attend_rows(q, rows, self._sinks, scale=shape.head_dim**-0.5)
+        out = rotate_last(out, cos, sin, back=True)
+        grouped = out.reshape(len(out), len(self._group_output), -1)
+        return self._output(self._ops.latent.head_linear(grouped, self._group_output).flatten(1))
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """See `Attention.outputs_of`."""
+        if self._place.is_last and step.wanted is not None:
+            return rows.index_select(0, step.wanted.tokens)
+        return rows
+
+    def _pages(self, step: StepContext, number: int) -> Tensor:
+        """One of the layer's caches."""
+        return step.caches[self._place.number + number].pages
+
+    def _store(self, step: StepContext, number: int, rows: Tensor) -> None:
+        """Stores a row of each of the step's tokens."""
+        pages, group = step.caches[self._place.number + number]
+        self._ops.latent.store_rows(rows, pages, step.attention[group].slot_mapping)
+
+    def _store_complete_rows(self, step: StepContext, places: Sequence[RowPlaces]) -> None:
+        """Makes the rows that the step's tokens complete."""
+        rate, pages = self._shape.rate, self._pages(step, 1)
+        assert rate is not None
+        tokens = places[2].completing(rate)
+        if not len(tokens):
+            return
+        slots = places[1].before(tokens, self._compressors[0].num_tokens)
+        sources = pages[slots // pages.shape[1], slots % pages.shape[1]].to(self._dtype)
+        positions = step.positions[tokens]
+        parts = zip(self._compressors, sources.split(self._source_sizes, dim=-1), strict=True)
+        rows = torch.cat([compressor(part, positions) for compressor, part in parts], dim=-1)
+        self._ops.latent.store_rows(rows, self._pages(step, 2), places[2].own(tokens, rate))
+
+    def _seen_rows(
+        self, x: Tensor, q_latent: Tensor, rotation: tuple[Tensor, Tensor], step: StepContext, places: RowPlaces
+    ) -> CacheRows:
+        """The rows that tokens attend to: all, or those that the indexer chooses (arXiv:2512.02556, section 2.1)."""
+        shape, pages = self._shape, self._pages(step, 2)
+        assert shape.rate is not None
+        rows, index_keys = pages.split([shape.head_dim, pages.shape[-1] - shape.head_dim], dim=-1)
+        if self._index_q is None:
+            return places.complete(rows, shape.rate)
+        q = rotate_last(self._index_q(q_latent).unflatten(1, (shape.index_heads, shape.index_head_dim)), *rotation)
+        chosen = self._ops.latent.select_rows(
+            q, self._index_weights(x), places.complete(index_keys, shape.rate), top_k=shape.index_top_k,
+            scale=(shape.index_heads * shape.index_head_dim) ** -0.5,
+        )  # fmt: skip
+        return chosen._replace(cache=rows)
